@@ -58,7 +58,7 @@ class CheckpointFolder(FileSystem):
             os.close(fd)
 
     @cached_property
-    def myself(self) -> ThisUser:
+    def this_user(self) -> ThisUser:
         """This user, as the owner of files here; as the process itself says where it may create none."""
         try:
             return self.created()
@@ -85,14 +85,14 @@ class CheckpointFolder(FileSystem):
 
     def owner_beside_me(self, info: os.stat_result) -> str:
         """Return the login name of the owner of something here; empty for this user."""
-        return "" if info.st_uid == self.myself.uid else other_users.login(info.st_uid)
+        return "" if info.st_uid == self.this_user.uid else other_users.login(info.st_uid)
 
     def doubt(self, info: os.stat_result) -> str:
         """Return why the content of a file or of the folder may be of somebody else than this user and root; empty if
         it is theirs."""
         if info.st_uid not in (0, os.geteuid()) and (owner := self.owner_beside_me(info)):
             return f"belongs to {owner}"
-        if (writers := other_users.writers(info)) and self.myself.has_modes:
+        if (writers := other_users.writers(info)) and self.this_user.has_modes:
             return f"can be written by {writers}"
         return ""
 

@@ -207,3 +207,41 @@ def test_g10_a_rank_that_does_not_call_resume_is_named(book: Notebook) -> None:
     wrong = book.fails(f"%%distributed --ranks 2 --strategy ddp\n{body}    jupyter_distrib.resume('none', model=model)")
 
     assert "resume() was called on rank 1, and rank 0, which decides, has ended its cell without a call" in wrong.text
+
+
+def test_what_one_rank_cannot_write_is_an_error_of_all_and_the_earlier_checkpoint_stays(book: Notebook) -> None:
+    line = "%%distributed --ranks 2 --strategy fsdp\nfrom jupyter_distrib.checkpoints import folder\n"
+    body = "model = build()\ntrain(model, optimizer_for(model))\n"
+    save = "jupyter_distrib.save('disk', model=model, number={})\n"
+    full = (
+        "own = folder.Writer._write_data\n"
+        "def full(self, *_):\n    raise OSError(28, 'No space left on device')\n"
+        "if rank == 1: folder.Writer._write_data = full\n"
+        f"try:\n    {save.format(2)}finally:\n    folder.Writer._write_data = own"
+    )
+    book.ok(f"{line}{body}{save.format(1)}")
+    before = book.ok("import os; sorted(os.listdir('disk'))").result
+
+    wrong = book.fails(f"{line}{body}{full}")
+
+    assert "disk could not be written on rank 1: OSError: [Errno 28] No space left on device" in wrong.traceback
+    assert book.ok("sorted(os.listdir('disk'))").result == before
+    assert book.ok("jupyter_distrib.load('disk')['number']").result == "1"
+
+
+def test_in_a_group_of_the_cells_own_each_tensor_is_written_by_the_lowest_rank_that_has_it(book: Notebook) -> None:
+    code = """%%distributed --ranks 2
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+stage = {f"of_{rank}": torch.full((2,), rank), "both": torch.full((2,), rank + 5)}
+jupyter_distrib.save("stages", stage=stage, number=rank)
+found = jupyter_distrib.resume("stages")
+dist.destroy_process_group()
+found"""
+    assert book.ok(code).ename == ""
+    read = book.ok(
+        "found = jupyter_distrib.load('stages'); [found['number'], *map(str, found['stage'].items())]"
+    ).result
+    assert "[0, " in read
+    for each in ("('of_0', tensor([0, 0]))", "('of_1', tensor([1, 1]))", "('both', tensor([5, 5]))"):
+        assert each in read

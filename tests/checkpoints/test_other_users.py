@@ -329,7 +329,7 @@ def test_a_part_comes_back_as_it_was() -> None:
 
 
 @as_two_users
-@pytest.mark.parametrize("content", [pickle.dumps(Bomb()), b"[]"])
+@pytest.mark.parametrize("content", [pickle.dumps(Bomb()), b"[]"], ids=["a pickle", "an empty part"])
 def test_a_part_of_somebody_else_fails_the_save_with_their_name_and_without_waiting(content: bytes) -> None:
     os.mkdir("here")
     path = Path("here/.metadata.id.part-1")

@@ -143,7 +143,7 @@ TESTED_IN = {
     "product/test_values.py": "kernel/session/handles kernel/session/rank_queries worker/outcome",
     "ray/test_clusters.py": "pools/ray/cluster",
     "ray/test_contract.py": "pools/ray/host pools/ray/object_store pools/ray/pool pools/ray/serve",
-    "ray/test_ray_launch.py": "compat/on_ray compat/ray_launch",
+    "ray/test_ray_launch.py": "compat/ray_launch",
     "repository/test_extend.py": "extend",
     "repository/test_readme.py": "pages",
     "serialization/test_payload.py": "serialization/picklers wire/versions",

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.worker.autoparallel import object_collectives
+from jupyter_distrib.worker.pytorch import private
 
 VALUES = {
     "an order": [3, 1, 2],
@@ -86,3 +87,13 @@ def test_nothing_that_comes_is_unpickled(monkeypatch: pytest.MonkeyPatch, wire: 
     wire.rank = 1
     with pytest.raises((json.JSONDecodeError, UnicodeDecodeError)):
         object_collectives.from_rank_0(None)
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [("cpu:gloo,cuda:nccl", "cpu"), ("cpu:gloo", "cpu"), ("cuda:nccl", "cuda"), ("xpu:xccl", "xpu"), ("", "cpu")],
+)
+def test_values_travel_by_what_the_group_has(backends: str, device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(private, "backends", lambda _: backends)
+
+    assert object_collectives._device() == device
