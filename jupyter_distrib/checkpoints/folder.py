@@ -53,6 +53,8 @@ class Writer(FileSystemWriter):
         """The folder, held open from its first use."""
         if self._place is None:
             self._place = CheckpointFolder(self.folder)
+            if self._rank == 0 and self._is_new:
+                self._check_new(self._place)
         return self._place
 
     def prefixed(self, plan: SavePlan) -> SavePlan:
@@ -123,7 +125,7 @@ class Writer(FileSystemWriter):
         if self._place is None or self._is_complete:
             return
         for name in self._place.names():
-            if name.startswith((f"__{self.save_id}", f"{METADATA}.{self.save_id}")):
+            if name.startswith(self._marks):
                 self._place.remove(name)
         if self._is_new and not self._place.names():
             with suppress(OSError):  # another one may be there by now
@@ -133,6 +135,18 @@ class Writer(FileSystemWriter):
         """Let the folder go; called however the save ended."""
         if self._place is not None:
             self._place.close()
+
+    def _check_new(self, place: CheckpointFolder) -> None:
+        """Refuse a folder that has taken the place of the new one: to finish there would remove its files."""
+        if found := [name for name in place.names() if not name.startswith(self._marks)]:
+            self._is_new = False
+            raise DistributedError(
+                f"{self.folder} holds {min(found)} and was empty: nothing was written there."
+            )
+
+    @property
+    def _marks(self) -> tuple[str, str]:
+        return f"__{self.save_id}", f"{METADATA}.{self.save_id}"
 
     def _part(self, rank: int) -> str:
         return f"{METADATA}.{self.save_id}.part-{rank}"

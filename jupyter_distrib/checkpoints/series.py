@@ -31,9 +31,9 @@ _TRIES = 100
 def newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint of a folder, which may be a checkpoint itself; None if there is none. Warns of
     a newer one that does not count."""
-    if is_checkpoint(folder):
-        return folder
     members, others = _members(folder)
+    if is_checkpoint(folder) and not (members and _is_planted(folder / METADATA)):
+        return folder
     found = next((each for each in reversed(members) if is_checkpoint(each)), None)
     newer = [each for each in others if is_checkpoint(each) and (found is None or _number(each) > _number(found))]
     if newer:
@@ -118,6 +118,11 @@ def _members(folder: Path) -> tuple[list[Path], list[Path]]:
                 if stat.S_ISDIR(info.st_mode):
                     (ours if info.st_uid in owners else others).append(folder / each.name)
     return sorted(ours, key=_number), sorted(others, key=_number)
+
+
+def _is_planted(metadata: Path) -> bool:
+    """Return whether somebody else has made one checkpoint of a folder of several."""
+    return metadata.lstat().st_uid not in {metadata.parent.stat().st_uid, os.geteuid(), 0}
 
 
 def _number(folder: Path) -> int:

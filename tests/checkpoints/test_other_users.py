@@ -505,6 +505,37 @@ def test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest() -> None:
     assert "cannot be read: UnpicklingError" in refused(load, "ckpt/save-999999")
 
 
+@as_two_users
+def test_metadata_that_are_planted_beside_a_series_do_not_hide_it() -> None:
+    save("ckpt", keep=3, number=1)
+    finish()
+    os.chmod("ckpt", 0o1777)
+    stranger_does(f"{BOMB}\nopen('ckpt/.metadata', 'wb').write(pickle.dumps(Bomb()))")
+
+    assert resume("ckpt") == load("ckpt") == {"number": 1}
+
+
+def test_a_new_folder_that_is_swapped_for_another_checkpoint_leaves_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        save("precious", keep=2, number=number)
+    finish()
+    make = series.make_following
+
+    def swapped(folder: Path) -> Path:
+        made = make(folder)
+        os.rename("ckpt", "moved")
+        shutil.rmtree("precious/save-000001")
+        os.rename("precious/save-000002", "precious/save-000001")
+        os.rename("precious", "ckpt")
+        return made
+
+    monkeypatch.setattr(series, "make_following", swapped)
+    save("ckpt", keep=1, number=3)
+
+    assert "ckpt/save-000001 holds" in refused(finish)
+    assert load("ckpt/save-000001") == {"number": 2}
+
+
 class Reduced:
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
