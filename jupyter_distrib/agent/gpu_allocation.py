@@ -4,10 +4,8 @@ worker groups yield if need be. Runs in the agent's loop."""
 from __future__ import annotations
 
 import os
-import pwd
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from jupyter_distrib.agent.devices import Gpu, GpuProcess, Inventory
 from jupyter_distrib.agent.gpu_choice import Choice
 from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
-from jupyter_distrib.system import formatting
+from jupyter_distrib.system import formatting, outside_text
 from jupyter_distrib.wire.messages import GpuStatus, Hello, WorkerGroupClosed
 
 MAX_RANKS = 1000
@@ -207,11 +205,9 @@ def _process_told(process: GpuProcess, hello: Hello) -> str:
     """Name a process: `process 4242 (python, user alice)`."""
     if process.pid == hello.pid:
         return "this notebook's own kernel"
-    folder, name, user = Path(f"/proc/{process.pid}"), "", ""
-    with suppress(OSError, KeyError):
-        name = (folder / "comm").read_text().strip()
-        user = f"user {pwd.getpwuid(folder.stat().st_uid).pw_name}"
-    about = ", ".join(filter(None, (name, user)))
+    uid = outside_text.owner_of(process.pid)
+    user = "" if uid is None else f"user {outside_text.user_name(uid)}"
+    about = ", ".join(filter(None, (outside_text.program_of(process.pid), user)))
     return f"process {process.pid}" + (f" ({about})" if about else "")
 
 

@@ -4,25 +4,28 @@ A lease is a listening socket with the GPU's name in the abstract namespace (uni
 GPU. There is no file, so it holds between users, between logins of one user and between a notebook and a Ray cluster on
 one machine, whatever their folders are, and it ends with its process, however that ends. A process that asks for a GPU
 that is taken connects to the socket, learns the holder's user and process from the system, and the notebook from the
-agent itself. Containers with a network of their own have a namespace of their own, too; they are not seen.
+agent itself, if that is the same user's. Any user can bind such a name, so what another user's process sends is not
+read. Containers with a network of their own have a namespace of their own, too; they are not seen.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pwd
 import socket
 import struct
 import time
 from contextlib import suppress
 
 from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import peer_uid
 
 ANSWER_S = 0.05
 """Seconds to wait for the name of the notebook; the agent that knows it answers from its loop."""
+LONGEST_S = 10 * 365 * 86_400.0
+"""Seconds that a lease may have lasted; a text with an earlier time is not from an agent."""
 _NOBODY = "another process"
 
 
@@ -67,20 +70,19 @@ class Leases:
         """Return the holder of a GPU, with the beginning of the lease, as far as they can be determined; empty if it is
         free."""
         if gpu.uuid in self._held:
-            return _sentence(self._held[gpu.uuid][1])
+            return _sentence(self._held[gpu.uuid][1].encode())
         return holder_elsewhere(gpu)
 
     def _answer(self, uuid: str) -> None:
-        """Send a process that has connected the time since which the GPU is taken, and to the same user the notebook's
-        name."""
+        """Send a process of the same user, which has connected, the notebook's name and the time since which it has the
+        GPU. Others are told by the system who has it."""
         listener, about = self._held[uuid]
         with suppress(OSError):
             sock, _ = listener.accept()
             with sock:
-                if peer_uid(sock) not in (None, os.getuid()):
-                    about = json.dumps({"since": json.loads(about)["since"]})
-                sock.setblocking(False)
-                sock.send(about.encode())
+                if peer_uid(sock) == os.getuid():
+                    sock.setblocking(False)
+                    sock.send(about.encode())
 
 
 def holder_elsewhere(gpu: Gpu) -> str:
@@ -93,36 +95,38 @@ def holder_elsewhere(gpu: Gpu) -> str:
             return _NOBODY
         except OSError:
             return ""
-        user = _user_of(sock)
+        uid, holder = _listener_of(sock)
+        if uid != os.getuid():
+            return holder
         sock.settimeout(ANSWER_S)
         with suppress(OSError):
-            if told := sock.recv(4096).decode(errors="replace"):
-                return _sentence(told, user)
-        return user or _NOBODY
+            return _sentence(sock.recv(4096), holder)
+        return holder
 
 
 def _address(gpu: Gpu) -> str:
     return f"\0jupyter_distrib-{gpu.uuid}"
 
 
-def _sentence(told: str, user: str = "") -> str:
+def _sentence(told: bytes, otherwise: str = _NOBODY) -> str:
+    """Return what an agent has told of its lease, as words for people; `otherwise`, if that is not from an agent."""
     try:
-        about = json.loads(told)
-        since = time.strftime("%H:%M", time.localtime(about["since"]))
-        return f"{about.get('holder') or user or _NOBODY} since {since}"
-    except (ValueError, KeyError, TypeError, AttributeError):  # whatever listens there
-        return user or _NOBODY
+        match json.loads(told.decode()):
+            case {"holder": str(holder), "since": int() | float() as since}:
+                if (name := outside_text.shown(holder)) and abs(time.time() - since) < LONGEST_S:
+                    return f"{name} since {time.strftime('%H:%M', time.localtime(since))}"
+    except (ValueError, RecursionError, OverflowError, OSError):  # whatever listens there
+        pass
+    return otherwise
 
 
-def _user_of(sock: socket.socket) -> str:
-    """Name the user and the process that listen at an address, as the system reports them."""
+def _listener_of(sock: socket.socket) -> tuple[int | None, str]:
+    """Return the user who listens at an address, and how that user and the process are named, as the system reports
+    them."""
     try:
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except (OSError, AttributeError):
-        return ""
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
-    return f"user {name} (process {pid})"
+        return None, _NOBODY
+    name = outside_text.user_name(uid)
+    return uid, f"user {name} (process {pid})" if uid == os.getuid() else f"user {name} (uid {uid}, process {pid})"

@@ -44,8 +44,8 @@ def read(pid: int) -> Usage | None:
 def catches(pid: int, signal_number: int) -> bool:
     """Return whether the process handles this signal, which would end it otherwise."""
     with suppress(OSError, ValueError, IndexError):
-        status = (_PROC / str(pid) / "status").read_text()
-        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal_number - 1) & 1)
+        status = (_PROC / str(pid) / "status").read_text(errors="replace")  # the name may be anything
+        return bool(int(status.partition("\nSigCgt:")[2].split()[0], 16) >> (signal_number - 1) & 1)
     return False
 
 

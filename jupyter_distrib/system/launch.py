@@ -94,7 +94,7 @@ def own_mark() -> str:
 def began(pid: int) -> str:
     """Return the start time of a process, in the system's own ticks; empty if it is gone, or a zombie."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             state, *fields = file.read().rpartition(")")[2].split()
     except (OSError, ValueError):
         return ""

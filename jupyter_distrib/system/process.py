@@ -52,9 +52,9 @@ def is_alive(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal; False where the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a process may have any name
             return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
+    except (OSError, IndexError):
         return False
 
 
@@ -64,7 +64,7 @@ def state_and_cpu_s(pid: int) -> tuple[str, float]:
 
     Source: proc_pid_stat(5), fields `state` (of the main thread), `utime` and `stime`.
     """
-    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat") as file:
+    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return "", 0.0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import secrets
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -14,8 +17,9 @@ import pytest
 from jupyter_distrib.agent import gpu_leases
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.event_loop import Loop
-from tests.agent.lease_holder import Holder
+from tests.agent.lease_holder import Holder, Stranger
 from tests.processes import wait_until
 
 
@@ -53,7 +57,7 @@ def test_c13_a_lease_is_between_users(loop: Loop) -> None:
     with Holder(uid=65534) as theirs:
         assert theirs.hold(one)
         assert not mine.take(one, "me")
-        assert re.match(r"(user )?nobody\b.* since \d\d:\d\d", mine.holder(one)), mine.holder(one)
+        assert mine.holder(one) == f"user nobody (uid 65534, process {theirs.process.pid})"
         assert mine.take(other, "me")
         assert not theirs.hold(other)
     assert wait_until(lambda: mine.take(one, "me"))
@@ -80,26 +84,87 @@ def test_a_holder_that_does_not_answer_is_named_by_the_system(loop: Loop, holder
     holder.process.send_signal(signal.SIGCONT)
 
 
-def test_another_user_is_not_told_the_notebook(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of somebody's notebooks are nobody else's business; since when they have a GPU is."""
-    one, mine, other = gpu(), Leases(loop), Leases(loop)
-    mine.take(one, "secret.ipynb (kernel 7)")
-    monkeypatch.setattr(gpu_leases, "peer_uid", lambda sock: os.getuid() + 1)
-    told: list[str] = []
+PROGRAM = """
+import os, socket, sys
+os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(20)
+sock.connect("\\0jupyter_distrib-" + sys.argv[2])
+print(sock.recv(4096).decode())
+"""
 
-    def ask() -> None:
-        told.append(other.holder(one))
 
-    answer = mine._answer
-    monkeypatch.setattr(gpu_leases, "ANSWER_S", 5.0)
-    import threading
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize(("uid", "is_told"), [(12345, False), (0, True)])
+def test_only_the_same_user_is_told_the_notebook(holder: Holder, uid: int, is_told: bool) -> None:
+    """The names of somebody's notebooks are nobody else's business."""
+    one = gpu()
+    assert holder.hold(one)
+    asking = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(uid), one.uuid], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert ("other.ipynb" in asking.stdout) == is_told
+    assert is_told or asking.stdout == "\n"
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    while asking.is_alive() and not loop._selector.select(0.1):
-        pass
-    answer(one.uuid)
-    asking.join()
-    assert "secret" not in told[0]
-    assert f"(process {os.getpid()}) since " in told[0]
-    mine.give_back(one)
+
+# ------------------------------------------------------------------------------------------------ whatever listens there
+
+
+NOW = time.time()
+SPOOFS = {
+    "a name of one's own": json.dumps({"holder": "alice.ipynb (kernel 7)", "since": NOW}).encode(),
+    "line ends and codes": json.dumps({"holder": "x\n\x1b[31mGPU 1: free\u202e\u2028y", "since": NOW}).encode(),
+    "far away": b'{"holder": "x", "since": 1e30}',
+    "long ago": b'{"holder": "x", "since": 1}',
+    "no number": b'{"holder": "x", "since": NaN}',
+    "no end": b'{"holder": "x", "since": -Infinity}',
+    "long number": b'{"holder": "x", "since": 1' + b"0" * 4000 + b"}",
+    "deep": b"[" * 4000,
+    "deep objects": b'{"a":' * 800,
+    "half a character": b'{"holder": "\\ud800", "since": 1}',
+    "no text": bytes(range(256)),
+    "null": b"null",
+    "nothing": b"",
+    "other shape": b'{"holder": ["x"], "since": "now"}',
+    "long": json.dumps({"holder": "x" * 4000, "since": NOW}).encode(),
+}
+
+
+@pytest.mark.parametrize("answer", SPOOFS.values(), ids=SPOOFS)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_words_of_another_user_are_never_shown(loop: Loop, answer: bytes) -> None:
+    one, mine = gpu(), Leases(loop)
+    with Stranger(one, 12345, answer) as stranger:
+        assert not mine.take(one, "me")
+        assert mine.holder(one) == f"user 12345 (uid 12345, process {stranger.process.pid})"
+
+
+@pytest.mark.parametrize("answer", SPOOFS.values(), ids=SPOOFS)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_words_of_ones_own_process_are_cleaned(loop: Loop, answer: bytes, in_parts: bool) -> None:
+    one, mine = gpu(), Leases(loop)
+    with Stranger(one, os.getuid(), answer, in_parts=in_parts) as stranger:
+        said = mine.holder(one)
+        assert said.isprintable()
+        assert len(said) < 300
+        by_system = f"user {outside_text.user_name(os.getuid())} (process {stranger.process.pid})"
+        clock = time.strftime("%H:%M", time.localtime(NOW))
+        assert said == by_system or (said.endswith(f" since {clock}") and json.loads(answer)["since"] == NOW)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_who_never_answers_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while there is room in the queue of its socket, nor afterwards."""
+    monkeypatch.setattr(gpu_leases, "ANSWER_S", 60.0)
+    one, mine, waiting = gpu(), Leases(loop), []
+    with Stranger(one, 12345, b"") as stranger:
+        stranger.process.send_signal(signal.SIGSTOP)
+        for _ in range(30):
+            assert mine.holder(one) in (f"user 12345 (uid 12345, process {stranger.process.pid})", "another process")
+            sock = socket.socket(socket.AF_UNIX)
+            sock.setblocking(False)
+            sock.connect_ex(f"\0jupyter_distrib-{one.uuid}")
+            waiting.append(sock)
+        assert mine.holder(one) == "another process"
+    for sock in waiting:
+        sock.close()

@@ -26,8 +26,9 @@ from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.testing import PoolClient, pool_client
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.link import Link, encode
 from jupyter_distrib.wire.messages import (
+    PROTOCOL,
     Answered,
     Ask,
     Attach,
@@ -36,6 +37,7 @@ from jupyter_distrib.wire.messages import (
     Ended,
     Exited,
     Failed,
+    Hello,
     Interrupted,
     OpenWorkerGroup,
     Packages,
@@ -864,26 +866,35 @@ def test_socket_and_logs_are_the_users_alone(client: PoolClient, shared: Path) -
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_is_refused(client: PoolClient, shared: Path) -> None:
-    """Even if the folder were open to them."""
+    """Even if the folder were open to them, and they knew what to say."""
     path = socket_of(client, shared)
     program = """
     import os, socket, sys
-    os.setgid(12345); os.setuid(12345)
+    uid = int(sys.argv[2])
+    os.setgid(uid); os.setuid(uid)
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     try:
         sock.connect(sys.argv[1])
-        sock.send(b"x" * 100)
+        sock.sendall(bytes.fromhex(sys.argv[3]))
         print("closed" if sock.recv(100) == b"" else "heard")
     except PermissionError:
         print("no entry")
     except ConnectionError:
         print("closed")
     """
-    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "no entry"
+    hello = Hello(protocol=PROTOCOL, session="s", pid=os.getpid(), label="x", python="", torch="", cloudpickle="")
+    first_words = encode(hello).hex()
+
+    def answer(uid: int) -> str:
+        return python(program, str(path), str(uid), first_words).communicate(timeout=20)[0].strip()
+
+    assert answer(os.getuid()) == "heard"
+    assert answer(12345) == "no entry"
     shared.chmod(0o777)
     path.chmod(0o777)
-    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "closed"
+    assert answer(12345) == "closed"
+    assert answer(os.getuid()) == "heard"
     shared.chmod(0o700)
     assert client.run(client.group(1), "rank").values == {0: 0}
 

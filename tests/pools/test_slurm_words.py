@@ -67,7 +67,7 @@ JOBS = """\
 
 
 def test_nodes_are_told_with_their_jobs() -> None:
-    one, other = report.nodes(SINFO, JOBS)
+    one, other = report.nodes(SINFO, JOBS.splitlines())
     assert (one.name, one.cpus, one.free_cpus, one.memory_bytes, one.state) == ("n1", 4.0, 1.0, 2 << 30, "")
     assert (one.gpus, one.free_gpus, one.gpu_type) == (4, 1, "a100")
     assert one.holders == ("ada: job 17 (train|a)", "bob: job 19 (eval)")
@@ -108,3 +108,17 @@ def test_when_the_next_rank_could_start(after_s: int, waiting: int, told: str) -
 )
 def test_a_quota_is_waited_for_unless_that_is_of_no_use(reason: str, advice: str) -> None:
     assert command.never(reason) == advice
+
+
+def test_the_name_of_a_job_adds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever submits a job chooses its name."""
+    name = "x\x1b[2J\n18|root|RUNNING|n[1-2]|free\u202e\x1b[2J\n|19|root|PENDING||free"
+    words: list[str] = []
+
+    def output(*asked: str, **_: object) -> str:
+        words[:] = [word.removeprefix("--format=") for word in asked if word.startswith("--format=")] or words
+        return SINFO if asked[0] == "sinfo" else words[0].replace("%i|%u|%T|%N|%j", f"17|eve|RUNNING|n1|{name}")
+
+    monkeypatch.setattr(report, "output", output)
+    one, _ = report.look({"job": "17", "job_nodes": "n1"}, lambda _: None).nodes or ()
+    assert one.holders == ("eve: job 17 (x [2J)",)

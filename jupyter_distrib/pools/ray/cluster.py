@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import outside_text
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0
@@ -105,11 +106,13 @@ def resolve(address: str) -> Address:
 
 
 def _running_here() -> str:
-    """Return the address of the only cluster that has a node on this machine."""
-    found = sorted(set(filter(None, map(_cluster_of, _command_lines()))))
+    """Return the address of the only cluster that has a node on this machine. Any user may start a program that calls
+    itself a raylet, and would get the token: only those of this user and of root are believed."""
+    found = sorted(set(filter(None, map(_cluster_of, _command_lines((os.getuid(), 0))))))
     if not found:
         raise PoolError(
-            "no Ray cluster runs on this machine: start one with `ray start --head`, or give --address HOST:PORT."
+            "no Ray cluster of yours runs on this machine: start one with `ray start --head`, or give --address "
+            "HOST:PORT."
         )
     if len(found) > 1:
         raise PoolError(
@@ -127,15 +130,20 @@ def _cluster_of(line: Sequence[str]) -> str:
     return next((word.partition("=")[2] for word in line if word.startswith("--gcs-address=")), "")
 
 
-def _command_lines() -> Iterator[Sequence[str]]:
-    """Yield the command lines of all processes that this user may look at."""
+def _command_lines(users: Collection[int]) -> Iterator[Sequence[str]]:
+    """Yield the command lines of all processes of these users."""
     if sys.platform != "linux":
-        shown = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=False).stdout
+        names = ",".join(map(str, users))
+        shown = subprocess.run(
+            ("ps", "-xww", "-U", names, "-o", "args="), capture_output=True, text=True, errors="replace", check=False
+        ).stdout
         yield from map(str.split, shown.splitlines())
         return
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            yield path.read_text("utf-8", "replace").split("\0")
+            line = path.read_text("utf-8", "replace").split("\0")
+            if outside_text.owner_of(int(path.parent.name)) in users:
+                yield line
 
 
 def check_port(address: Address) -> None:

@@ -11,8 +11,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option, at_least_zero, count, json_object
 from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.server_home import Home, fingerprint
-from jupyter_distrib.pools.server_link import LocalNode
-from jupyter_distrib.wire.link import Link, peer_uid
+from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire.messages import Hello
 
 INSTALL = 'pip install "jupyter_distrib[ray]"'
@@ -65,8 +64,4 @@ class RayPool:
         address = resolve(self._options.get("address", "auto")).shown  # a coordinator is of one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)
-        sock = home.reach()
-        peer_uid(sock)
-        node = LocalNode(Link(sock), sink, lambda reason: lost("the process that holds the Ray cluster has ended"))
-        node.send(hello)
-        return node
+        return greeted(home.reach(), hello, sink, lambda _: lost("the process that holds the Ray cluster has ended"))

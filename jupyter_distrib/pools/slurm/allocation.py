@@ -138,7 +138,7 @@ def _reason(job: str) -> str:
 def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
     """Return what a command of Slurm writes; with `says`, what it says beside. Raises `PoolError`."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
     if done.returncode:

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.slurm import command
 from jupyter_distrib.pools.slurm.allocation import output
+from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import NodeStatus
 
@@ -21,6 +23,8 @@ SOON_S = 60.0
 """Seconds by which an estimated start may lie ahead and the nodes still be free: Slurm plans in whole minutes."""
 _NODES = ("NodeList:128", "StateLong:32", "CPUsState:32", "Memory:16", "Gres:256", "GresUsed:256")
 _JOBS = "%i|%u|%T|%N|%j"
+"""The job's name comes last, since whoever submits a job chooses it, also with line ends and bars in it. For the same
+reason a word that nobody knows begins each line."""
 _USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 _MOST = 3
 """The most jobs that are named for one node."""
@@ -31,21 +35,23 @@ def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
     own = [f"--partition={options['partition']}"] if "partition" in options else []
     inside = [f"--nodes={options['job_nodes']}"] if options.get("job") else []
     shown = output("sinfo", "--Node", "--noheader", f"--Format={','.join(_NODES)}", *own, *inside, limit_s=ANSWER_S)
-    jobs = output("squeue", "--noheader", f"--format={_JOBS}", *own, limit_s=ANSWER_S)
+    mark = secrets.token_hex(8)
+    said = output("squeue", "--noheader", f"--format={mark}|{_JOBS}", *own, limit_s=ANSWER_S)
+    jobs = [line.removeprefix(f"{mark}|") for line in said.split("\n") if line.startswith(f"{mark}|")]
     found = nodes(shown, jobs)
     tell(NodeReport(nodes=found))
     if job := options.get("job"):
         return NodeReport(nodes=found, next_rank=f"at once, in job {job}")
-    waiting = sum(line.split("|")[2:3] == ["PENDING"] for line in jobs.splitlines())
+    waiting = sum(line.split("|")[2:3] == ["PENDING"] for line in jobs)
     return NodeReport(nodes=found, next_rank=_next_rank(options, waiting, gpus=any(node.gpus for node in found)))
 
 
-def nodes(shown: str, jobs: str) -> tuple[NodeStatus, ...]:
-    """Return the status of each node from what sinfo and squeue show."""
+def nodes(shown: str, jobs: Iterable[str]) -> tuple[NodeStatus, ...]:
+    """Return the status of each node from what sinfo shows, and squeue's lines."""
     holders: dict[str, list[str]] = {}
-    for job, user, state, on, name in (line.split("|", 4) for line in jobs.splitlines() if line.count("|") >= 4):
+    for job, user, state, on, name in (line.split("|", 4) for line in jobs if line.count("|") >= 4):
         for node in expanded(on) if state in ("RUNNING", "COMPLETING") else ():
-            holders.setdefault(node, []).append(f"{user}: job {job} ({name})")
+            holders.setdefault(node, []).append(f"{user}: job {job} ({outside_text.shown(name, 60)})")
     found = {status.name: status for line in shown.splitlines() if (status := _node(line.split(), holders))}
     return tuple(found.values())  # a node is shown once for each of its partitions
 
