@@ -16,11 +16,20 @@ thread. Instances can be pickled, because every class takes only its message.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.pages import page
 
 
 class DistributedError(Exception):
     """The base of all errors that this package raises on its own account."""
+
+    shows_addresses: ClassVar = False
+    """Whether its message may hold addresses of services, whose secrets it leaves out."""
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*((without_secrets(str(each)) for each in message) if self.shows_addresses else message))
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython (>= 7) shows instead of a traceback through our code."""
@@ -36,6 +45,8 @@ class DistributedError(Exception):
 class OptionsError(DistributedError, ValueError):
     """An error for an option that is unknown, misspelt, or has a value that makes no sense."""
 
+    shows_addresses = True
+
 
 class CaptureError(DistributedError):
     """An error for a cell that needs something which ranks cannot give it."""
@@ -47,6 +58,8 @@ class PayloadError(DistributedError):
 
 class PoolError(DistributedError):
     """An error for requested ranks that cannot be started or used."""
+
+    shows_addresses = True
 
 
 class RankLost(DistributedError):

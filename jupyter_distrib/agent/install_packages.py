@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.system import distributions, formatting
 from jupyter_distrib.wire.link import decode_frame
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
@@ -61,7 +62,7 @@ def main() -> None:
     try:
         outcome = compare(command.packages)
     except Refused as error:
-        outcome = PackageReport(refusal=str(error))
+        outcome = PackageReport(refusal=without_secrets(str(error)))
     except OSError as error:
         outcome = PackageReport(refusal=f"the notebook's packages cannot be installed here: {error}.")
     print(json.dumps(asdict(outcome)), flush=True)

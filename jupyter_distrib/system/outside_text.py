@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import pwd
 import threading
-import unicodedata
 from contextlib import suppress
 
 SHOWN_CHARACTERS = 200
 NAME_S = 0.2
 """Seconds to wait for the name of a user, which may come from a server of the site."""
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Categories of characters that control something or have no picture: terminal codes, line ends, directions,
-surrogates."""
 _names: dict[int, str] = {}
 _asked: set[int] = set()
 """The users whose name has been asked for; it is not asked for again while there is no answer."""
@@ -22,7 +18,7 @@ _asked: set[int] = set()
 def shown(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     """Return a text as part of one line: what cannot be seen becomes a space, and a long text is cut."""
     start = text[: 4 * characters]
-    plain = "".join(" " if unicodedata.category(each) in _HIDDEN else each for each in start)
+    plain = "".join(each if each.isprintable() else " " for each in start)
     words = " ".join(plain.split())
     return words if len(words) <= characters and len(start) == len(text) else f"{words[: characters - 1]}…"
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyter_distrib.addresses import shown
 from jupyter_distrib.kernel.record import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -144,7 +145,7 @@ class MLflowObserver(Observer):
     def _find(self) -> None:
         experiments = [each.experiment_id for each in self._client.search_experiments()]
         if (found := find_run(self._client, experiments, self._run.id)) is None:
-            raise LookupError(f"there is no run with the tag {RUN_TAG}={self._run.id} in {self._uri}")
+            raise LookupError(f"there is no run with the tag {RUN_TAG}={self._run.id} in {shown(self._uri)}")
         if found.info.status == "RUNNING":
             self._id = found.info.run_id
             self._there = {
@@ -194,19 +195,21 @@ class MLflowObserver(Observer):
 
     def _where(self, experiment: str) -> str:
         if self._uri.startswith("http"):
-            return f"MLflow: {self._uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._id}"
-        return f"MLflow: run {self._id} of experiment {experiment} in {self._uri}"
+            return f"MLflow: {shown(self._uri).rstrip('/')}/#/experiments/{experiment}/runs/{self._id}"
+        return f"MLflow: run {self._id} of experiment {experiment} in {shown(self._uri)}"
 
 
 def _check_answers(uri: str) -> None:
     """Raise `ConnectionError` if nothing listens at the address of a server."""
     parts = urlsplit(uri)
     if parts.scheme in ("http", "https"):
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), ANSWER_S).close()
+        except ValueError:  # the message shows a part of the address
+            raise ConnectionError(f"the address {shown(uri)} of the server has no valid port") from None
         except OSError as error:
-            raise ConnectionError(f"the server {uri} does not answer ({error})") from None
+            raise ConnectionError(f"the server {shown(uri)} does not answer ({error})") from None
 
 
 def _key(name: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyter_distrib.addresses import shown
 from jupyter_distrib.kernel.record import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -84,5 +85,5 @@ class WandbObserver(Observer):
             settings=settings,
         )
         if writer.url:
-            self._run.note(f"W&B: {writer.url}")
+            self._run.note(f"W&B: {shown(writer.url)}")
         return writer

@@ -31,8 +31,9 @@ MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
 MAY_IMPORT: dict[str, set[str]] = {
     # at the top: what users, and authors of pools, strategies and observers, import
+    "addresses": set(),
     "pages": set(),
-    "errors": {"pages"},
+    "errors": {"addresses", "pages"},
     "gpu_types": set(),
     "options": {"errors", "system"},
     "runtime": set(),
@@ -52,21 +53,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": {"errors", "system", "worker", "worker/autoparallel", "worker/pytorch"},
     # a node, and several nodes
     "server": {"system", "wire"},
-    "agent": {"server", "system", "wire"},
+    "agent": {"addresses", "server", "system", "wire"},
     "coordinator": {"agent", "errors", "serialization", "server", "system", "wire"},
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "options", "pools", "serialization", "system", "wire", "worker"},
     "pools/command": {"agent", "coordinator", "errors", "options", "pools", "system", "wire"},
-    "pools/spark": {"coordinator", "errors", "options", "pools", "pools/ray", "wire"},
-    "pools/ray": {"coordinator", "errors", "options", "pools", "system", "wire"},
+    "pools/spark": {"addresses", "coordinator", "errors", "options", "pools", "pools/ray", "wire"},
+    "pools/ray": {"addresses", "coordinator", "errors", "options", "pools", "system", "wire"},
     # the notebook's kernel
-    "kernel/record": {"errors", "libraries", "system", "wire"},
+    "kernel/record": {"addresses", "errors", "libraries", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/history": {"errors", "kernel/record", "kernel/views", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
     "kernel/settings": {"errors", "options", "pages", "pools", "system", "trackers", "wire", "worker"},
     "kernel/session": {
+        "addresses",
         "errors",
         "kernel/capture",
         "kernel/history",
@@ -102,7 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "wire",
         "worker",
     },
-    "trackers": {"errors", "kernel/record", "libraries", "system", "wire"},
+    "trackers": {"addresses", "errors", "kernel/record", "libraries", "system", "wire"},
     "kernel/sidebar": {
         "errors",
         "kernel/history",
@@ -113,6 +115,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "wire",
     },
     "kernel/notebook": {
+        "addresses",
         "errors",
         "kernel/capture",
         "kernel/history",

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
@@ -214,7 +215,7 @@ class DistributedFunction(Generic[P, R]):
 def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return a call as it would be written, by which the runs of several calls are told apart: `train(lr=0.1)`."""
     shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
-    return formatting.short(f"{name}({', '.join(shown)})", LABEL_CHARACTERS)
+    return formatting.short(without_secrets(f"{name}({', '.join(shown)})"), LABEL_CHARACTERS)
 
 
 def _brief(value: object) -> str:

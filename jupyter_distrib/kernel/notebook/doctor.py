@@ -13,11 +13,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session.next_rank import next_rank
@@ -91,7 +92,8 @@ class Report:
     def of(cls, session: Session, shell: Any) -> Report:
         """Return a report with all findings; a failed check is a finding too."""
         parts = (_versions(), _front_end(shell), _sidebar(), _settings(session), _pool(session), _gpus(), _machine())
-        return cls(findings=tuple(finding for part in parts for finding in part))
+        found = (finding for part in parts for finding in part)
+        return cls(findings=tuple(replace(each, text=without_secrets(each.text)) for each in found))
 
     @property
     def ok(self) -> bool:

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import metadata
 from typing import Literal
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -24,7 +25,9 @@ _MB = 1_000_000
 
 def parameters(run: ObservedRun) -> dict[str, str]:
     """Return how a run was made: strategy, pool, ranks, the options that are set, and versions."""
-    options = {f"option.{name}": _text(value) for name, value in run.options.items() if name != "track"}
+    options = {
+        f"option.{name}": without_secrets(_text(value)) for name, value in run.options.items() if name != "track"
+    }
     facts = {
         "strategy": run.strategy,
         "pool": run.pool,

@@ -24,6 +24,7 @@ from functools import cache
 from typing import Protocol
 
 from jupyter_distrib import trackers
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import entry_points, interrupts
@@ -321,7 +322,7 @@ def _follow_of(name: str) -> Follow:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return without_secrets(f"{type(error).__name__}: {error}")
 
 
 def _dropped(name: str, why: str) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jupyter_distrib.addresses import shown
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import outside_text
 
@@ -96,6 +97,7 @@ def resolve(address: str) -> Address:
         text, origin = os.environ.get("RAY_ADDRESS", "auto"), "RAY_ADDRESS"
     if text in ("auto", ""):
         text = _running_here()
+    text = shown(text)  # Ray knows no users: what looks like one is no part of the address
     client = text.startswith("ray://")
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from jupyter_distrib.addresses import shown
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.spark import master
 
@@ -79,7 +80,7 @@ def _ray(spark: Any, options: Mapping[str, str], say: Say) -> str:
     chosen = spark.sparkContext.master
     if refusal := master.refusal(chosen):
         raise PoolError(refusal)
-    say(f"Spark at {chosen} runs; Ray starts in its executors, which takes about half a minute.")
+    say(f"Spark at {shown(chosen)} runs; Ray starts in its executors, which takes about half a minute.")
     size: dict[str, int] = {"max_worker_nodes": 1}
     if not master.local_cores(chosen):
         count, cpus = _executors(spark, options)

@@ -6,14 +6,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jupyter_distrib import trackers
+from jupyter_distrib.agent import install_packages
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.record import run_facts
+from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
+from jupyter_distrib.trackers import mlflow, wandb
+from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 from tests.installed_package import bring
 from tests.notebook import Notebook
 
@@ -29,8 +36,76 @@ class Observer_(Observer):
 """
 
 
+ORDER = OpenWorkerGroup(group="g", size=1, gpus=False, packages=Packages(mode="check", packages=(), limit_bytes=1))
+
+
 def options(line: str) -> Options:
     return parse_line(line, strategies=STRATEGIES, pools=POOLS)
+
+
+def observed(notes: list[str], **options: Any) -> ObservedRun:
+    return ObservedRun(
+        id="r-1", label="x", source="", options=options, strategy="none", pool="local", ranks=(0,), world_size=1,
+        gpus=False, detached=False, attached=False, began_at_s=0.0, note=notes.append, context={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://u:hunter2@host:5000/", "MLflow: http://host:5000/#/experiments/7/runs/"),
+        ("postgresql://u:hunter2@db/x", "MLflow: run  of experiment 7 in postgresql://db/x"),
+        ("sqlite:///mlruns.db", "MLflow: run  of experiment 7 in sqlite:///mlruns.db"),
+    ],
+)
+def test_the_note_of_mlflow_has_no_password(address: str, told: str) -> None:
+    assert mlflow.MLflowObserver(observed([]), None, address)._where("7") == told
+
+
+@pytest.mark.parametrize("address", ["http://u:hunter2@127.0.0.1:1", "http://u:12/hunter2@h:x", "http://u:hunter2/@h"])
+def test_neither_has_the_error_about_a_server_that_is_away(address: str) -> None:
+    with pytest.raises(ConnectionError) as raised:
+        mlflow._check_answers(address)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_neither_has_the_error_about_a_run_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = mlflow.MLflowObserver(observed([]), None, "postgresql://u:hunter2@db/x")
+    observer._client = SimpleNamespace(search_experiments=list)
+    monkeypatch.setattr(mlflow, "find_run", lambda *_: None)
+    with pytest.raises(LookupError, match=r"in postgresql://db/x$"):
+        observer._find()
+
+
+def test_the_note_of_wandb_has_no_key() -> None:
+    """Its address of a run without an account holds one."""
+    notes: list[str] = []
+    written = SimpleNamespace(url="https://wandb.example/a/b/runs/1?apiKey=hunter2")
+    library = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: written)
+    observer = wandb.WandbObserver(observed(notes), library, None)
+    observer._id, observer._mode = "1", "online"
+    observer._opened()
+    assert notes == ["W&B: https://wandb.example/a/b/runs/1"]
+
+
+def test_parameters_of_a_run_have_no_password() -> None:
+    given = run_facts.parameters(observed([], config="https://u:hunter2@host/zero.json", zero=3))
+    assert (given["option.config"], given["option.zero"]) == ("https://host/zero.json", "3")
+
+
+def test_packages_that_are_lacking_are_named_without_passwords(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = Package(name="x", version="1", requirement="x @ https://u:hunter2@host/x.whl")
+
+    def refuse(_: object) -> None:
+        raise install_packages.Refused(install_packages._lacking([package]))
+
+    monkeypatch.setattr(install_packages, "compare", refuse)
+    monkeypatch.setattr(install_packages, "decode_frame", lambda _: (ORDER, 0))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(read=bytes)))
+    install_packages.main()
+    assert "x @ https://host/x.whl" in capsys.readouterr().out
 
 
 def test_every_module_of_the_folder_is_a_tracker() -> None:

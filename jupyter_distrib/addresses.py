@@ -1,0 +1,98 @@
+"""Removes the secrets of addresses before they are shown, logged or saved. On any side; standard library only.
+
+An address is shown without user names, passwords, queries, fragments and parameters. Where it does not follow the rules
+of RFC 3986, as with an `@` or `/` in a password, rather too much is left out than too little: `...` takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+LEFT_OUT = "..."
+ADDRESS_CHARACTERS = 1000
+TEXT_CHARACTERS = 20_000
+# The patterns are compiled when the first one is needed: every import of the package loads this module.
+_SCHEME = r"(?:[A-Za-z][\w+.-]{0,40}:){0,6}//"
+_END = r"[/?#;\\]"
+_REST = r"[?#;]"
+_HOST = r"(?:\[[\w.:%]+\]|[\w.%-]*)(?::\d*)?"
+_HOSTS = rf"{_HOST}(?:,{_HOST})*"
+_ENCODED_AT = r"(?i)%(?:25)*40"
+_IN_TEXT = (
+    rf"{_SCHEME}[^\s<>\"`]*[^\s<>\"`'.,:!?)\]}}]"
+    r"|[^\s:/@'\"<>`=(]{0,100}:(?!\d+,)[^\s@'\"<>`]{1,300}@[\w.\[-][^\s<>\"'`]{0,300}"
+)
+"""An address within a sentence, without the punctuation around it; or `user:password@host`."""
+_NAMED = (
+    r"(?i)([\w.-]{0,40}(?:passw|passphrase|pwd|secret|token|credential|signature|\bsig|(?:api|access|account|auth)[_-]?key)"
+    r"[\w.-]{0,40}(?:[\"']?\s?=\s?|[\"']\s?:\s?|:(?![\s/])))(\"[^\"]*\"|'[^']*'|(?!\.\.\.)[^\s;&,\"'<>)}\]]+)"
+)
+"""`password=hunter2`, and its like."""
+_BEARER = r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"
+_LEAST, _LEAST_ALONE = 6, 8
+"""Characters of a secret that is looked for in a text, and of one that may be a mere user name: shorter ones are also
+parts of words."""
+
+
+def shown(address: str) -> str:
+    """Return an address as it may be shown. What is no address, such as a path, a word or `host:port`, stays."""
+    text = "".join(each if each.isprintable() else " " for each in str(address)[:ADDRESS_CHARACTERS])
+    if scheme := re.match(_SCHEME, text):
+        return scheme.group() + _without_user(text[scheme.end() :])
+    if text.startswith(("/", "./", "../", "~")):
+        return _without_values(text)
+    before, at, host = text.rpartition("@")
+    if at and (re.search(_REST, before) or re.search(_NAMED, host)):
+        return LEFT_OUT
+    return _without_values(re.split(_REST, host)[0])
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as the message of a library, with every address in it as it may be shown, and without the
+    passwords of addresses in the environment, in whatever form they are in it."""
+    text = text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}{LEFT_OUT}"
+    for address in [value for value in os.environ.values() if "://" in value]:
+        for secret in sorted(_secrets(address), key=len, reverse=True):
+            text = text.replace(secret, LEFT_OUT)
+    return _without_values(re.sub(_IN_TEXT, lambda found: shown(found.group()), text))
+
+
+def _without_values(text: str) -> str:
+    return re.sub(_BEARER, rf"\1 {LEFT_OUT}", re.sub(_NAMED, rf"\1{LEFT_OUT}", text))
+
+
+def _without_user(rest: str) -> str:
+    """Return what follows `scheme://`, as it may be shown."""
+    authority, path = _split(rest)
+    if "@" in path and (":" in authority or "@" in authority or "." not in authority):
+        # Either it belongs to the path, or authority and path are parts of a password.
+        before, _, after = rest.rpartition("@")
+        authority, path = _split(after)
+        if re.search(_REST, before) or not _is_host(authority):
+            return LEFT_OUT
+        return f"{LEFT_OUT}@{authority}{re.split(_REST, path)[0]}"
+    host = authority.rpartition("@")[2]
+    return host + re.split(_REST, path)[0] if _is_host(host) else LEFT_OUT
+
+
+def _is_host(text: str) -> bool:
+    return re.fullmatch(_HOSTS, text) is not None and re.search(_ENCODED_AT, text) is None
+
+
+def _split(rest: str) -> tuple[str, str]:
+    """Return what names the host, with a user, and what follows it."""
+    found = re.search(_END, rest)
+    return (rest, "") if found is None else (rest[: found.start()], rest[found.start() :])
+
+
+def _secrets(address: str) -> set[str]:
+    """Return the texts in an address that nobody may see: its password in all spellings, and what a query names so."""
+    from urllib.parse import unquote
+
+    scheme = re.match(_SCHEME, address)
+    before, at, _ = address[scheme.end() if scheme else 0 :].rpartition("@")
+    user, colon, password = before.partition(":")
+    found = {password if colon else user if len(user) >= _LEAST_ALONE else ""} if at else set()
+    found |= {value.strip("\"'") for _, value in re.findall(_NAMED, address)}
+    return {each for text in found for each in (text, unquote(text)) if len(each) >= _LEAST}
