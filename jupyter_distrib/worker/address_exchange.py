@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 HOST = "127.0.0.1"
 _FIRST_WORD_S = 5.0
 """The seconds that a peer has for its text once it has connected: a peer that sends nothing is no rank."""
+_LINE_BYTES = 1 << 20
+"""The longest text of a rank, which is the limit on what a stranger can send."""
 
 
 class PlainGroups:
@@ -101,10 +104,20 @@ class PlainGroups:
 
 def _first_word(sock: socket.socket) -> tuple[str, int, str] | None:
     """Return the first message of a peer, as (occasion, rank, text); None for a peer that is no rank."""
-    sock.settimeout(_FIRST_WORD_S)
-    with suppress(OSError, ValueError), sock.makefile("r", encoding="utf-8") as peer:
-        match json.loads(peer.readline()):
+    with suppress(OSError, ValueError, RecursionError):
+        match json.loads(_first_line(sock)):
             case [str(occasion), int(rank), str(text)]:
                 sock.settimeout(None)
                 return occasion, rank, text
     return None
+
+
+def _first_line(sock: socket.socket) -> bytes:
+    """Return what a peer sends up to the end of a line, or what there is of it when its time or length is over."""
+    line, until_s = bytearray(), time.monotonic() + _FIRST_WORD_S
+    while not line.endswith(b"\n") and (left_s := until_s - time.monotonic()) > 0:
+        sock.settimeout(left_s)
+        if not (part := sock.recv(_LINE_BYTES - len(line))):
+            break
+        line += part
+    return bytes(line)

@@ -67,7 +67,7 @@ def _answer(server: socket.socket, token: str) -> None:
             with peer:
                 peer.settimeout(WAIT_S)
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if peer.recv(len(token), socket.MSG_WAITALL) != token.encode():
+                if not secrets.compare_digest(peer.recv(len(token), socket.MSG_WAITALL), token.encode()):
                     continue
                 for _ in range(PINGS):
                     peer.sendall(peer.recv(1))

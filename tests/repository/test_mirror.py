@@ -31,6 +31,7 @@ TESTED_IN = {
     "compat/test_launchers.py": "compat/horovod_* compat/launching compat/on_ranks compat/torch_distributor",
     "compat/test_seed_notebooks.py": "compat/serverless_gpu compat/serverless_gpu_runtime",
     "compat/test_spark_lines.py": "compat/spark/entry compat/spark/lines",
+    "compat/test_spark_log_server.py": "compat/spark/log_server",
     "compat/test_stand_ins.py": "compat/databricks_air gpu_types system/stand_ins",
     "coordinator/test_file_sync.py": "coordinator/folder_listings coordinator/project_copy",
     "coordinator/test_placement.py": "coordinator/node_source",

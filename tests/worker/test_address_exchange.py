@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
+from jupyter_distrib.worker import address_exchange
 from jupyter_distrib.worker.address_exchange import PlainGroups
 
 
@@ -44,6 +48,7 @@ def test_who_is_no_rank_of_this_run_is_not_heard(ranks: list[PlainGroups]) -> No
         json.dumps(["run/1", "1", "x"]),
         json.dumps(7),
         json.dumps(["run/1", 99, "x"]),
+        "[" * 100_000,
     ]
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in said]
     for stranger, words in zip(strangers, said, strict=True):
@@ -53,6 +58,31 @@ def test_who_is_no_rank_of_this_run_is_not_heard(ranks: list[PlainGroups]) -> No
     for stranger in strangers:
         assert b"now" not in stranger.recv(100)
         stranger.close()
+
+
+@pytest.mark.parametrize("words", [b"", b"x", b"x" * 100])
+def test_a_stranger_who_does_not_end_a_line_is_not_waited_for(
+    ranks: list[PlainGroups], words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither if a byte comes now and then, nor if there are ever more of them."""
+    monkeypatch.setattr(address_exchange, "_FIRST_WORD_S", 0.3)
+    monkeypatch.setattr(address_exchange, "_LINE_BYTES", 50)
+    port, over = int(ranks[0].environment()["MASTER_PORT"]) - 1, threading.Event()
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+
+        def speak() -> None:
+            with suppress(OSError):
+                stranger.sendall(words)
+                while len(words) == 1 and not over.wait(0.05):
+                    stranger.sendall(words)
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        began_s = time.monotonic()
+        assert exchanged(ranks, "now") == [("now 0", "now 1", "now 2")] * 3
+        assert time.monotonic() - began_s < 2
+        over.set()
+        speaking.join()
 
 
 def test_a_rank_that_has_not_met_the_others_says_so() -> None:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import socketserver
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any, ClassVar
 from jupyter_distrib.compat import launching
 from jupyter_distrib.compat.spark.entry import execute, run_script
 from jupyter_distrib.compat.spark.launched import Launched
+from jupyter_distrib.compat.spark.log_server import LogServer
 
 try:
     from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor as SparkDeepspeed
@@ -149,32 +148,3 @@ def make_server() -> Any:
     """Return a log server for the run of this thread: ours, or Spark's for its own classes."""
     launched = getattr(_here, "launched", None)
     return SparkServer() if launched is None else LogServer(launched)
-
-
-class LogServer:
-    """Spark's `LogStreamingServer`, but for where the lines go, and that it listens on the driver's address only."""
-
-    def __init__(self, launched: Launched) -> None:
-        self._launched = launched
-        self._server: socketserver.ThreadingTCPServer | None = None
-        self.port: int | None = None
-
-    def start(self, spark_host_address: str = "") -> None:
-        launched = self._launched
-
-        class LineHandler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                rank = 0
-                while len(size := self.rfile.read(4)) == 4:
-                    text = self.rfile.read(struct.unpack(">i", size)[0])
-                    rank = launched.read(text.decode("utf-8", "replace"), rank)
-
-        self._server = server = socketserver.ThreadingTCPServer((spark_host_address, 0), LineHandler)
-        server.daemon_threads = True
-        self.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, name="jupyter_distrib-lines", daemon=True).start()
-
-    def shutdown(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()

@@ -105,6 +105,10 @@ class Launched:
 
     # ------------------------------------------------------------------------------------------------ from the ranks
 
+    def knows(self, line: str) -> bool:
+        """Return whether a line is from a rank of this run: it has the token."""
+        return self._reader.knows(line)
+
     def read(self, line: str, rank: int = 0) -> int:
         """Take a line of a task; `rank` is the one for lines of somebody else. Return the rank of the line."""
         with self._lock:

@@ -8,6 +8,8 @@ mark keeps others, who reach Spark's log server, from making events. Ranks and k
 from __future__ import annotations
 
 import base64
+import hmac
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -64,12 +66,16 @@ class Reader:
     _events: dict[int, str] = field(default_factory=dict)
     """The part of an event that has come, by rank."""
 
+    def knows(self, line: str) -> bool:
+        """Return whether a line has the token."""
+        given = line.partition(" ")[0].encode("utf-8", "replace")
+        return hmac.compare_digest(given, f"{_MARK}{self.token}".encode())
+
     def read(self, line: str) -> Printed | Message | None:
         """Return what a line tells; None for a part of an event. Spark has taken off the white space at its end."""
-        before, mark, rest = line.partition(f"{_MARK}{self.token} ")
-        rank, _, rest = rest.partition(" ")
+        rank, _, rest = line.partition(" ")[2].partition(" ")
         kind, _, body = rest.partition(" ")
-        if not mark or before or not rank.isdecimal() or not body.endswith(_END):
+        if not self.knows(line) or not re.fullmatch("[0-9]{1,9}", rank) or not body.endswith(_END):
             return Printed(rank=-1, stream="stderr", text=f"{line}\n")
         body = body.removesuffix(_END)
         if kind.lower() in _STREAMS:
