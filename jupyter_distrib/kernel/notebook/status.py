@@ -17,6 +17,7 @@ from jupyter_distrib.kernel.session.status import (
     other_groups,
     pool_status,
 )
+from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import duration, rank_list, size
 from jupyter_distrib.wire.messages import GpuStatus, NodeStatus, WaitingStatus
@@ -110,7 +111,7 @@ class Status:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<div>{escape(line)}</div>" for line in self._head())
-        return head + "".join(table.as_html() for table in self._tables())
+        return markup.inert(head) + "".join(table.as_html() for table in self._tables())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

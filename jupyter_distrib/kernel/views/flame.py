@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import PurePath
 
+from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Frame
 
@@ -73,7 +74,9 @@ class FlameGraph:
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.svg.encode()).decode()
         alt = escape(repr(self))
-        return f'<div>{escape(self._head())}</div><img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+        return (
+            f'<div>{markup.inert(escape(self._head()))}</div><img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+        )
 
     def _head(self) -> str:
         return f"{len(self.samples)} samples of {rank_list(self.ranks)} in {self.seconds:.1f} s"

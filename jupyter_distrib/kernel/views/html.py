@@ -65,7 +65,7 @@ def as_html(
     if lines := text_view.output_lines(record) if output is None else output:
         parts.append(_output(lines))
     parts += _displays(record)
-    return visible(f"<div>{''.join(parts)}</div>")
+    return markup.inert(visible(f"<div>{''.join(parts)}</div>"))
 
 
 def _linked(note: str) -> str:

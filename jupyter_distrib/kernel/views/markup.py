@@ -1,4 +1,5 @@
-"""The Markdown and LaTeX that a rank displayed, in forms that every front end shows. Kernel side; pure functions.
+"""The Markdown and LaTeX that a rank displayed, in forms that every front end shows, and formulas in any text. Kernel
+side; pure functions.
 
 Markdown becomes HTML by mistune, which JupyterLab brings along; without it the source is shown. LaTeX stays as it is:
 front ends typeset the formulas in a page's text.
@@ -13,6 +14,16 @@ from functools import lru_cache
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>")
 """The plain text of IPython's own display objects, which says nothing of their content."""
 TEXTS = ("text/plain", "text/markdown", "text/latex")
+_ACTIVE = re.compile(
+    r"\\(href|url|includegraphics|html(?:@mathml|[A-Za-z]*)|data|style|class|cssId|require|unicode|bbox|mmlToken|tooltip"
+    r"|[gex]?def|let|futurelet|(?:new|renew|provide)(?:command|environment)|Declare[A-Za-z]*|csname|catcode)"
+    r"(?![A-Za-z])(?:\s*\{[^{}]*\}(?=\s*\{))?"
+)
+"""Commands of MathJax and KaTeX that make a link, load or style something, or define other names for such commands; a
+first argument of several goes with its command: the address of a link."""
+_FORMULA = re.compile(r"\$|\\[(\[]|\\begin")
+_VERBATIM = re.compile(r"(<pre\b[^>]*>.*?</pre>)", re.DOTALL)
+"""Text in which no front end looks for formulas."""
 
 
 def with_html(data: Mapping[str, str]) -> dict[str, str]:
@@ -29,6 +40,15 @@ def _rendered(source: str) -> str | None:
     except ImportError:
         return None
     return str(mistune.html(source))
+
+
+def inert(html: str) -> str:
+    """Return HTML without the commands of TeX that do something: front ends typeset formulas in all text of a page,
+    whoever has written it. A space takes the place of what goes, so that nothing new comes about."""
+    if _FORMULA.search(html) is None:
+        return html
+    parts = _VERBATIM.split(html)
+    return "".join(part if place % 2 else _ACTIVE.sub(" ", part) for place, part in enumerate(parts))
 
 
 def text_of(data: Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ _TEXT = {"a", "abbr", "b", "blockquote", "caption", "cite", "code", "dd", "del",
          "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "i", "ins", "kbd", "li", "mark", "ol", "p", "pre",
          "s", "samp", "small", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "tfoot", "th",
          "thead", "tr", "u", "ul", "var"}  # fmt: skip
-_VOID = {"br", "hr", "img", "wbr"}
+_VOID = {"br", "hr", "img"}  # not wbr: within a formula front ends read over it, also in the name of a command
 _DROPPED = {"applet", "audio", "button", "canvas", "embed", "form", "frame", "frameset", "head", "iframe", "input",
             "link", "math", "meta", "noembed", "noframes", "noscript", "object", "option", "param", "plaintext",
             "script", "select", "style", "svg", "template", "textarea", "title", "video", "xmp"}  # fmt: skip

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 
+from jupyter_distrib.kernel.views import markup
+
 WIDE_CHARACTERS = 60
 """The length from which a cell of HTML may be broken into lines."""
 _STYLE = "text-align:left"
@@ -69,7 +71,7 @@ class TextTable:
             "<tr>" + "".join(_cell(text, number=place in numbers) for place, text in enumerate(row)) + "</tr>"
             for row in self.rows
         )
-        return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
+        return markup.inert(f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>")
 
 
 def _cell(text: str, *, number: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import sys
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import chart, png, sanitize_html
 from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
+from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.kernel.views.text import as_text
 from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Noted, Returned, RunEvent, Started, Wrote
 from tests.kernel.record import golden_run
@@ -35,7 +37,38 @@ ATTACKS = [
     "</pre></div></details><script>alert(1)</script>",
     "<!--><script>alert(1)</script>-->",
     "<textarea></textarea><script>alert(1)</script>",
+    '<a href="java&#9;script:alert(1)">x</a><a href="java\nscript:alert(1)">x</a><a href="&#x6A;avascript:alert(1)">x</a>',
+    '<a href="\x01javascript:alert(1)">x</a><a href="JaVaScRiPt&colon;alert(1)">x</a><a href="vbscript:x">x</a>',
+    '<a href="data:text/html,<script>alert(1)</script>">x</a><a xlink:href="javascript:alert(1)" ping=x>x</a>',
+    '<svg><a xlink:href="javascript:alert(1)"><animate attributeName=href to=javascript:alert(1) /></a></svg>',
+    "<svg><foreignObject><iframe srcdoc='x'></iframe></foreignObject></svg><form action=javascript:x><button>x",
+    "[x](javascript:alert(1)) [y]( javascript:alert(1)) [z](data:text/html;base64,PHNjcmlwdD4=) <javascript:alert(1)>",
+    "![x](javascript:alert(1)) [x][1]\n\n[1]: javascript:alert(1)\n\n<a href='javascript:alert(1)'>y</a>",
+    "<p style='background-image:url(https://t.example);width:expression(alert(1))'>x</p><style>@import url(x)</style>",
 ]
+FORMULAS = [
+    r"$\href{javascript:alert(1)}{x}$",
+    r"$$\href {javascript:alert(1)} {x}$$",
+    r"\(\href{java{}script:alert(1)}{x}\)",
+    r"\begin{align}\url{javascript:alert(1)}\end{align}",
+    r"$\\href{javascript:alert(1)}{x}$",
+    r"$\hr\href{a}{b}ef{javascript:alert(1)}{x}$",
+    r"$\hr<wbr>ef{javascript:alert(1)}{x}$",
+    r"$\hr<!-- -->ef{javascript:alert(1)}{x}$",
+    r"$\hr<custom>ef{javascript:alert(1)}{x}$",
+    r"$&#92;href{javascript:alert(1)}{x}$",
+    r"$\let\x=\href \x{javascript:alert(1)}{x}$",
+    r"$\def\x{\href}\newcommand{\y}{\href}\gdef\z{}$",
+    r"$\require{html}\style{position:fixed}{x}\class{a}{x}\cssId{a}{x}\data{a=b}{x}$",
+    r"$\htmlStyle{position:fixed}{x}\htmlData{a=b}{x}\htmlId{a}{x}\htmlClass{a}{x}\html@mathml{a}{b}$",
+    r"$\includegraphics[width=1em]{https://t.example/x.png}\unicode{65}\bbox[position:fixed]{x}$",
+    r"$\mmlToken{mi}[href='javascript:alert(1)']{x}$</pre>$\href{javascript:alert(1)}{x}$",
+    r"<pre>x</pre>$\href{javascript:alert(1)}{x}$<pre>",
+]
+COMMAND = re.compile(
+    r"\\(?:href|url|includegraphics|html\w*|data|style|class|cssId|require|unicode|bbox|mmlToken|let|\w*def|newcommand)"
+    r"(?![A-Za-z])"
+)
 
 
 class Elements(HTMLParser):
@@ -55,6 +88,28 @@ class Elements(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+class Typeset(HTMLParser):
+    """Collects the text in which front ends look for formulas."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._verbatim = 0
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self._verbatim += tag == "pre"
+        self.parts.append("" if tag == "wbr" else "\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._verbatim -= tag == "pre"
+        self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append("" if self._verbatim else data)
 
 
 def is_harmless(html: str) -> bool:
@@ -121,6 +176,32 @@ def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
     )
     assert is_harmless(html)
     assert "\x1b" not in html
+
+
+@pytest.mark.parametrize("attack", FORMULAS)
+def test_no_formula_that_a_rank_writes_or_displays_can_do_anything(attack: str) -> None:
+    """Front ends typeset formulas in all text of a page but `pre`; over some tags and comments in it they read."""
+    html = as_html(
+        a_record(
+            Noted(run="r-7", rank=None, text=attack),
+            Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
+            *(displayed(**{kind: attack}) for kind in ("text_html", "text_markdown", "text_latex", "text_plain")),
+            *(measured(step, **{attack: step}) for step in range(3)),
+        ),
+        1.0,
+    )
+    whole = html + TextTable(head=(attack,), rows=[(attack,), (f"{attack}\n{attack}",)]).as_html()
+    typeset = "".join(Typeset(whole).parts)
+    assert COMMAND.search(typeset) is None
+
+
+def test_other_formulas_and_output_stay() -> None:
+    formula = r"$\frac{\partial f}{\partial x} \text{ where } \mathcal{L}\textstyle\dataset$"
+    assert formula in as_html(a_record(displayed(text_latex=formula)), 1.0)
+    printed = r"$\href{https://pytorch.org}{x}$ C:\data"
+    assert printed in as_html(a_record(Wrote(run="r-7", rank=0, stream="stdout", text=f"{printed}\n")), 1.0)
+    assert r"C:\data" in TextTable(rows=[(r"C:\data",)]).as_html()
+    assert "<div>$ {x}$</div>" in as_html(a_record(displayed(text_latex=r"$\href{https://pytorch.org}{x}$")), 1.0)
 
 
 def test_markdown_and_latex_are_shown_as_such_and_not_as_the_name_of_their_class() -> None:
