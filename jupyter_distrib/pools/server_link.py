@@ -34,8 +34,9 @@ ENDING_S = 5.0
 def greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
     """Say hello on a new connection. Raises `PoolError`."""
     if peer_uid(sock) not in (None, os.getuid()):
+        path = sock.getpeername()
         sock.close()
-        raise PoolError(f"the agent's socket {sock.getpeername()} belongs to another user; remove it and try again.")
+        raise PoolError(f"the agent's socket {path} belongs to another user; remove it and try again.")
     node = LocalNode(Link(sock), sink, lost)
     node.send(hello)
     return node

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.agent import output as module
-from jupyter_distrib.agent.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch
+from jupyter_distrib.agent.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch, write_late
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Noted, Wrote
 
@@ -295,3 +296,28 @@ def test_a_chatty_rank_does_not_keep_the_loop_awake(loop: Loop) -> None:
     assert b"".join(got) == b"line\n" * 50
     pipe.close()
     os.close(write_fd)
+
+
+def test_neither_is_one_that_is_written_late(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "r-1").mkdir()
+    (tmp_path / "r-1" / "rank0.log").symlink_to(victim)
+    write_late(tmp_path, 0, Wrote(run="r-1", rank=0, stream="stdout", text="evil"))
+    assert victim.read_text() == "precious"
+    write_late(tmp_path, 1, Wrote(run="r-1", rank=1, stream="stdout", text="late"))
+    assert (tmp_path / "r-1" / "rank1.log").read_text() == "late"
+
+
+def test_a_log_is_the_users_alone_whatever_the_umask(output: RunOutput) -> None:
+    before = os.umask(0)
+    try:
+        output.write(0, "stdout", b"x")
+        output.flush()
+        write_late(output.directory, 1, Wrote(run="late", rank=1, stream="stdout", text="x"))
+    finally:
+        os.umask(before)
+    made = [output.directory / "rank0.log", output.directory / "late" / "rank1.log"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (*made, *(path.parent for path in made))] == [
+        0o600, 0o600, 0o700, 0o700,
+    ]  # fmt: skip

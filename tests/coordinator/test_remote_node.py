@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from jupyter_distrib.coordinator import remote_node
 from jupyter_distrib.coordinator.engine import ContentPart, Receive
 from jupyter_distrib.coordinator.remote_node import RemoteNode
 from jupyter_distrib.serialization.shared_memory import GivenUp
@@ -158,3 +160,18 @@ def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
     assert [type(event) for event in sending.heard] == [Failed, Failed, Ended]
     assert "the values could not be put: the store is full" in str(sending.heard[0])
     assert sending.asked == ["take", "discard", "send"]
+
+
+def test_logs_of_another_node_land_in_their_folder_and_never_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    logs, ended = tmp_path / "logs", []
+    logs.mkdir()
+    (logs / "rank1.log").symlink_to(victim)
+    for name in ("rank0.log", "../victim", str(victim), "rank1.log"):
+        content: Future[list[tuple[str, bytes]]] = Future()
+        content.set_result([(name, b"said")])
+        remote_node._write_logs(content, logs, lambda: ended.append(1))
+    assert victim.read_text() == "precious"
+    assert (logs / "rank0.log").read_bytes() == b"said"
+    assert len(ended) == 4

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.run_start import PoolLink
-from jupyter_distrib.pools.server_link import LocalNode
+from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire import link as links
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Command, Ended, Event, Forget, Noted, Probe
+from jupyter_distrib.wire.link import Link, encode
+from jupyter_distrib.wire.messages import PROTOCOL, Command, Ended, Event, Forget, Hello, Noted, Probe
 
 BIG = "k" * 100_000
 """Two of them are more than a unix socket takes at once."""
@@ -133,3 +137,39 @@ def test_an_interrupt_cuts_no_command_in_two(ends: Ends, monkeypatch: pytest.Mon
     ends.node.send(Probe(run="next"))
 
     assert ends.heard(2) == [Probe(run="whole"), Probe(run="next")]
+
+
+SERVES = """
+import os, socket, sys
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+sock, _ = listener.accept()
+sys.stdout.write(sock.recv(4).hex())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize(("uid", "is_greeted"), [(0, True), (12345, False)])
+def test_a_socket_of_another_user_is_told_nothing(uid: int, is_greeted: bool) -> None:
+    """It would get the notebook's code and environment."""
+    name = f"\0jupyter_distrib-test-{secrets.token_hex(8)}"
+    hello = Hello(protocol=PROTOCOL, session="s", pid=1, label="x", python="", torch="", cloudpickle="")
+    program = SERVES.replace("sys.argv[1]", repr(name))
+    with (
+        subprocess.Popen([sys.executable, "-c", program, "", str(uid)], stdout=subprocess.PIPE, text=True) as process,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        sock.connect(name)
+        if is_greeted:
+            node = greeted(sock, hello, lambda *_: None, lambda _: None)
+            assert process.stdout.read() == encode(hello)[:4].hex()
+            node.close()
+        else:
+            with pytest.raises(PoolError, match="belongs to another user"):
+                greeted(sock, hello, lambda *_: None, lambda _: None)
+            assert process.stdout.read() == ""

@@ -98,3 +98,17 @@ def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR" in done.stdout
+
+
+def test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        paths.opened(tmp_path / "new").close()
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "new") == 0o600
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        paths.opened(tmp_path / "link")
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import secrets
+import socket
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.kernel.notebook import doctor
+from jupyter_distrib.worker import network_check
 from tests.notebook import Notebook
 
 
@@ -64,3 +69,19 @@ nodes = 2
         (tmp_path / "go").touch()
         book.ok("run.result()")
         assert book.ok("%%distributed --ranks 4\nrank").result.endswith("rank 3: 3")
+
+
+def test_g09_a_node_answers_only_who_knows_its_token() -> None:
+    token = secrets.token_hex(16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=network_check._answer, args=(server, token))
+        answering.start()
+        for said in (b"", b"x" * 32, token[:-1].encode() + b"x"):
+            # It may be closed before all is said.
+            with suppress(OSError), socket.create_connection(server.getsockname(), 20) as stranger:
+                stranger.sendall(said + b"p")
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""
+        latency_s, per_s = network_check._measure(*server.getsockname(), token)
+        assert min(latency_s, per_s) > 0
+        answering.join(20)
