@@ -173,6 +173,9 @@ class Option:
     """Whether it may be given again, which adds to the earlier values. Not for the options of strategies and pools."""
     keyword: str = ""
     """The keyword, if it differs from the flag. Not for the options of strategies and pools."""
+    unasked: bool = False
+    """Whether the settings file of a project may set it for a pool before the user has trusted that file: it names no
+    program, machine, server or file, and takes nothing that others have."""
     synonyms: tuple[str, ...] = ()
     """The names of the option in other launchers, for which this option is suggested."""
 

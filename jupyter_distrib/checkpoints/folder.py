@@ -140,9 +140,7 @@ class Writer(FileSystemWriter):
         """Refuse a folder that has taken the place of the new one: to finish there would remove its files."""
         if found := [name for name in place.names() if not name.startswith(self._marks)]:
             self._is_new = False
-            raise DistributedError(
-                f"{self.folder} holds {min(found)} and was empty: nothing was written there."
-            )
+            raise DistributedError(f"{self.folder} holds {min(found)} and was empty: nothing was written there.")
 
     @property
     def _marks(self) -> tuple[str, str]:

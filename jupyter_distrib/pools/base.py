@@ -49,6 +49,9 @@ class Capabilities:
     """Whether its ranks may be on other machines: they have an environment of their own, and more nodes may come."""
     nameable: bool = True
     """Whether settings may give pools of this kind names; if not, there is nothing to set for one."""
+    unasked: bool = False
+    """Whether the settings file of a project may define and choose pools of this kind before the user has trusted that
+    file: their ranks are processes of the user on this machine, and cost nothing elsewhere."""
     streams_content: bool = False
     """Whether it begins with the large values of a cell before all of them are complete
     (`shared_memory.Content.early`)."""

@@ -27,7 +27,7 @@ class LocalPool:
 
     kind = "local"
     options: ClassVar = (PYTHON, IDLE, *PACKAGES)
-    capabilities: ClassVar = Capabilities(remote=False)
+    capabilities: ClassVar = Capabilities(remote=False, unasked=True)
 
     def __init__(self, python: str = "", idle: str = "") -> None:
         self._python, self._idle_s = python, float(idle or DEFAULT_IDLE_S)

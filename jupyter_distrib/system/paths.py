@@ -49,9 +49,30 @@ def state_directory() -> Path:
     return private(Path(base) / "jupyter_distrib", "XDG_STATE_HOME")
 
 
-def opened(path: Path) -> BinaryIO:
-    """Open a file in a private folder anew, for this user alone. A link in its place is an error."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+def opened(path: Path, *, emptied: bool = True) -> BinaryIO:
+    """Open a file in a private folder, for this user alone, and empty it. What is in its place and is no file of this
+    user's makes room. Raises `OSError`."""
+    clear(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    return os.fdopen(os.open(path, flags | (os.O_TRUNC if emptied else 0), 0o600), "wb")
+
+
+def clear(path: Path, kind: int = stat.S_IFREG) -> None:
+    """Make room in a private folder for a file: what is there and is no file of this user's is removed, and a folder is
+    renamed, for there may be something in it. Raises `OSError`.
+
+    Args:
+        path: The place of the file.
+        kind: The kind of file that may stay, as of `stat.S_IFMT`.
+    """
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(info.st_mode):
+        path.rename(path.with_name(f"{path.name}.in_the_way-{os.urandom(4).hex()}"))
+    elif info.st_uid != os.getuid() or stat.S_IFMT(info.st_mode) != kind:
+        path.unlink(missing_ok=True)
 
 
 def inode(path: Path) -> int:

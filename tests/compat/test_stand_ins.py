@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import ROOT, Notebook
+from tests.settings_files import write_trusted
 
 
 def python(code: str, folder: Path | None = None) -> str:
@@ -116,7 +117,7 @@ def test_nothing_is_served_before_it_is_asked_for() -> None:
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     folder = tmp_path_factory.mktemp("notebook")
-    (folder / "jupyter_distrib.toml").write_text('compat = ["horovod"]\n')
+    write_trusted(folder, 'compat = ["horovod"]\n')
     with Notebook(folder) as book:
         book.ok("%load_ext jupyter_distrib")
         yield book

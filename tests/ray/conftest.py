@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import socket
@@ -13,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session import trusted_files
-from jupyter_distrib.kernel.settings.settings import ProjectFile
 from tests.notebook import Notebook
 from tests.processes import wait_until
+from tests.settings_files import write_trusted
 
 HERE = Path(__file__).parent
 INSTALL = "Ray is not installed here: pip install 'jupyter_distrib[ray]' (sh .ci/ray does it)"
@@ -86,14 +84,6 @@ def cluster(ray_is_here: None, runtime: Path) -> Iterator[Cluster]:
     one = Cluster(XDG_CACHE_HOME=str(runtime / "cache"))  # what an earlier run has installed for its ranks is elsewhere
     yield one
     one.close()
-
-
-def write_trusted(folder: Path, text: str) -> None:
-    """Write the project's file of a folder, and trust it as `%distributed_pool trust` does."""
-    path = folder / "jupyter_distrib.toml"
-    path.write_text(text)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    trusted_files.trust(ProjectFile(path=str(path), digest=digest, shown="", names="", only=True))
 
 
 def name_it(cluster: Cluster, folder: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
-from tests.ray.conftest import Cluster, write_trusted
+from tests.ray.conftest import Cluster
+from tests.settings_files import write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,7 +14,8 @@ from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, Wo
 from tests.gpu_bed import GpuBed
 from tests.gpu_bed.test_hosts import WHERE
 from tests.notebook import Notebook
-from tests.ray.conftest import Cluster, write_trusted
+from tests.ray.conftest import Cluster
+from tests.settings_files import write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

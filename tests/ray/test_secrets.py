@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
-from tests.ray.conftest import ENVIRONMENT, Cluster, write_trusted
+from tests.ray.conftest import ENVIRONMENT, Cluster
+from tests.settings_files import write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,6 +13,7 @@ import pytest
 from jupyter_distrib import extend
 from tests.installed_package import bring
 from tests.notebook import ROOT, Notebook
+from tests.settings_files import write_trusted
 
 PAGES = ("writing-a-pool.md", "writing-an-observer.md", "strategies.md")
 FOR_AUTHORS = {"jupyter_distrib.extend", "jupyter_distrib.testing"}
@@ -73,9 +74,7 @@ def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
 def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
     """Options, help, settings files, the status and the sidebar know it, though nothing here names it."""
     (code,) = (block for block in code_of("writing-a-pool.md") if "class WrappedPool" in block)
-    (tmp_path / "jupyter_distrib.toml").write_text(
-        'pool = "gentle"\n[pools.gentle]\nkind = "wrapped"\nthrough = "nice -n 1"\n'
-    )
+    write_trusted(tmp_path, 'pool = "gentle"\n[pools.gentle]\nkind = "wrapped"\nthrough = "nice -n 1"\n')
     env = bring(tmp_path, "[jupyter_distrib.pools]\nwrapped = theirs:WrappedPool\n", theirs=code)
     with Notebook(tmp_path, env=env) as book:
         book.ok("%load_ext jupyter_distrib\nimport os\nown = os.nice(0)")

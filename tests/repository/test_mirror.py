@@ -88,8 +88,8 @@ TESTED_IN = {
         "kernel/settings/written_options options"
     ),
     "kernel/settings/test_config_files.py": (
-        "kernel/session/trusted_files kernel/settings/find_files kernel/settings/pool_definitions "
-        "kernel/settings/settings"
+        "kernel/settings/find_files kernel/settings/pool_definitions kernel/settings/project_files "
+        "kernel/settings/settings kernel/settings/trusted_files"
     ),
     "kernel/sidebar/test_bridge.py": "kernel/sidebar/broadcast kernel/sidebar/saved_runs",
     "kernel/views/test_html.py": (

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 
 from tests.notebook import Notebook, Outcome
 from tests.processes import wait_until
+from tests.settings_files import write_trusted
 from tests.trackers.conftest import QUIET, Server, free_port, named
 
 pytestmark = pytest.mark.slow
@@ -152,7 +153,7 @@ def test_s19_memory_and_processor_of_each_rank_are_sampled(
 def test_s17_the_settings_may_ask_for_it_and_a_folder_under_git_is_named(tmp_path: Path, server: Server) -> None:
     import subprocess
 
-    (tmp_path / "jupyter_distrib.toml").write_text('track = ["mlflow"]\n')
+    write_trusted(tmp_path, 'track = ["mlflow"]\n')
     for command in (["init", "-q", "-b", "work"], ["add", "."], ["commit", "-q", "-m", "x"]):
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
         subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)

@@ -27,6 +27,8 @@ from jupyter_distrib.system.formatting import clipped, duration, short, size
 SHOWN = 20
 """The number of runs in a list; the table as a sequence has all."""
 METRICS = 4
+MOST_DRAWN = 1e300
+"""The limit of what a chart can show; the difference of two such values is still a number."""
 DETAIL_CHARACTERS = 80
 HEAD = ("run", "cell", "notebook", "began", "ranks", "strategy", "state", "metrics", "time")
 
@@ -36,6 +38,8 @@ class RunList(Sequence[SavedRun]):
     """A list of saved runs, newest first: `runs[0].metrics.to_pandas()`."""
 
     runs: tuple[SavedRun, ...]
+    note: str = ""
+    """A sentence on saved runs that cannot be listed."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -48,10 +52,11 @@ class RunList(Sequence[SavedRun]):
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return "\n".join(filter(None, [self.table().as_text(), self._left()])) if self.runs else _NONE
+        return "\n".join(filter(None, [self.table().as_text() if self.runs else _NONE, self._left(), self.note]))
 
     def _repr_html_(self) -> str:
-        return f"<div>{self.table().as_html()}<div>{self._left()}</div></div>" if self.runs else f"<div>{_NONE}</div>"
+        table = self.table().as_html() if self.runs else _NONE
+        return f"<div>{table}<div>{self._left()}</div><div>{escape(self.note)}</div></div>"
 
     def table(self) -> TextTable:
         return TextTable(head=HEAD, rows=[_row(run) for run in self.runs[:SHOWN]]).without_empty()
@@ -68,12 +73,12 @@ class RunList(Sequence[SavedRun]):
 _NONE = "no saved run matches these words."
 
 
-def matching(runs: Sequence[SavedRun], words: Sequence[str]) -> RunList:
+def matching(runs: Sequence[SavedRun], words: Sequence[str], note: str = "") -> RunList:
     """Return the runs, newest first, in which each word stands somewhere: cell, notebook, options, code, metrics,
     errors."""
     lowered = [word.lower() for word in words]
     found = [run for run in reversed(runs) if all(word in _text_of(run) for word in lowered)]
-    return RunList(tuple(found))
+    return RunList(tuple(found), note)
 
 
 def _text_of(run: SavedRun) -> str:
@@ -192,5 +197,5 @@ def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
     for name in metrics.names:
         of_ranks = metrics[name]
         reported: list[tuple[int, float]] = next(iter(of_ranks.values()), [])
-        if reported:
-            yield name, [(float(step), value) for step, value in reported if abs(value) < float("inf")]
+        if line := [(float(step), value) for step, value in reported if abs(value) < MOST_DRAWN]:
+            yield name, line

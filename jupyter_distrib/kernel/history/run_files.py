@@ -9,29 +9,49 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.history import saved_run
 from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import paths
+from jupyter_distrib.system.record_file import DamagedFile
 
 DAY_S = 86_400.0
+_NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
+_LAST = 99_999_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of the history, from the settings."""
+    """The limits of the history, from the settings: the user's for all runs, and a project's for its own."""
 
-    runs: int
-    """The number of runs that are kept; 0: none is saved."""
+    runs: int | None
+    """The number of runs that are kept; None: any number."""
     days: float
     """The age, in days, after which a run is removed."""
+    project: str = ""
+    """The folder of the project to which the next limits belong."""
+    project_runs: int | None = None
+    """The number of the project's own runs that are kept; None: any number."""
+    project_days: float | None = None
+    """The age, in days, after which a run of the project is removed; None: as all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRuns:
+    """The saved runs, as far as their files can be read."""
+
+    runs: list[SavedRun]
+    """The runs, oldest first."""
+    note: str = ""
+    """A sentence on the files that are left out; empty without any."""
 
 
 def folder() -> Path:
@@ -56,7 +76,7 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
         for run, text in texts.items():
             if f"{run}.json" in there:
                 continue  # a detached run that is attached again
-            number = 1 + (_number(names[-1]) if names else 0)
+            number = 1 + max((each for each in map(_number, names) if each < _LAST), default=0)
             names.append(f"{number:08}_{run}.json")
             _write(at / names[-1], text)
         _remove_old(at, names, limits)
@@ -76,26 +96,57 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_old(at: Path, names: list[str], limits: Limits) -> None:
-    oldest_s = time.time() - limits.days * DAY_S
-    surplus = max(0, len(names) - limits.runs)
+    left = _pruned(at, names, limits.runs, limits.days)
+    if limits.project_runs is not None or limits.project_days is not None:
+        own = [name for name in left if (run := _read(at / name)) is not None and run.project == limits.project]
+        _pruned(at, own, limits.project_runs, limits.days if limits.project_days is None else limits.project_days)
+
+
+def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[str]:
+    """Remove the oldest of these files until they are few and young enough. Return the names of the others."""
+    oldest_s = time.time() - days * DAY_S
+    surplus = 0 if runs is None else max(0, len(names) - runs)
     for place, name in enumerate(names):
-        with suppress(FileNotFoundError):
-            if place >= surplus and (at / name).stat().st_mtime >= oldest_s:
-                return
+        with suppress(OSError):
+            if place >= surplus and (at / name).lstat().st_mtime >= oldest_s:
+                return names[place:]
             (at / name).unlink()
+    return []
 
 
 def load() -> list[SavedRun]:
     """Return all saved runs, oldest first; damaged files are left out."""
-    at = folder()
-    return list(_readable(at, _names(at)))
+    return look().runs
+
+
+def look() -> SavedRuns:
+    """Return all saved runs, with a note on the files that cannot be read."""
+    try:
+        at = folder()
+        read = {name: _read(at / name) for name in _names(at)}
+    except (OSError, PoolError) as error:
+        return SavedRuns(runs=[], note=f"The saved runs cannot be read: {error}")
+    damaged = [name for name, run in read.items() if run is None and os.path.lexists(at / name)]
+    return SavedRuns(runs=[run for run in read.values() if run is not None], note=_left_out(at, damaged))
+
+
+def _left_out(at: Path, damaged: list[str]) -> str:
+    if not damaged:
+        return ""
+    if len(damaged) == 1:
+        return f"One saved run is left out, since its file is damaged: {at / damaged[0]}"
+    return f"{len(damaged)} saved runs are left out, since their files are damaged; the first is {at / damaged[0]}"
 
 
 def find(name: str) -> SavedRun:
     """Return the run with this number, or with this id. Raises `DistributedError`."""
-    at = folder()
-    for saved in _readable(at, [file for file in _names(at) if _is_called(file, name)]):
-        return saved
+    try:
+        at = folder()
+        for file in _names(at):
+            if _is_called(file, name) and (saved := _read(at / file)) is not None:
+                return saved
+    except OSError as error:
+        raise DistributedError(f"the saved runs cannot be read: {error}") from None
     raise DistributedError(f"no saved run has the number or id {name}: %distributed_runs lists them.")
 
 
@@ -104,15 +155,16 @@ def _is_called(file: str, name: str) -> bool:
     return run == name or (name.isdecimal() and int(name) == int(number))
 
 
-def _readable(at: Path, names: list[str]) -> Iterator[SavedRun]:
-    for name in names:
-        with suppress(OSError, ValueError):
-            yield saved_run.read(at / name)
+def _read(path: Path) -> SavedRun | None:
+    """Return the run in a file; None if the file is gone or damaged."""
+    with suppress(OSError, DamagedFile):
+        return saved_run.read(path)
+    return None
 
 
 def _names(at: Path) -> list[str]:
-    """Return the names of the files, oldest first: numbers have eight digits."""
-    return sorted(name for name in os.listdir(at) if name.endswith(".json") and name[:8].isdecimal())
+    """Return the names of the files, oldest first: numbers have eight digits. Raises `OSError`."""
+    return sorted(name for name in os.listdir(at) if _NAME.fullmatch(name))
 
 
 def _number(name: str) -> int:
@@ -122,9 +174,6 @@ def _number(name: str) -> int:
 @contextmanager
 def _alone(at: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock ends with it."""
-    descriptor = os.open(at / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with paths.opened(at / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)

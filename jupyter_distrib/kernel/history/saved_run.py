@@ -5,7 +5,6 @@ The first line holds what lists and searches need, the second the reported numbe
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +15,9 @@ from jupyter_distrib.kernel.record.metrics import OWN_COLUMNS, Metrics
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.shares import Shares
+from jupyter_distrib.system import record_file
 from jupyter_distrib.system.formatting import clipped, rank_list
+from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile
 
 ROWS = 2000
 """The number of reports that are saved, of all ranks together, evenly spaced over the run."""
@@ -33,6 +34,8 @@ class SavedRun:
     run: str
     label: str
     notebook: str
+    project: str = ""
+    """The folder of the settings file that the notebook's project has; empty without one."""
     began_at_s: float
     """The time of the beginning, in seconds since 1970."""
     elapsed_s: float
@@ -41,7 +44,7 @@ class SavedRun:
     """The first failure, in one line."""
     facts: dict[str, str] = field(default_factory=dict)
     """Strategy, pool, ranks, the given options as `option.NAME`, versions as `version.NAME`."""
-    last: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict, metadata=ANY_NUMBER)
     """The last value of each metric, on the first rank that reported it."""
     shares: dict[str, float] = field(default_factory=dict)
     """The mean share of each part in the time of the training; empty without one."""
@@ -56,16 +59,25 @@ class SavedRun:
 
     @property
     def metrics(self) -> Metrics:
-        """The reported numbers, as `run.metrics`: rows, points by name, a `pandas.DataFrame` or a CSV file."""
-        line = Path(self.path).read_text("utf-8").split("\n")[1]
-        return metrics_from(json.loads(line))
+        """The reported numbers, as `run.metrics`: rows, points by name, a `pandas.DataFrame` or a CSV file. Raises
+        `OSError` or `DamagedFile`."""
+        _, _, line = record_file.text_of(self.path).partition("\n")
+        return metrics_from(record_file.record_of(SavedMetrics, record_file.json_of(line)))
 
     def summary(self) -> dict[str, Any]:
         """Return all but the number and the file, in values that JSON knows."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("number", "path")}
 
 
-def of(run: ObservedRun, record: RunRecord, notebook: str) -> SavedRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedMetrics:
+    """The reported numbers of a run in its file."""
+
+    columns: list[str]
+    rows: list[list[float | None]] = field(metadata=ANY_NUMBER)
+
+
+def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") -> SavedRun:
     """Return the small record of a run that has ended, without a number yet."""
     cause = failures.cause(record)
     shares = Shares.of(record)
@@ -77,6 +89,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str) -> SavedRun:
         run=run.id,
         label=run.label,
         notebook=notebook,
+        project=project,
         began_at_s=run.began_at_s,
         elapsed_s=record.elapsed_s,
         state=_state(record),
@@ -102,15 +115,12 @@ def _state(record: RunRecord) -> str:
 
 
 def read(path: Path) -> SavedRun:
-    """Read a saved run. Raises `OSError` or `ValueError` for a file that is gone or damaged."""
-    with path.open(encoding="utf-8") as file:
-        summary = json.loads(file.readline())
-    known = {each.name for each in fields(SavedRun)}
-    given = {name: value for name, value in summary.items() if name in known}  # a later version may write more
-    try:
-        return SavedRun(**{**given, "number": int(path.name.partition("_")[0]), "path": str(path)})
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    """Read a saved run. Raises `OSError` or `DamagedFile` for a file that is gone or damaged."""
+    summary, _, _ = record_file.text_of(path).partition("\n")
+    content = record_file.json_of(summary)
+    if not isinstance(content, dict):
+        raise DamagedFile("it holds no record")
+    return record_file.record_of(SavedRun, {**content, "number": int(path.name[:8]), "path": str(path)})
 
 
 def metrics_to(record: RunRecord) -> dict[str, Any]:
@@ -131,7 +141,12 @@ def thinned(rows: list[Any], most: int) -> list[Any]:
     return [*rows[:: -(-len(rows) // most)][:-1], rows[-1]]
 
 
-def metrics_from(saved: dict[str, Any]) -> Metrics:
-    columns = saved["columns"]
-    rows = tuple(dict(zip(columns, row, strict=True)) for row in saved["rows"])
-    return Metrics(tuple(columns[len(OWN_COLUMNS) :]), rows)
+def metrics_from(saved: SavedMetrics) -> Metrics:
+    """Return the reported numbers. Raises `DamagedFile`."""
+    columns, own = saved.columns, len(OWN_COLUMNS)
+    if tuple(columns[:own]) != OWN_COLUMNS:
+        raise DamagedFile("its columns are others")
+    for row in saved.rows:
+        if len(row) != len(columns) or not all(isinstance(each, int) for each in row[: own - 1]):
+            raise DamagedFile("a row has other columns")
+    return Metrics(tuple(columns[own:]), tuple(dict(zip(columns, row, strict=True)) for row in saved.rows))

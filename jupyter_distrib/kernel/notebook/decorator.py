@@ -188,8 +188,6 @@ class DistributedFunction(Generic[P, R]):
         )
         current, namespace = session.current(), _namespace()
         settings = current.settings
-        if self.options.pool:
-            current.choices.name(self.options.pool)
         with interrupts.WholeImports():
             packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]

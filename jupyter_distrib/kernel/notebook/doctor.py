@@ -179,6 +179,8 @@ def _settings(session: Session) -> Iterator[Finding]:
             topic="pools",
             text=f"{', '.join(pool.name for pool in session.usable_pools(settings))}; cells use {settings.pool}",
         )
+        for text in settings.ignored:
+            yield Finding(topic="settings", text="a file of this folder is not followed", advice=text)
 
 
 def _pool(session: Session) -> Iterator[Finding]:

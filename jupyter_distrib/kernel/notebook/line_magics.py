@@ -201,7 +201,7 @@ class LineMagics(Magics):
         `%distributed_pool stop [NAME]`         end the ranks; the values that they keep are lost
         `%distributed_pool restart [NAME]`      replace the ranks by new processes
         `%distributed_pool resize N`            use N ranks from now on
-        `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
+        `%distributed_pool trust`               follow the settings file of this folder, which is not yours by itself
         """
         from jupyter_distrib.kernel.notebook import pool_magic
 

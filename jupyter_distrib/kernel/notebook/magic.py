@@ -144,8 +144,6 @@ class CellMagics(Magics):
         self, captured: Captured, options: Options, settings: Settings, *, label: str = "", submitted: bool = False
     ) -> Run:
         current, notebook = session.current(), self.shell.user_ns
-        if options.pool:
-            current.choices.name(options.pool)
         with interrupts.WholeImports() if captured.inputs else nullcontext():
             packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:

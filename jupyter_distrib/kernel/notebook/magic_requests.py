@@ -205,7 +205,7 @@ def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[st
             raise OptionsError(f"{action} wants one of {number}; got {sizes or 'none'} of them")
     elif sizes:
         raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
-    if action in ("use", "remove", "trust") and not name:
+    if action in ("use", "remove") and not name:
         raise OptionsError(f"{action} needs the name of a pool: choose {any_of(pools)}")
     if action == "list" and name:
         raise OptionsError(f"list takes no name: leave {name!r} out")

@@ -12,13 +12,11 @@ def change(line: str) -> PoolTable:
     """Carry out a line of `%distributed_pool`, and return the pools as they are then."""
     current = session.current()
     settings, pools = current.settings, current.pools
-    for text in current.choices.untold(settings):
-        print(text)
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
     request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
+    for text in current.choices.untold(settings) if request.action != "trust" else ():
+        print(text)
     name = request.name or settings.pool
-    if request.name and request.action in ("use", "start", "restart", "resize"):
-        current.choices.name(name)
     match request.action:
         case "list":
             pass
@@ -38,5 +36,5 @@ def change(line: str) -> PoolTable:
         case "resize":
             pools.resize(name, request.size or request.count)
         case "trust":
-            current.choices.trust(name)
+            print(current.choices.trust(request.name))
     return PoolTable.of(current)

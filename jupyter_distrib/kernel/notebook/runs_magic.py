@@ -20,4 +20,5 @@ def answer(line: str) -> RunList | Comparison:
         return Comparison(tuple(run_files.find(name) for name in names))
     if first.isdecimal() and not names:
         return Comparison((run_files.find(first),))
-    return matching(run_files.load(), words)
+    found = run_files.look()
+    return matching(found.runs, words, found.note)

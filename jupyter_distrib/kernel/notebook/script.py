@@ -58,8 +58,6 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
             raise OptionsError(f"{flag} is for cells: a script has no names of the notebook")
     cell = _of_module(arguments) if path == MODULE else _of_file(path, arguments)
     current = session.current()
-    if options.pool:
-        current.choices.name(options.pool)
     with interrupts.WholeImports():
         packed = payload.pack_inputs({}, {})
     label = formatting.short(" ".join((path, *arguments)), LABEL_CHARACTERS)

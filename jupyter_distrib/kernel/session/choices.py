@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.settings import config_files, find_files
+from jupyter_distrib.kernel.settings import config_files, find_files, trusted_files
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, ProjectFile, Settings
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, Settings
 from jupyter_distrib.system.data_class import data_class
 
 
@@ -36,8 +36,6 @@ class Choices:
         self._own_pool: tuple[str | None, str] = (None, "")
         """The last choice of the notebook itself."""
         self._strategy: str | None = None
-        self._named: set[ProjectFile] = set()
-        """Project files whose pools the user has named."""
         self._told: set[str] = set()
         self._loaded: tuple[FilesState, Settings] | None = None
         """The state of files and environment when they were last read, and the settings that they gave."""
@@ -111,36 +109,26 @@ class Choices:
 
     # ------------------------------------------------------------------------------------------------ project files
 
-    def name(self, pool: str) -> None:
-        """Record that the user has named this pool, which is enough trust if only its file defines that name."""
-        file = self.settings.pools[pool].project_file
-        if file is not None and file.only:
-            self._named.add(file)
-
-    def trust(self, pool: str) -> None:
-        """Remember for all notebooks that the user trusts the file which defines this pool."""
-        if (file := self.settings.pools[pool].project_file) is not None:
-            from jupyter_distrib.kernel.session import trusted_files
-
-            trusted_files.trust(file)
+    def trust(self, pool: str | None = None) -> str:
+        """Remember for all notebooks that the user trusts the project's file, or the one that defines this pool, with
+        its present content. Return a sentence on what that is."""
+        settings = self.settings
+        file = settings.waiting if pool is None else settings.pools[pool].project_file or settings.waiting
+        if file is None:
+            return "Nothing here waits for your trust."
+        trusted_files.trust(file.path, file.digest)
+        return f"{file.shown} is trusted until it changes: {(settings.waiting or file).sets}."
 
     def check_trusted(self, pool: NamedPool) -> None:
-        """Raise `PoolError` for a pool whose program or machine is named only by a project's file."""
-        file = pool.project_file
-        if file is None or file in self._named:
-            return
-        from jupyter_distrib.kernel.session import trusted_files  # few notebooks need it
-
-        if trusted_files.is_trusted(file):
-            return
-        naming = f", or name it in the cell (--pool {pool.name})" if file.only else ""
-        raise PoolError(
-            f"the pool {pool.name} is not used yet: {file.shown} sets {file.names} for it, which you have not allowed. "
-            f"If you trust this file, run %distributed_pool trust {pool.name}{naming}."
-        )
+        """Raise `PoolError` for a pool of a project's file that the user has not trusted."""
+        if (file := pool.project_file) is not None:
+            raise PoolError(
+                f"the pool {pool.name} is not used yet: {file.shown} sets {file.sets} for it, which you have not "
+                f"allowed. If you trust this file, run %distributed_pool trust {pool.name}."
+            )
 
     def untold(self, settings: Settings) -> list[str]:
-        """Return the sentences about ignored files, each of them once in the life of the kernel."""
+        """Return the sentences about files that are not read or trusted, each once in the life of the kernel."""
         new = [text for text in settings.ignored if text not in self._told]
         self._told.update(new)
         return new

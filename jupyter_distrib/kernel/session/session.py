@@ -259,10 +259,19 @@ class Session:
         from jupyter_distrib.kernel.history import run_files, saved_run
 
         settings = self.settings
-        if settings.history:
-            limits = run_files.Limits(runs=int(settings.history), days=settings.history_days)
-            saved = [(saved_run.of(run, record, self.identity.notebook), record) for run, record in runs]
-            run_files.save(saved, limits)
+        if not settings.saves_runs:
+            return
+        own = settings.project_history
+        limits = run_files.Limits(
+            runs=int(settings.history) or None,
+            days=settings.history_days,
+            project=settings.project,
+            project_runs=None if own is None else int(own) or None,
+            project_days=settings.project_history_days,
+        )
+        notebook = self.identity.notebook
+        saved = [(saved_run.of(run, record, notebook, settings.project), record) for run, record in runs]
+        run_files.save(saved, limits)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""

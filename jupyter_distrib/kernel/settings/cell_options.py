@@ -92,16 +92,17 @@ class Options:
 
     gpus: int | None = _declared(
         None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
+        unasked=True,
         default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
     ranks: int | None = _declared(
-        None, "--ranks", "N", "N CPU ranks", read=count,
+        None, "--ranks", "N", "N CPU ranks", read=count, unasked=True,
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
         default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
     strategy: str | None = _declared(
         None, "--strategy", "NAME", "how the ranks work together; `none` sets torchrun's environment only",
-        default=DEFAULT_STRATEGY)
+        default=DEFAULT_STRATEGY, unasked=True)
     pool: str | None = _declared(
         None, "--pool", "NAME", "where the ranks are", default=DEFAULT_POOL, synonyms=("cluster",))
     out: str | None = _declared(None, "--out", "NAME", "bind the Results of all ranks to this name", read=one_name)

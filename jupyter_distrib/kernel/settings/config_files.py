@@ -11,8 +11,9 @@
     python = "~/envs/train/bin/python"
     gpus = 4
 
-Later ones win: the user's file, the project's file, JUPYTER_DISTRIB_POOL and JUPYTER_DISTRIB_STRATEGY,
-`%distributed_pool add` and `use`, the cell's own line. Kernel side; files are read again when they have changed.
+Later ones win: the user's file, the project's file as far as `project_files` lets it, JUPYTER_DISTRIB_POOL and
+JUPYTER_DISTRIB_STRATEGY, `%distributed_pool add` and `use`, the cell's own line. Kernel side; files are read again when
+they have changed.
 """
 
 from __future__ import annotations
@@ -27,31 +28,27 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import find_files
+from jupyter_distrib.kernel.settings import find_files, project_files, trusted_files
 from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, OPTIONS
-from jupyter_distrib.kernel.settings.find_files import VARIABLES, File
+from jupyter_distrib.kernel.settings.find_files import LARGEST_BYTES, VARIABLES, File
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
 from jupyter_distrib.kernel.settings.settings import NamedPool, ProjectFile, Settings, without_files
 from jupyter_distrib.options import (
     Declared,
     Option,
     any_of,
-    at_least_zero,
     check_choice,
-    count,
     gather,
-    rank,
-    seconds,
     unknown_option,
 )
 from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.system import record_file
+from jupyter_distrib.system.record_file import DamagedFile
 
-KEYS = ("pool", "remote", "strategy", "track", "compat", "history", "history_days", "pools")
+KEYS = tuple(key.name for key in project_files.KEYS)
 _TRACK = next(option for option in OPTIONS if option.name == "track")
 KEYS_OF_A_POOL = ("kind", "fallback")
 """Keys of a pool that are no options."""
-_HARMLESS = (at_least_zero, count, rank, seconds)
-"""The readers of numbers, which name no program and no machine."""
 
 
 def load(kinds: Declared, strategies: Declared, *, directory: str | None = None) -> Settings:
@@ -74,32 +71,67 @@ def _over(settings: Settings, file: File) -> Settings:
     for key in content:
         if key not in KEYS:
             raise _wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, _as_key))
-    pools = dict(settings.pools)
     tables = content.get("pools", {})
     if not isinstance(tables, dict):
         raise _wrong(shown, text, "", "pools", "write a table [pools.NAME] for each pool")
-    for name, table in tables.items():
-        pool = _with_absolute_paths(_pool(name, table, settings, shown, text), settings.kinds, file)
-        pools[name] = _to_be_trusted(pool, settings, file, text) if file.of_project else pool
-    settings = replace(settings, pools=pools)
+    defined = {
+        name: _with_absolute_paths(_pool(name, table, settings, shown, text), settings.kinds, file)
+        for name, table in tables.items()
+    }
+    every = {**settings.pools, **defined}
     for name in tables:
-        if fallback := pools[name].fallback:
-            _check_fallback(name, fallback, pools, shown, text)
-    for key, choices in (("pool", pools), ("remote", pools), ("strategy", settings.strategies)):
+        if fallback := defined[name].fallback:
+            _check_fallback(name, fallback, every, shown, text)
+    for key, choices in (("pool", every), ("remote", every), ("strategy", settings.strategies)):
         if key in content:
             try:
                 check_choice(str(content[key]), choices, f"{key} = {content[key]!r}")
             except OptionsError as error:
                 raise _wrong(shown, text, "", key, error) from None
+    values = _values(content, file, text)
+    if file.of_project:
+        settings, content = _of_project(settings, file, text, content, defined)
+    else:
+        settings = replace(settings, pools=every)
+    for key in ("pool", "remote", "strategy"):
+        if key in content:
             settings = _with_default(settings, key, str(content[key]), shown)
+    return replace(settings, **{field: value for field, (key, value) in values.items() if key in content})
+
+
+def _of_project(
+    settings: Settings, file: File, text: str, content: dict[str, Any], defined: dict[str, NamedPool]
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings with the pools of a project's file, and the content of the file that is taken."""
+    settings = replace(settings, project=os.path.dirname(file.path))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    source = ProjectFile(path=file.path, digest=digest, shown=_shown(Path(file.path)))
+    taken = project_files.without_trust(
+        content,
+        defined,
+        known=settings.pools,
+        present={key: getattr(settings, key) for key in ("pool", "remote", "track", "compat")},
+        options_of=lambda kind: options_of(kind, settings.kinds, settings.strategies),
+        source=source,
+    )
+    if taken.waiting is not None and trusted_files.is_trusted(file.path, digest):
+        return replace(settings, pools={**settings.pools, **defined}), content
+    ignored = (*settings.ignored, taken.sentence) if taken.sentence else settings.ignored
+    return replace(settings, pools=taken.pools, waiting=taken.waiting, ignored=ignored), taken.content
+
+
+def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[str, Any]]:
+    """Return the keys that are neither a pool nor a strategy, with their values, by the fields of `Settings`."""
+    found: dict[str, tuple[str, Any]] = {}
     for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS):
-        if option.name in content:
+        if (key := option.name) in content:
             try:
-                read = gather([(option, _as_text(option, content[option.name]))], _as_key)
+                (value,) = gather([(option, _as_text(option, content[key]))], _as_key).values()
             except OptionsError as error:
-                raise _wrong(shown, text, "", option.name, error) from None
-            settings = replace(settings, **read)
-    return settings
+                raise _wrong(_shown(Path(file.path)), text, "", key, error) from None
+            of_own_runs = file.of_project and option in (HISTORY, HISTORY_DAYS)
+            found[f"project_{key}" if of_own_runs else key] = key, value
+    return found
 
 
 def _check_fallback(name: str, fallback: str, pools: dict[str, NamedPool], shown: str, text: str) -> None:
@@ -126,14 +158,16 @@ def _read(file: File) -> tuple[str, dict[str, Any]]:
 
     path = Path(file.path)
     try:
-        text = path.read_text("utf-8")
+        text = record_file.text_of(path, LARGEST_BYTES, through_links=True)
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
         what, line = (match[1], f", line {match[2]}") if match else (str(error), "")
         raise OptionsError(f"{_shown(path)}{line}: not valid TOML: {what}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, DamagedFile) as error:
         raise OptionsError(f"{_shown(path)} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number with too many digits, or brackets in brackets
+        raise OptionsError(f"{_shown(path)}: not valid TOML: {error}") from None
 
 
 def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -> NamedPool:
@@ -187,28 +221,6 @@ def _with_absolute_paths(pool: NamedPool, kinds: Declared, file: File) -> NamedP
     return replace(pool, options={**pool.options, **paths})
 
 
-def _to_be_trusted(pool: NamedPool, settings: Settings, file: File, text: str) -> NamedPool:
-    """Return the pool of a project's file, with the values that the user has to trust: texts that may name a program or
-    a machine, unless the user's own file has the same."""
-    known = settings.pools.get(pool.name)
-    own = known.options if known is not None and known.kind == pool.kind else {}
-    named = {
-        option.name: pool.options[option.name]
-        for option in settings.kinds[pool.kind]
-        if option.name in pool.options and option.read not in _HARMLESS and not option.choices
-    }
-    if all(own.get(name) == value for name, value in named.items()):
-        return pool
-    source = ProjectFile(
-        path=file.path,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        shown=pool.origin,
-        names=" and ".join(f"{name} = {value}" if value else name for name, value in named.items()),
-        only=known is None,
-    )
-    return replace(pool, project_file=source)
-
-
 def _owners(kinds: Declared) -> dict[str, list[str]]:
     owners: dict[str, list[str]] = {}
     for kind, options in kinds.items():
@@ -231,7 +243,7 @@ def _as_text(option: Option, value: object) -> str:
         case True:
             return "" if not option.metavar else "true"
         case dict():
-            return json.dumps(value)
+            return json.dumps(value, default=str)
         case list():
             return ",".join(map(str, value))
         case _:
@@ -240,7 +252,8 @@ def _as_text(option: Option, value: object) -> str:
 
 def _wrong(shown: str, text: str, header: str, key: str, why: object) -> OptionsError:
     line = _line_of(text, header, key)
-    return OptionsError(f"{shown}{f', line {line}' if line else ''}: {why}")
+    told = f"{shown}{f', line {line}' if line else ''}: {why}"
+    return OptionsError("".join(each if each.isprintable() else "?" for each in told))
 
 
 def _line_of(text: str, header: str, key: str) -> int:

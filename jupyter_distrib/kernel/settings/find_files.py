@@ -9,8 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.settings import trusted_files
 from jupyter_distrib.system.other_users import writers
 
+LARGEST_BYTES = 1_000_000
+"""The size of the largest file that is read."""
 LOOK_ROUND_S = 5.0
 """The seconds until a new repository or owner is noticed; a new file with pools is noticed at once."""
 PROJECT_FILE = "jupyter_distrib.toml"
@@ -35,6 +38,8 @@ class FilesState(NamedTuple):
     ignored: tuple[str, ...]
     """A sentence for each file that exists and is not read."""
     environment: tuple[str | None, ...]
+    trusted: tuple[int, int, int] | None
+    """A key for what the user trusts; None if that does not matter here."""
 
 
 def state(*, directory: str | None = None) -> FilesState:
@@ -45,8 +50,13 @@ def state(*, directory: str | None = None) -> FilesState:
         project, ignored = _project_file(folder)
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
-    files = tuple(filter(None, (user, project)))
-    return FilesState(folder=folder, files=files, ignored=ignored, environment=tuple(map(os.environ.get, VARIABLES)))
+    return FilesState(
+        folder=folder,
+        files=tuple(filter(None, (user, project))),
+        ignored=ignored,
+        environment=tuple(map(os.environ.get, VARIABLES)),
+        trusted=None if project is None else trusted_files.state(),
+    )
 
 
 def present_folder() -> str:
@@ -74,14 +84,25 @@ def user_file() -> str:
 def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
     """Return the nearest file of the project; or None, with a sentence, if others may have written that file."""
     for path in _project_files(directory, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
-        if (file := _file(path, of_project=True)) is None:
+        if not os.path.lexists(path):
             continue
-        for each in (path, os.path.dirname(path)):
-            if reason := _writable_by_others(os.stat(each)):
-                what = "it" if each == path else "its folder"
-                return None, (f"{path} is not read, since {what} {reason}.",)
-        return file, ()
+        if reason := _reason_against(path):
+            return None, (f"{path} is not read, since {reason}.",)
+        return _file(path, of_project=True), ()
     return None, ()
+
+
+def _reason_against(path: str) -> str:
+    """Return the reason why a project's file is not read; empty without one."""
+    kind = os.lstat(path)
+    if stat.S_ISLNK(kind.st_mode):
+        return "it is a link: put the file itself there"
+    if not stat.S_ISREG(kind.st_mode):
+        return "it is no regular file"
+    for each in (path, os.path.dirname(path)):
+        if reason := _writable_by_others(os.stat(each)):
+            return f"{'it' if each == path else 'its folder'} {reason}"
+    return f"it is larger than {LARGEST_BYTES / 1e6:.0f} MB" if kind.st_size > LARGEST_BYTES else ""
 
 
 def _file(path: str, *, of_project: bool) -> File | None:
@@ -97,13 +118,13 @@ def _file(path: str, *, of_project: bool) -> File | None:
 @lru_cache(maxsize=2)
 def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
     """Return the possible paths of the project's file: in the notebook's folder and in the folders above it, up to the
-    top of the repository or the home folder, but not in a folder that others may write to, such as /tmp. `when` only
+    top of the repository or the home folder. A folder that others may write to, such as /tmp, is the last. `when` only
     makes cached results expire."""
     paths, folder = [os.path.join(directory, PROJECT_FILE)], directory
     while True:
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
         parent = os.path.dirname(folder)
-        if is_top or parent == folder or _writable_by_others(os.stat(parent)):
+        if is_top or parent == folder or _writable_by_others(os.stat(folder)):
             return tuple(paths)
         folder = parent
         paths.append(os.path.join(folder, PROJECT_FILE))

@@ -29,16 +29,14 @@ REMOTE = "remote"
 
 @data_class
 class ProjectFile:
-    """One content of a project's file that names an interpreter, a command or an address."""
+    """One content of a project's file of which something waits for the user's trust."""
 
     path: str
     digest: str
     shown: str
     """The path in the form that a person would write."""
-    names: str
-    """The options in question: `python = '/home/me/evil'`."""
-    only: bool
-    """Whether the pool's name means nothing without this file."""
+    sets: str = ""
+    """The part that waits: `python = /home/me/evil`."""
 
 
 @data_class
@@ -57,7 +55,7 @@ class NamedPool:
     """The pool that its cells run on when it refuses their ranks; empty for none."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
-    """The project's file, if only that file names the pool's interpreter, command or address."""
+    """The project's file that defines the pool, as long as the user has to trust that file first."""
     sized_by: str = ""
     """The place where the number of ranks was chosen, if not that of the pool's definition."""
 
@@ -88,8 +86,16 @@ class Settings:
     """The number of saved runs that are kept; 0: none is saved."""
     history_days: float = 90.0
     """The age after which a saved run is removed."""
+    project: str = ""
+    """The folder of the project's file; empty without one."""
+    project_history: float | None = None
+    """The number of the project's own runs that are kept; 0: none is saved; None: the project's file says nothing."""
+    project_history_days: float | None = None
+    """The age after which a saved run of the project is removed."""
+    waiting: ProjectFile | None = None
+    """The project's file, if something of it waits for trust."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each file that was not read, since others may have written it."""
+    """A sentence for each file that was not read, and on what of a file was not taken."""
     _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -115,9 +121,15 @@ class Settings:
             self._read[line] = parse_line(line, **self.possible)
         return self._read[line]
 
+    @property
+    def saves_runs(self) -> bool:
+        """Return whether runs are saved in the history."""
+        return bool(self.history if self.project_history is None else self.project_history)
+
     def pool_of_kind(self, kind: str) -> NamedPool:
         """Return the pool in use if it is of this kind, else the first that was defined, else the built-in one."""
-        fitting = [each for each in (self.pools[self.pool], *self.pools.values()) if each.kind == kind]
+        usable = [each for each in self.pools.values() if each.project_file is None]
+        fitting = [each for each in (self.pools[self.pool], *usable) if each.kind == kind]
         return next((each for each in fitting if each.origin != BUILT_IN or each.name == self.pool), fitting[0])
 
     def remote_pool(self) -> str | None:

@@ -34,6 +34,7 @@ class InlinePool:
     options: ClassVar = (STEP_THROUGH,)
     capabilities: ClassVar = Capabilities(
         remote=False,
+        unasked=True,
         nameable=False,
         echoes_output=True,
         runs_in_send=True,

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def ended(run: str, losses: list[float], *, lost: bool = False) -> RunRecord:
 
 def save(run: str, losses: list[float], *, limits: Limits = ROOMY, lost: bool = False, **facts: object) -> None:
     record = ended(run, losses, lost=lost)
-    run_files.save([(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record)], limits)  # type: ignore[arg-type]
+    saved = saved_run.of(observed(run, **facts), record, "lab.ipynb", limits.project)  # type: ignore[arg-type]
+    run_files.save([(saved, record)], limits)
 
 
 def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -> None:
@@ -92,6 +94,27 @@ def test_old_runs_are_removed(home: Path) -> None:
     save("a-2", [])
 
     assert [run.run for run in run_files.load()] == ["a-2"]
+
+
+def of_project(folder: str, *, runs: int | None = None, days: float | None = None) -> Limits:
+    return replace(ROOMY, project=folder, project_runs=runs, project_days=days)
+
+
+def test_the_limit_of_a_project_counts_its_own_runs_only() -> None:
+    for number in range(3):
+        save(f"user-{number}", [])
+        save(f"one-{number}", [], limits=of_project("/one", runs=2))
+        save(f"two-{number}", [], limits=of_project("/two", runs=1))
+    save("one-9", [], limits=of_project("/one", days=0.0))
+
+    assert [run.run for run in run_files.load()] == ["user-0", "user-1", "user-2", "two-2"]
+
+
+def test_a_user_who_saves_nothing_loses_nothing_to_a_project_that_does() -> None:
+    save("a-1", [])
+    save("b-1", [], limits=replace(of_project("/b", runs=1), runs=None))
+
+    assert [run.run for run in run_files.load()] == ["a-1", "b-1"]
 
 
 def test_a_run_that_is_attached_again_is_saved_once() -> None:

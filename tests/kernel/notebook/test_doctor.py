@@ -41,7 +41,7 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
 
 
 class DeadSession:
-    settings = SimpleNamespace(pools={"local": None}, pool="local")
+    settings = SimpleNamespace(pools={"local": None}, pool="local", ignored=())
 
     @property
     def pools(self) -> DeadSession:

@@ -15,6 +15,7 @@ import pytest
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.worker import network_check
 from tests.notebook import Notebook
+from tests.settings_files import write_trusted
 
 
 def way(**found: object) -> doctor.Finding:
@@ -42,7 +43,8 @@ def test_g09_a_node_that_cannot_be_reached_is_named() -> None:
 @pytest.mark.slow
 def test_g09_the_doctor_measures_between_the_nodes_of_a_pool(tmp_path: Path) -> None:
     """Two nodes that are both this machine, behind loopback."""
-    (tmp_path / "jupyter_distrib.toml").write_text(
+    write_trusted(
+        tmp_path,
         f"""
 [pools.lab]
 kind = "command"
@@ -51,7 +53,7 @@ start = "env HOST={{host}} {{python}}"
 python = "{sys.executable}"
 interface = "lo"
 nodes = 2
-"""
+""",
     )
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib\n%distributed_pool use lab")

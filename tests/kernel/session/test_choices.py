@@ -106,30 +106,30 @@ def evil(tmp_path: Path, choices: Choices) -> Path:
 def test_a_program_of_a_project_is_refused_with_what_to_do(evil: Path, choices: Choices) -> None:
     assert refused(choices, "lab") == (
         f"the pool lab is not used yet: jupyter_distrib.toml sets python = {evil.parent}/evil for it, which you have not "
-        "allowed. If you trust this file, run %distributed_pool trust lab, or name it in the cell (--pool lab)."
+        "allowed. If you trust this file, run %distributed_pool trust lab."
     )
     assert refused(choices, "ray") == ""
 
 
-def test_a_pool_that_is_named_is_used_if_nothing_else_has_the_name(evil: Path, choices: Choices) -> None:
-    choices.name("lab")
-    assert refused(choices, "lab") == ""
-    choices.name("local")
-    assert refused(choices, "local").endswith("If you trust this file, run %distributed_pool trust local.")
+def test_a_project_does_not_replace_what_there_is(evil: Path, choices: Choices) -> None:
+    assert refused(choices, "local") == ""
+    assert choices.settings.pools["local"].options == {}
 
 
 def test_trust_is_remembered_for_this_content_of_the_file(evil: Path, choices: Choices) -> None:
     choices.trust("lab")
-    assert refused(Choices(), "lab") == ""
-    assert refused(Choices(), "local") == "", "it is the file that is trusted"
+    for each in (choices, Choices()):
+        assert refused(each, "lab") == ""
+        assert "python" in each.settings.pools["local"].options, "it is the file that is trusted"
     evil.write_text(EVIL.replace("./evil", "./worse"))
-    assert "worse" in refused(Choices(), "lab")
+    for each in (choices, Choices()):
+        assert "worse" in refused(each, "lab")
+        assert each.settings.pools["local"].options == {}
 
 
-def test_a_named_pool_is_refused_again_when_its_file_has_changed(evil: Path, choices: Choices) -> None:
-    choices.name("lab")
-    evil.write_text(EVIL.replace("./evil", "./worse"))
-    assert "worse" in refused(choices, "lab")
+def test_trust_without_a_file_that_needs_it_says_so(choices: Choices) -> None:
+    choices.trust()
+    assert choices.trust() == "Nothing here waits for your trust."
 
 
 def test_a_file_that_is_not_read_is_told_once(evil: Path, choices: Choices) -> None:

@@ -23,6 +23,7 @@ from jupyter_distrib.trackers import mlflow, wandb
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 from tests.installed_package import bring
 from tests.notebook import Notebook
+from tests.settings_files import write_trusted
 
 THEIRS = """
 from jupyter_distrib.extend import Observer
@@ -138,7 +139,7 @@ def test_the_settings_name_trackers_for_cells_that_name_none(
     content: str, track: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "jupyter_distrib.toml").write_text(content)
+    write_trusted(tmp_path, content)
     settings = config_files.load(POOLS, STRATEGIES)
     assert settings.filled(options("")).track == track
     assert settings.filled(options("--track none")).track == ("none",)

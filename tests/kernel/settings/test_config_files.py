@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import config_files, find_files
-from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings import config_files, find_files, project_files, trusted_files
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.settings import NamedPool, Settings, built_in
 from jupyter_distrib.options import Option, count, json_object
+from jupyter_distrib.pools import base
 from jupyter_distrib.system import other_users
 
 KINDS = {
@@ -59,7 +61,13 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
@@ -241,44 +249,223 @@ def test_a_relative_path_is_relative_to_the_file(place: Place) -> None:
     assert place.load().pools["lab"].options == {"python": str(place.repository.parent / "env/bin/python")}
 
 
+def project(place: Place, text: str) -> Settings:
+    """The settings with this file of a project, which nobody has trusted."""
+    place.write(place.repository / "jupyter_distrib.toml", text)
+    return place.load()
+
+
+def trust(settings: Settings) -> None:
+    assert settings.waiting is not None
+    trusted_files.trust(settings.waiting.path, settings.waiting.digest)
+
+
 def test_a_program_that_a_projects_file_names_has_to_be_trusted(place: Place) -> None:
     path = place.repository / "jupyter_distrib.toml"
-    place.write(path, EVIL)
-    file = place.load().pools["lab"].project_file
+    found = project(place, EVIL)
+    file = found.pools["lab"].project_file
     assert file is not None
     assert (file.path, file.shown) == (str(path), "~/project/jupyter_distrib.toml")
-    assert (file.names, file.only) == (f"python = {place.repository}/env/bin/python", True)
-    place.write(path, EVIL + "ranks = 3\n")
-    changed = place.load().pools["lab"].project_file
-    assert changed is not None
+    assert file.sets == f"python = {place.repository}/env/bin/python"
+    trust(found)
+    assert place.load().pools["lab"].project_file is None
+    changed = project(place, EVIL + "ranks = 3\n").pools["lab"].project_file
+    assert changed is not None, "trust is for one content"
     assert changed.digest != file.digest
 
 
 @pytest.mark.parametrize(
-    ("table", "names"),
+    ("table", "asks"),
     [
-        ('kind = "ray"\naddress = "ray://evil:1"', "address = ray://evil:1"),
-        ('kind = "ray"\ninsecure = true', "insecure"),
-        ('kind = "ray"\nruntime_env = { py_executable = "x" }', 'runtime_env = {"py_executable": "x"}'),
-        ('kind = "ray"\nnodes = 2\ngpus = 4\nwait = 3', ""),
+        ('kind = "ray"\naddress = "ray://evil:1"', "kind = ray and address = ray://evil:1"),
+        ('kind = "ray"\ninsecure = true', "kind = ray and insecure"),
+        ('kind = "ray"\nruntime_env = { pip = "x" }', 'kind = ray and runtime_env = {"pip": "x"}'),
+        ('kind = "ray"', "kind = ray"),
+        ('kind = "ray"\nranks = 64\nnodes = 8', "kind = ray and ranks = 64 and nodes = 8"),
+        ('kind = "local"\nfallback = "ray"', "fallback = ray"),
+        ('kind = "local"\nmax_capture = "1GB"', "max_capture = 1GB"),
+        ('kind = "local"\nwait = 30', "wait = 30"),
         ('kind = "local"\nranks = 2\nstrategy = "ddp"', ""),
+        ('kind = "local"\ngpus = 2', ""),
     ],
 )
-def test_texts_have_to_be_trusted_and_numbers_do_not(place: Place, table: str, names: str) -> None:
-    place.write(place.notebooks / "jupyter_distrib.toml", f"[pools.lab]\n{table}\n")
-    file = place.load().pools["lab"].project_file
-    assert (file.names if file is not None else "") == names
+def test_a_new_pool_of_a_project_needs_trust_unless_it_is_some_ranks_here(place: Place, table: str, asks: str) -> None:
+    file = project(place, f"[pools.lab]\n{table}\n").pools["lab"].project_file
+    assert (file.sets if file is not None else "") == asks
+
+
+def test_only_these_keys_options_and_kinds_of_pools_need_no_trust() -> None:
+    """Whoever adds one has to decide that it is harmless in the hands of a stranger: the default is that it is not."""
+    options = {option.name for option in (*OPTIONS, *(each for kind in base.kinds().values() for each in kind))}
+    unasked = {option.name for kind in base.kinds().values() for option in (*OPTIONS, *kind) if option.unasked}
+    assert unasked == {"gpus", "ranks", "strategy"}
+    assert unasked < options
+    assert {kind for kind in base.kinds() if base.capabilities_of(kind).unasked} == {"local", "inline"}
+    assert not Option(flag="--new", meaning="").unasked
+    assert not base.Capabilities().unasked
+    pools = {**built_in(KINDS), "mine": NamedPool(name="mine", kind="local")}
+    values: tuple[object, ...] = (0, 1, "x", "ray", [], ["x"], True, False)
+    taken = {key.name for key in project_files.KEYS if any(key.unasked(value, pools) for value in values)}
+    assert taken == {"strategy", "history", "pools"}
+    assert not project_files.Key(name="new").unasked("", pools)
+    assert [key.name for key in project_files.KEYS if key.unasked("mine", pools)] == [
+        "pool",
+        "remote",
+        "strategy",
+        "pools",
+    ]
+
+
+OF_USER = """
+    pool = "mine"
+    track = ["tensorboard"]
+    [pools.mine]
+    kind = "local"
+    ranks = 3
+    [pools.costly]
+    kind = "ray"
+    address = "ray://head:10001"
+    [pools.safe]
+    kind = "local"
+    fallback = "costly"
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'pool = "costly"',
+        'pool = "ray"',
+        'pool = "safe"',
+        'remote = "costly"',
+        'track = ["mlflow"]',
+        'compat = ["spark"]',
+        "history = 1",
+        "history = 1e9",
+        "history_days = 0",
+        'pool = "new"\n[pools.new]\nkind = "ray"',
+        '[pools.mine]\nkind = "local"\nranks = 4',
+        '[pools.mine]\nkind = "local"',
+        '[pools.costly]\nkind = "ray"',
+        '[pools.costly]\nkind = "local"',
+        '[pools.local]\nkind = "local"\npython = "./evil"',
+        '[pools.ray]\nkind = "ray"\naddress = "evil"',
+        '[pools.safe]\nkind = "local"',
+    ],
+)
+def test_what_a_project_may_not_set_leaves_the_users_own_and_is_told(place: Place, line: str) -> None:
+    place.write(place.user, OF_USER)
+    before = place.load()
+    found = project(place, line)
+
+    kept = [replace(each, waiting=None, ignored=(), project="") for each in (before, found)]
+    assert replace(kept[1], pools={name: kept[1].pools[name] for name in kept[0].pools}) == kept[0]
+    (told,) = found.ignored
+    assert told.startswith("~/project/jupyter_distrib.toml is not trusted, so this is not taken from it: ")
+    assert told.endswith("If you trust this file, run %distributed_pool trust.")
+    trust(found)
+    after = place.load()
+    assert after.waiting is None
+    assert not after.ignored
+    assert after != before, "now it is taken"
+
+
+@pytest.mark.parametrize(
+    "line", ['pool = "mine"', 'pool = "inline"', 'remote = "mine"', 'strategy = "ddp"', "history = 0"]
+)
+def test_what_a_project_may_set_is_taken_unasked(place: Place, line: str) -> None:
+    place.write(place.user, OF_USER)
+    key = line.partition(" ")[0].replace("history", "project_history")
+    found = project(place, line)
+    assert found.ignored == ()
+    assert f"{getattr(found, key)}" == line.partition("= ")[2].strip('"').replace("0", "0.0")
 
 
 def test_the_users_own_file_is_trusted_also_when_a_project_says_the_same(place: Place) -> None:
     place.write(place.user, LAB)
-    assert place.load().pools["lab"].project_file is None
-    place.write(place.notebooks / "jupyter_distrib.toml", LAB)
-    assert place.load().pools["lab"].project_file is None
-    place.write(place.notebooks / "jupyter_distrib.toml", LAB.replace("head", "evil"))
+    before = place.load()
+    assert before.pools["lab"].project_file is None
+    same = project(place, LAB)
+    assert same.pools == before.pools
+    assert (same.pool, same.waiting, same.ignored) == ("lab", None, ())
+    other = project(place, LAB.replace("head", "evil"))
+    assert other.pools == before.pools
+    assert other.waiting is not None
+
+
+def test_a_project_that_saves_nothing_keeps_only_its_own_runs_out(place: Place) -> None:
+    place.write(place.user, "history = 20")
+    found = project(place, "history = 0")
+    assert (found.history, found.saves_runs) == (20, False)
+    trust(found := project(place, "history = 3\nhistory_days = 7"))
+    assert found.saves_runs
+    found = place.load()
+    assert (found.history, found.history_days) == (20, 90), "those of all runs"
+    assert (found.project_history, found.project_history_days, found.project) == (3, 7, str(place.repository))
+
+
+def test_a_damaged_list_of_trusted_files_means_that_nothing_is_trusted(place: Place, state: Path) -> None:
+    trust(project(place, EVIL))
+    kept = state / "jupyter_distrib" / "trusted_files.json"
+    for damage in (b"\xff", b"[1]", b"[" * 5000, b'{"x": 1}', b"null"):
+        kept.write_bytes(damage)
+        assert place.load().waiting is not None
+    kept.unlink()
+    os.mkfifo(kept)
+    assert place.load().waiting is not None
+    trust(place.load())
+    assert place.load().waiting is None
+
+
+# ---------------------------------------------------------------------------------------------------- files that are none
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "link", "dangling", "huge"])
+def test_a_projects_file_that_is_no_small_file_is_not_read(place: Place, what: str) -> None:
+    path = place.notebooks / "jupyter_distrib.toml"
+    elsewhere = place.repository / "elsewhere.toml"
+    place.write(elsewhere, 'strategy = "ddp"')
+    match what:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link" | "dangling":
+            path.symlink_to(elsewhere if what == "link" else place.repository / "nowhere")
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+    found = place.load()
+    assert found.strategy_for() == "none"
+    (told,) = found.ignored
+    assert told.startswith(f"{path} is not read, since it is ")
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "a = " + "9" * 5000, 'a = "\\ud800"', "[" * 5000, "\0", "a." * 5000]
+)
+def test_nonsense_in_a_file_is_one_sentence(place: Place, text: str) -> None:
+    place.write(place.notebooks / "jupyter_distrib.toml", text)
+    assert place.refused().startswith("jupyter_distrib.toml")
+
+
+def test_control_characters_of_a_file_do_not_reach_the_screen(place: Place) -> None:
+    place.write(place.notebooks / "jupyter_distrib.toml", '"\\u001b[2J" = 1')
+    assert "\x1b" not in place.refused()
+    place.write(place.notebooks / "jupyter_distrib.toml", '[pools.lab]\nkind = "ray"\naddress = "\\u001b[2J"')
     file = place.load().pools["lab"].project_file
     assert file is not None
-    assert not file.only, "to name the pool means the user's own one, too"
+    assert "\x1b" not in file.sets
+
+
+def test_a_file_of_somebody_else_above_the_notebook_is_told(place: Place) -> None:
+    """As /tmp/jupyter_distrib.toml, for a notebook in /tmp/me."""
+    place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
+    os.chown(place.repository / "jupyter_distrib.toml", 12345, -1)
+    place.repository.chmod(0o1777)
+    found = place.load()
+    assert found.strategy_for() == "none"
+    assert found.ignored == (f"{place.repository}/jupyter_distrib.toml is not read, since it belongs to another user.",)
 
 
 def test_the_environment_wins_over_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,15 +191,27 @@ def test_a_program_that_only_a_projects_file_names_is_not_run(tmp_path: Path) ->
     _, trace = evil_folder(tmp_path)
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        for cell in ("%distributed_status", "%%distributed\nrank", "%distributed_pool start"):
-            refused = book.fails(cell).traceback
+        cell = book.ok("%%distributed --ranks 2\nrank")
+        assert cell.result == "rank 0: 0\nrank 1: 1", "on the user's own pool"
+        assert cell.stdout.strip() == (
+            "jupyter_distrib.toml is not trusted, so this is not taken from it: pool = 'lab'. "
+            "If you trust this file, run %distributed_pool trust."
+        )
+        assert not book.ok("%%distributed --ranks 2\nrank;").stdout, "told once"
+        for cell_text in (
+            "%%distributed --pool lab\nrank",
+            "%distributed_pool start lab",
+            "%distributed_pool use lab\n",
+        ):
+            if cell_text.startswith("%distributed_pool use"):
+                book.ok(cell_text)
+                cell_text = "%%distributed\nrank"
+            refused = book.fails(cell_text).traceback
             assert refused.startswith("PoolError: the pool lab is not used yet: jupyter_distrib.toml sets python")
-            assert refused.endswith("run %distributed_pool trust lab, or name it in the cell (--pool lab).")
-        assert "the pool lab is not used yet" in book.ok("%distributed_status --doctor").result
+            assert refused.endswith("run %distributed_pool trust lab.")
+        assert "not taken from it: pool = 'lab'" in book.ok("%distributed_status --doctor").result
         assert "lab" in book.ok("%distributed_pool").result
         assert not trace.exists()
-        book.fails("%%distributed --pool lab\nrank")
-        assert trace.exists(), "the user has named it"
 
 
 @pytest.mark.slow
@@ -208,7 +220,11 @@ def test_trust_is_asked_once_and_holds_in_the_next_kernel(tmp_path: Path, monkey
     _, trace = evil_folder(tmp_path)
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        book.ok("%distributed_pool trust lab")
+        told = book.ok("%distributed_pool trust").stdout
+        assert told.startswith(
+            "jupyter_distrib.toml is trusted until it changes: pool = 'lab', [pools.lab] with python"
+        )
+        assert "Nothing here waits" in book.ok("%distributed_pool trust lab").stdout
         book.fails("%%distributed\nrank")
         assert trace.exists()
         trace.unlink()
@@ -216,3 +232,27 @@ def test_trust_is_asked_once_and_holds_in_the_next_kernel(tmp_path: Path, monkey
         book.ok("%load_ext jupyter_distrib")
         assert "not used yet" not in book.fails("%%distributed\nrank").traceback
         assert trace.exists()
+        trace.unlink()
+        (tmp_path / "jupyter_distrib.toml").write_text((tmp_path / "jupyter_distrib.toml").read_text() + "ranks = 2\n")
+        assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
+        assert not trace.exists(), "another content is another file"
+
+
+@pytest.mark.slow
+def test_packages_that_lie_in_the_notebooks_folder_bring_no_code(tmp_path: Path) -> None:
+    """A folder from elsewhere with a distribution in it: Python's path begins with the folder."""
+    trace = tmp_path / "it_has_run"
+    (tmp_path / "brought.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    (tmp_path / "brought-1.0.dist-info").mkdir()
+    (tmp_path / "brought-1.0.dist-info" / "METADATA").write_text("Name: brought\nVersion: 1.0\n")
+    groups = ("pools", "strategies", "observers", "trackers")
+    points = "\n".join(f"[jupyter_distrib.{group}]\nbrought = brought:brought" for group in groups)
+    (tmp_path / "brought-1.0.dist-info" / "entry_points.txt").write_text(points)
+    with Notebook(tmp_path) as book:
+        assert (
+            book.ok("import importlib.metadata as m\nlen(m.entry_points(group='jupyter_distrib.pools'))").result != "0"
+        )
+        book.ok("%load_ext jupyter_distrib")
+        book.ok("%%distributed --ranks 1\nrank")
+        book.ok("%distributed_pool")
+        assert not trace.exists()

@@ -1,0 +1,146 @@
+"""Takes from the settings file of a project what that may set before the user has trusted it.
+
+That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, and a
+strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key, `Option.unasked` of
+each option of a pool, and `Capabilities.unasked` of each kind, all with No as their default. A cell that needs none of
+what waits runs with the user's own settings. Kernel side, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, ProjectFile
+from jupyter_distrib.options import Option
+from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.formatting import clipped
+
+Pools = Mapping[str, NamedPool]
+VALUE_CHARACTERS = 120
+
+
+def _never(value: object, pools: Pools) -> bool:
+    return False
+
+
+def _always(value: object, pools: Pools) -> bool:
+    return True
+
+
+def _names_ranks_of_this_machine(value: object, pools: Pools) -> bool:
+    pool = pools.get(value) if isinstance(value, str) else None
+    return pool is not None and pool.project_file is None and not pool.fallback and capabilities_of(pool.kind).unasked
+
+
+def _saves_nothing(value: object, pools: Pools) -> bool:
+    return value == 0 and not isinstance(value, bool)
+
+
+@data_class
+class Key:
+    """One key at the top of a settings file."""
+
+    name: str
+    unasked: Callable[[object, Pools], bool] = _never
+    """Whether a project's file may give it this value before it is trusted; `pools` are those that exist then."""
+
+
+KEYS = (
+    Key(name="pool", unasked=_names_ranks_of_this_machine),
+    Key(name="remote", unasked=_names_ranks_of_this_machine),
+    Key(name="strategy", unasked=_always),
+    Key(name="track"),
+    Key(name="compat"),
+    Key(name="history", unasked=_saves_nothing),
+    Key(name="history_days"),
+    Key(name="pools", unasked=_always),  # each pool by itself
+)
+
+
+@data_class
+class Taken:
+    """The part of a project's file that is taken."""
+
+    pools: dict[str, NamedPool]
+    """The pools that then exist; one that waits for trust has its `project_file`."""
+    content: dict[str, Any]
+    """The keys that are taken."""
+    waiting: ProjectFile | None = None
+    """The file, if something of it waits for trust."""
+    sentence: str = ""
+    """A sentence on what is not taken; empty if that concerns only cells that name it."""
+
+
+def without_trust(
+    content: Mapping[str, Any],
+    defined: Pools,
+    *,
+    known: Pools,
+    present: Mapping[str, object],
+    options_of: Callable[[str], tuple[Option, ...]],
+    source: ProjectFile,
+) -> Taken:
+    """Return what is taken of a file that the user has not trusted.
+
+    Args:
+        content: The content of the file.
+        defined: The pools that it defines.
+        known: The pools that there are without it.
+        present: The values that keys have without it.
+        options_of: Returns the options of a kind.
+        source: The file.
+    """
+    pools, left, asked = dict(known), [], []
+    for name, pool in defined.items():
+        own = known.get(name)
+        if own is not None and _same(own, pool):
+            continue
+        if not (asks := _asks(pool, content["pools"][name], own, options_of(pool.kind))):
+            pools[name] = pool
+        elif own is None:
+            pools[name] = replace(pool, project_file=replace(source, sets=" and ".join(asks)))
+            asked.append(f"[pools.{name}] with {' and '.join(asks)}")
+        else:
+            left.append(f"[pools.{name}] with {' and '.join(asks)}")
+    taken = {}
+    for key in KEYS:
+        if key.name in content:
+            if key.unasked(value := content[key.name], pools):
+                taken[key.name] = value
+            elif (tuple(value) if isinstance(value, list) else value) != present.get(key.name):
+                left.append(f"{key.name} = {_printable(repr(value))}")
+    if not (left or asked):
+        return Taken(pools=pools, content=taken)
+    waiting = replace(source, sets=", ".join((*left, *asked)))
+    return Taken(pools=pools, content=taken, waiting=waiting, sentence=_told(waiting, left) if left else "")
+
+
+def _told(file: ProjectFile, left: list[str]) -> str:
+    return (
+        f"{file.shown} is not trusted, so this is not taken from it: {', '.join(left)}. "
+        "If you trust this file, run %distributed_pool trust."
+    )
+
+
+def _same(own: NamedPool, other: NamedPool) -> bool:
+    return replace(other, origin=own.origin, project_file=own.project_file) == own
+
+
+def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, options: tuple[Option, ...]) -> list[str]:
+    """Return the parts of a definition that need trust, as texts; all of it, for another definition of the user's own
+    pool or of a kind that needs trust."""
+    of_user = own is not None and own.origin != BUILT_IN
+    every = of_user or not capabilities_of(pool.kind).unasked
+    unasked = set() if every else {"kind", *(option.name for option in options if option.unasked)}
+    asks = {key: pool.options.get(key, value) for key, value in table.items() if key not in unasked}
+    told = {
+        key: _printable(str(value)) if value is not True else "" for key, value in asks.items() if value is not False
+    }
+    return [f"{key} = {value}" if value else key for key, value in told.items()]
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal would obey, and not longer than a line."""
+    return clipped("".join(each if each.isprintable() else "?" for each in text), VALUE_CHARACTERS)

@@ -1,0 +1,135 @@
+"""Reads the small files that this package has left for its other processes. Anything may have happened to them since.
+
+Whatever is at the path, a reader here answers at once, and raises nothing but `OSError` and `DamagedFile`: a FIFO is
+not waited for, a link is not followed, a file of another user is not believed, and a value of another type than its
+field's makes the record a damaged one. Any process; standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+LARGEST_BYTES = 32 << 20
+"""The size of the largest file that is read."""
+LARGEST_NUMBER = 1e11
+"""The largest number of a field; as seconds since 1970 it is a year that calendars know. None is below 0."""
+LARGEST_WHOLE_NUMBER = 1 << 62
+ANY_NUMBER = {"any_number": True}
+"""The metadata of a field whose numbers are what a cell has reported: NaN and 1e30 among them."""
+Kind = TypeVar("Kind")
+
+
+class DamagedFile(ValueError):
+    """A file that is there, and that holds no record of ours."""
+
+
+def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links: bool = False) -> str:
+    """Return the text of a regular file.
+
+    Args:
+        path: The file; a last component that is a link is refused.
+        most_bytes: The size of the largest file that is read.
+        through_links: Read what a link leads to, and also another user's file, as for a file that the user has written.
+
+    Raises:
+        OSError: There is none, or it cannot be opened.
+        DamagedFile: It is no text, not regular, another user's, or too large.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # to open a FIFO waits for its writer otherwise
+    descriptor = os.open(path, flags if through_links else flags | os.O_NOFOLLOW)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise DamagedFile("it is no regular file")
+        if info.st_uid != os.getuid() and not through_links:
+            raise DamagedFile("it belongs to another user")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most_bytes:
+        raise DamagedFile(f"it is larger than {most_bytes / 1e6:.0f} MB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedFile(str(error)) from None
+
+
+def json_of(text: str) -> Any:
+    """Return the value of a text in JSON. Raises `DamagedFile`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"it is not JSON: {error}") from None
+
+
+def record_of(kind: type[Kind], content: object) -> Kind:
+    """Return a record with the fields that a value of JSON gives. Further ones are left out: later versions write more.
+
+    Raises:
+        DamagedFile: It is no object, lacks a field, or has a value of another type in one.
+    """
+    if not isinstance(content, Mapping):
+        raise DamagedFile("it holds no record")
+    values: dict[str, Any] = {}
+    described: Any = kind
+    for name, (wanted, any_number, is_needed) in _fields(described).items():
+        if name in content:
+            values[name] = _checked(content[name], wanted, name, any_number=any_number)
+        elif is_needed:
+            raise DamagedFile(f"it lacks {name}")
+    return kind(**values)
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool, bool]]:
+    """Return the type of each field, whether its numbers may be any, and whether it has no default."""
+    hints = get_type_hints(kind)
+    return {
+        each.name: (
+            hints[each.name],
+            "any_number" in each.metadata,
+            each.default is MISSING and each.default_factory is MISSING,
+        )
+        for each in fields(kind)
+        if each.init
+    }
+
+
+def _checked(value: Any, wanted: Any, name: str, *, any_number: bool) -> Any:
+    """Return a value of the type that is wanted. Raises `DamagedFile`."""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType) and type(None) in parts:
+        if value is None:
+            return None
+        (wanted,) = (each for each in parts if each is not type(None))
+        return _checked(value, wanted, name, any_number=any_number)
+    if origin is dict and isinstance(value, dict):
+        return {_plain(key): _checked(each, parts[1], name, any_number=any_number) for key, each in value.items()}
+    if origin in (list, tuple) and isinstance(value, list):
+        return origin(_checked(each, parts[0], name, any_number=any_number) for each in value)
+    match value:
+        case bool() if wanted is bool:
+            return value
+        case str() if wanted is str:
+            return _plain(value)
+        case int() if wanted is int and not isinstance(value, bool) and 0 <= value <= LARGEST_WHOLE_NUMBER:
+            return value
+        case float() | int() if wanted is float and not isinstance(value, bool):
+            if any_number and (isinstance(value, float) or abs(value) <= LARGEST_WHOLE_NUMBER):
+                return value
+            if 0 <= value <= LARGEST_NUMBER:
+                return value
+    raise DamagedFile(f"{name} is {str(value)[:40]!r}, which is no value for it")
+
+
+def _plain(text: str) -> str:
+    """Return a text that can be sent and printed: JSON can hold halves of characters."""
+    return text.encode("utf-8", "replace").decode()
