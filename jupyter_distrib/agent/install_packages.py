@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.system import distributions, formatting
+from jupyter_distrib.system import distributions, formatting, paths
 from jupyter_distrib.wire.link import decode_frame
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 
@@ -118,6 +119,7 @@ def installed(packages: Sequence[Package], limit_bytes: int) -> Path:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = base / _name(packages)
     with _locked(base / f"{folder.name}.lock"):
+        paths.clear(folder, stat.S_IFDIR)
         if not folder.is_dir():
             print(json.dumps({"installing": _named(packages)}), flush=True)
             with tempfile.TemporaryDirectory(prefix=_MAKING, dir=base) as made:
@@ -150,7 +152,7 @@ def _name(packages: Sequence[Package]) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("wb") as lock:
+    with paths.opened(path) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

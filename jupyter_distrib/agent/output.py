@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from jupyter_distrib.system import record_file
 from jupyter_distrib.system.event_loop import Callback, Loop, Timer
 from jupyter_distrib.wire.messages import Noted, Wrote
 
@@ -27,6 +28,8 @@ SHOWN_BYTES = 32 << 10
 FIRST_LINES = 20
 """Lines at the beginning of each stream that go to the notebook also in a flood, if they are short."""
 FIRST_BYTES = 8 << 10
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""The flags to open a log with: a link in its place is an error, and nobody waits for the reader of a FIFO."""
 LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", str(1 << 30)))
 TAIL_BYTES = 16 << 10
 """Bytes that hold a crash report: up to 100 frames and the names of all extension modules."""
@@ -100,8 +103,7 @@ class RunOutput:
     def _open(self, rank: int) -> int:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self.directory / f"rank{rank}.log", flags, 0o600)
+            fd = os.open(self.directory / f"rank{rank}.log", LOG_FLAGS, 0o600)
         except OSError as error:
             self._send(Noted(run=self.run, rank=rank, text=f"the log cannot be written: {error}"))
             return -1
@@ -227,7 +229,7 @@ def write_late(logs: Path, rank: int, event: Wrote) -> None:
     path = logs / event.run / f"rank{rank}.log"
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        fd = os.open(path, LOG_FLAGS, 0o600)
         with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
             if os.fstat(fd).st_size < LOG_LIMIT_BYTES:
                 log.write(event.text)
@@ -249,7 +251,7 @@ def _in_use(run: Path) -> bool:
     """Return whether an agent holds one of a run's logs open: it has a lock on it, see `RunOutput`."""
     for path in run.glob("rank*.log"):
         try:
-            with path.open("rb") as log:
+            with record_file.opened(path) as log:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

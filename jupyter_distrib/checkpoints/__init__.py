@@ -36,7 +36,7 @@ from jupyter_distrib.checkpoints import (
     series,
 )
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity
+from jupyter_distrib.worker import identity, reporting
 
 
 def save(
@@ -63,6 +63,8 @@ def save(
     """
     folder = Path(path)
     _check_callable_here("save", objects)
+    if reporting.current is not None:
+        reporting.current.saves_into(str(folder.absolute()))
     if every_s is not None or keep is not None:
         periodic.check_settings(every_s, keep)
         return periodic.call(

@@ -27,7 +27,7 @@ from jupyter_distrib.coordinator.incoming_content import IncomingContent
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
-from jupyter_distrib.system import network_interfaces, process, process_environment
+from jupyter_distrib.system import network_interfaces, process, process_environment, record_file
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of
 from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
@@ -217,10 +217,10 @@ class Relay:
         """Return the name and content of each rank's log."""
         contents = []
         for path in sorted((self._folder / "logs" / run).glob("rank*.log")):
-            with path.open("rb") as file:
-                if path.stat().st_size:
+            with suppress(OSError), record_file.opened(path) as file:
+                if os.fstat(file.fileno()).st_size:
                     contents.append((path.name, self._content_of(file.fileno())))
-            path.unlink()
+                path.unlink()
         return contents
 
     def end(self, *, keep_agent: bool = False) -> None:

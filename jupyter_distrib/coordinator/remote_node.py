@@ -224,9 +224,8 @@ def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in future.result():
-            fd = os.open(
-                directory / os.path.basename(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
-            )
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(directory / os.path.basename(name), flags, 0o600)
             with open(fd, "wb") as file:
                 file.write(memoryview(content))
     except Exception:  # noqa: BLE001 - engines raise all kinds: the node is gone, which its own listener says

@@ -11,6 +11,7 @@ import hashlib
 import os
 import resource
 import socket
+import stat
 import sys
 import threading
 from contextlib import suppress
@@ -18,11 +19,12 @@ from dataclasses import field
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import load_time, paths, process_environment
+from jupyter_distrib.system import load_time, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.messages import PROTOCOL
 
+LARGEST_LOG_BYTES = 1 << 20
 AGENT_NAME = "agent"
 """The beginning of the names of local agents' sockets; other kinds of pools use their own."""
 
@@ -82,6 +84,7 @@ class Home:
         return f"the agent could not be started: {place}."
 
     def _start(self, path: Path, directory: Path) -> None:
+        paths.clear(path, stat.S_IFSOCK)
         path.unlink(missing_ok=True)
         arguments = (self.module, str(directory), self.name)
         env, python = self._environment(directory), self.python or sys.executable
@@ -107,7 +110,9 @@ class Home:
         if not self.python:
             return reason
         with suppress(OSError):
-            if lines := self.log.read_text("utf-8", "replace").split("\n")[-8:]:
+            with record_file.opened(self.log) as file:
+                text = file.read(LARGEST_LOG_BYTES).decode("utf-8", "replace")
+            if lines := text.split("\n")[-8:]:
                 last = " ".join(filter(None, map(str.strip, lines[-2:])))
                 return f"{reason}; under {self.python} it said: {last}" if last else reason
         return reason
@@ -124,9 +129,14 @@ def _alone(directory: Path) -> Path:
     """Return a folder that holds this package and nothing else, for an interpreter that has all other packages
     itself."""
     package = Path(__file__).parent.parent
-    folder = paths.private(directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}")
+    folder = directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
+    paths.clear(folder, stat.S_IFDIR)
+    link = paths.private(folder) / package.name
+    paths.clear(link, stat.S_IFLNK)
+    if link.is_symlink() and os.readlink(link) != str(package):
+        link.unlink(missing_ok=True)
     with suppress(FileExistsError):
-        (folder / package.name).symlink_to(package)
+        link.symlink_to(package)
     return folder
 
 
@@ -164,9 +174,12 @@ def _sources() -> list[str]:
 
 
 def connected(path: Path) -> socket.socket | None:
-    """Return a connection to the server at this path, or None if none listens there."""
+    """Return a connection to the server at this path, or None if none of this user's listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        info = path.lstat()
+        if not stat.S_ISSOCK(info.st_mode) or info.st_uid != os.getuid():
+            raise OSError("it is a link, or another user's")
         sock.connect(str(path))
     except OSError:
         sock.close()

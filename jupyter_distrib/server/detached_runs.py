@@ -11,8 +11,9 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
-from jupyter_distrib.system import run_list
-from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached, WorkerInfo
+from jupyter_distrib.system import last_seen, run_list
+from jupyter_distrib.system.run_list import ListedRun
+from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached, Saving, WorkerInfo
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
@@ -48,7 +49,7 @@ class DetachedRuns:
         journal = Journal(command, workers, world_size, gpus=gpus, notebook=client.hello.notebook)
         self._journals[command.run] = journal
         journal.listeners.append(client)
-        listed = run_list.ListedRun(
+        listed = ListedRun(
             run=command.run,
             label=command.label,
             holder=client.hello.label,
@@ -60,15 +61,28 @@ class DetachedRuns:
             protocol=PROTOCOL,
         )
         run_list.write(self._directory, listed)
+        seen = last_seen.of(listed, self._directory)
+        last_seen.write(seen)
+        folders: list[str] = []
 
         def tell(event: Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
+            if isinstance(event, Saving) and event.folder not in folders:
+                folders.append(event.folder)
+                last_seen.write(replace(seen, checkpoints=folders))
             if journal.ended:
                 run_list.write(self._directory, replace(listed, ended=True))
+                last_seen.write(replace(seen, ended=True))
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
 
         return tell
+
+    def touch(self) -> None:
+        """Note of each run that goes on that it was seen now."""
+        for run, journal in self._journals.items():
+            if not journal.ended:
+                last_seen.touch(run)
 
     def attach(self, client: Client[Any], command: Attach) -> None:
         """Send a kernel all of a run, named by the end of its name or by nothing, and have the kernel follow it."""
@@ -97,6 +111,7 @@ class DetachedRuns:
             if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
                 self._journals.pop(run).close()
                 run_list.remove(self._directory, run)
+                last_seen.remove(run)
 
     def _newest(self, client: Client[Any]) -> str:
         """Return the newest run of the client's notebook, else of any; empty if there is none."""

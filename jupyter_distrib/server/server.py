@@ -28,7 +28,7 @@ from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.service import Service
 from jupyter_distrib.server.socket_name import SocketName
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import last_seen, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -84,6 +84,7 @@ class Server(Generic[G]):
         """The runs that may be started again, by id."""
         self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
+        self._seen_timer: Timer | None = None
         self._started_s = time.monotonic()
 
     def serve(self) -> None:
@@ -284,6 +285,7 @@ class Server(Generic[G]):
             size = group.command.world_size or group.command.size
             gpus = group.command.gpus
             tell, frame = self._detached.begin(client, command, group.infos(), size, gpus=gpus), b""
+            self._touch_later()
         if command.max_restarts and not command.run_size:
             self._attempt(group, command, descriptors, tell)
         else:
@@ -377,6 +379,17 @@ class Server(Generic[G]):
                 self._accept()
             if not self.clients:
                 self.loop.stop()
+
+    def _touch_later(self) -> None:
+        if self._seen_timer is None:
+            self._seen_timer = self.loop.later(last_seen.EVERY_S, self._touch)
+
+    def _touch(self) -> None:
+        """Note that detached runs go on, as long as there are any."""
+        self._seen_timer = None
+        self._detached.touch()
+        if self._detached.going_on:
+            self._touch_later()
 
     def _prune(self) -> None:
         self._detached.prune()

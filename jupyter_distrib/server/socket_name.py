@@ -33,7 +33,7 @@ class SocketName:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep kernels from starting a server of this name meanwhile."""
-        with self._lock.open("w") as lock:
+        with paths.opened(self._lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -58,20 +58,22 @@ def opened(path: Path, *, emptied: bool = True) -> BinaryIO:
 
 
 def clear(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Make room in a private folder for a file: what is there and is no file of this user's is removed, and a folder is
+    """Make room in a private folder: what is there and is no file of this user and kind is removed, and a folder is
     renamed, for there may be something in it. Raises `OSError`.
 
     Args:
         path: The place of the file.
-        kind: The kind of file that may stay, as of `stat.S_IFMT`.
+        kind: The kind of file that stays, as of `stat.S_IFMT`.
     """
     try:
         info = path.lstat()
     except FileNotFoundError:
         return
+    if stat.S_IFMT(info.st_mode) == kind and info.st_uid == os.getuid():
+        return
     if stat.S_ISDIR(info.st_mode):
         path.rename(path.with_name(f"{path.name}.in_the_way-{os.urandom(4).hex()}"))
-    elif info.st_uid != os.getuid() or stat.S_IFMT(info.st_mode) != kind:
+    else:
         path.unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ field's makes the record a damaged one. Any process; standard library only."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LARGEST_BYTES = 32 << 20
 """The size of the largest file that is read."""
@@ -39,27 +40,29 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
         through_links: Read what a link leads to, and also another user's file, as for a file that the user has written.
 
     Raises:
-        OSError: There is none, or it cannot be opened.
-        DamagedFile: It is no text, not regular, another user's, or too large.
+        OSError: There is none, or it cannot be opened, is not regular or another user's.
+        DamagedFile: It is no text, or too large.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # to open a FIFO waits for its writer otherwise
-    descriptor = os.open(path, flags if through_links else flags | os.O_NOFOLLOW)
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise DamagedFile("it is no regular file")
-        if info.st_uid != os.getuid() and not through_links:
-            raise DamagedFile("it belongs to another user")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(most_bytes + 1)
-    finally:
-        os.close(descriptor)
+    with opened(path, through_links=through_links) as file:
+        content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise DamagedFile(f"it is larger than {most_bytes / 1e6:.0f} MB")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise DamagedFile(str(error)) from None
+
+
+def opened(path: Path | str, *, through_links: bool = False) -> BinaryIO:
+    """Open a regular file of this user to read it, at once. Raises `OSError`."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # to open a FIFO waits for its writer otherwise
+    descriptor = os.open(path, flags if through_links else flags | os.O_NOFOLLOW)
+    info = os.fstat(descriptor)
+    if stat.S_ISREG(info.st_mode) and (info.st_uid == os.getuid() or through_links):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    what = "it belongs to another user" if stat.S_ISREG(info.st_mode) else "it is no regular file"
+    raise OSError(errno.EPERM, what, str(path))
 
 
 def json_of(text: str) -> Any:

@@ -4,14 +4,19 @@ coordinator that holds the record of a run writes it; every kernel reads it, als
 from __future__ import annotations
 
 import json
+import os
+import re
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from jupyter_distrib.system import paths, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import began
+from jupyter_distrib.system.record_file import DamagedFile
 
 _SUFFIX = ".detached"
+_SERVER = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 @data_class
@@ -40,7 +45,9 @@ def write(directory: Path, run: ListedRun) -> None:
     with suppress(OSError):
         path = directory / f"{run.run}{_SUFFIX}"
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps({**asdict(run), "process_began": began(run.pid)}), "utf-8")
+        with paths.opened(temporary) as file:
+            file.write(json.dumps({**asdict(run), "process_began": began(run.pid)}).encode())
+        paths.clear(path)
         temporary.replace(path)
 
 
@@ -51,12 +58,25 @@ def remove(directory: Path, run: str) -> None:
 
 def listed(directory: Path) -> list[ListedRun]:
     """Return the runs whose holder is alive, oldest first; entries of dead holders are removed."""
-    runs = []
-    for path in directory.glob(f"*{_SUFFIX}"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            content = json.loads(path.read_text("utf-8"))
-            if began(content["pid"]) != content["process_began"]:
-                path.unlink(missing_ok=True)
-                continue
-            runs.append(ListedRun(**{name: content[name] for name in ListedRun.__dataclass_fields__}))
-    return sorted(runs, key=lambda run: run.began_at_s)
+    return look(directory)[0]
+
+
+def look(directory: Path) -> tuple[list[ListedRun], list[Path]]:
+    """Return the runs whose holder is alive, oldest first, and the entries that are damaged; those of dead holders are
+    removed. Raises `OSError`."""
+    runs, damaged = [], []
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        try:
+            content = record_file.json_of(record_file.text_of(path))
+            run = record_file.record_of(ListedRun, content)
+            if not _SERVER.fullmatch(run.server):
+                raise DamagedFile("its server has no name of a socket")
+        except (OSError, DamagedFile):
+            if os.path.lexists(path):
+                damaged.append(path)
+            continue
+        if began(run.pid) == content.get("process_began"):
+            runs.append(run)
+        else:
+            remove(directory, run.run)
+    return sorted(runs, key=lambda run: run.began_at_s), damaged

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyter_distrib.wire.messages import Measured, Progressed
+from jupyter_distrib.wire.messages import Measured, Progressed, Saving
 
 if TYPE_CHECKING:
     from jupyter_distrib.worker.host_copy import HostCopy
@@ -61,7 +61,7 @@ class _Report:
 class Reporter:
     """The sender of the reports of one rank in one run; calls may come from any thread of the rank."""
 
-    def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
+    def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed | Saving], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock, self._sending = threading.RLock(), threading.RLock()
         """The locks for counting, and for sending reports in order. A finalizer may report in the middle of either."""
@@ -73,6 +73,8 @@ class Reporter:
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
         self._steps = 0
+        self._folders: set[str] = set()
+        """The folders of checkpoints that were told."""
         self._closed = False
 
     @property
@@ -89,6 +91,12 @@ class Reporter:
     def progressed(self, label: str, step: int, total: int | None) -> None:
         self._positions[label] = step, total, time.monotonic()
         self._soon()
+
+    def saves_into(self, folder: str) -> None:
+        """Tell once into which folder the cell saves, for the case that nothing else is left of the run."""
+        if folder not in self._folders:
+            self._folders.add(folder)
+            self._send(Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
 
     def flush(self) -> None:
         """Send the waiting reports, after those that another thread is sending already."""

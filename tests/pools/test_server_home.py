@@ -3,40 +3,92 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools import server_home
 from jupyter_distrib.pools.server_home import Home
+from jupyter_distrib.system import paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of sockets; an agent in it is a socket alone."""
+    listeners: list[socket.socket] = []
+
+    def start(path: str, log: IO[bytes], *_: object, **__: object) -> SimpleNamespace:
+        log.write(b"started")
+        listeners.append(socket.socket(socket.AF_UNIX))
+        listeners[-1].bind(path)
+        listeners[-1].listen()
+        return SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr(server_home, "exec_agent", start)
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    yield tmp_path / "run"
+    for listener in listeners:
+        listener.close()
 
 
 @pytest.mark.parametrize("kind", ["sock", "lock", "log"])
-def test_a_folder_in_place_of_a_file_of_the_agent_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path))
-    path = tmp_path / f"agent-x.{kind}"
-    path.mkdir()
+@pytest.mark.parametrize("what", ["folder", "link", "dangling", "fifo", "other"])
+def test_what_is_in_the_place_of_a_file_of_the_agent_makes_room(folder: Path, kind: str, what: str) -> None:
+    precious, path = folder.parent / "precious", folder / f"agent-x.{kind}"
+    precious.write_text("text")
+    match what:
+        case "folder":
+            path.mkdir()
+            (path / "inside").write_text("text")
+        case "link" | "dangling":
+            path.symlink_to(precious if what == "link" else folder / "nowhere")
+        case "fifo":
+            os.mkfifo(path)
+        case "other":
+            path.write_text("")
+            os.chown(path, 12345, -1)
+    with Home(name="agent-x").reach():
+        assert precious.read_text() == "text"
+        assert {
+            each: stat.S_IFMT((folder / f"agent-x.{each}").lstat().st_mode) for each in ("sock", "lock", "log")
+        } == {
+            "sock": stat.S_IFSOCK,
+            "lock": stat.S_IFREG,
+            "log": stat.S_IFREG,
+        }
+    assert [each.read_text() for each in folder.glob("*in_the_way*/inside")] == ["text"] * (what == "folder")
+
+
+def test_the_socket_of_another_user_is_not_connected_to(folder: Path) -> None:
+    path = folder / "agent-x.sock"
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(path))
+        theirs.listen()
+        os.chown(path, 12345, -1)
+        assert server_home.connected(path) is None
+        os.chown(path, os.getuid(), -1)
+        with server_home.connected(path) or pytest.fail("it is the user's own now"):
+            (folder / "link").symlink_to(path)
+            assert server_home.connected(folder / "link") is None
+
+
+def test_what_cannot_make_room_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "agent-x.lock"
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(paths, "clear", refuse)
     with pytest.raises(PoolError, match=f"^the agent could not be started: {path} is in the way"):
         Home(name="agent-x").reach()
-
-
-@pytest.mark.parametrize("kind", ["lock", "log"])
-def test_files_of_the_agent_are_not_opened_through_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("text")
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(folder))
-    (folder / f"agent-x.{kind}").symlink_to(precious)
-    with pytest.raises(PoolError, match="is in the way"):
-        Home(name="agent-x").reach()
-    assert precious.read_text() == "text"
 
 
 def test_an_interpreter_that_was_deleted_since_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ TESTED_IN = {
     "kernel/session/test_detached.py": "kernel/session/kernel_identity",
     "kernel/session/test_environment.py": "kernel/session/missing_modules",
     "kernel/session/test_gpu_variables.py": "system/load_time",
+    "kernel/session/test_lost_runs.py": "kernel/session/saving system/last_seen",
     "kernel/session/test_notebook_packages.py": "system/distributions",
     "kernel/session/test_observers.py": "kernel/record/observer kernel/session/observed_runs",
     "kernel/session/test_run_queue.py": (

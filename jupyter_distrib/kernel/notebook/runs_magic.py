@@ -5,13 +5,15 @@ from __future__ import annotations
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
-from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session import lost_runs, session
 from jupyter_distrib.options import split_words
 
 
 def answer(line: str) -> RunList | Comparison:
     """Return the runs that a line asks for: `lr ddp`, `12`, `diff 12 15`. Raises `DistributedError`."""
-    session.current().history_writer.flush()
+    current = session.current()
+    current.history_writer.flush()
+    lost_runs.save(current.settings)
     words = split_words(line)
     first, names = "".join(words[:1]), words[1:]
     if first == "diff":

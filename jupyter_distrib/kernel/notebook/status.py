@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import (
     DetachedStatus,
@@ -51,6 +52,8 @@ class Status:
     """The worker groups of other notebooks in these pools."""
     detached: tuple[DetachedStatus, ...]
     """The detached runs on this machine that are not among `runs`."""
+    damage: str
+    """A sentence on entries of detached runs that cannot be read; empty without any."""
 
     @classmethod
     def of(cls, session: Session) -> Status:
@@ -66,6 +69,7 @@ class Status:
             runs=tuple(RunStatus.of(run) for run in session.history),
             others=other_groups(pools, session),
             detached=detached_elsewhere(session),
+            damage=detached.damage(),
         )
 
     @property
@@ -104,7 +108,7 @@ class Status:
         if not self.ranks:
             head.append("No ranks are up; the next %%distributed cell starts them.")
         stalls = [f"{run.label}: {run.stall}" for run in self.runs if run.state == "running" and run.stall]
-        return [*head, *stalls, *self.kept]
+        return [*head, *stalls, *self.kept, *filter(None, [self.damage])]
 
     def __repr__(self) -> str:
         return "\n\n".join(["\n".join(self._head()), *(table.as_text() for table in self._tables())])

@@ -31,6 +31,7 @@ from jupyter_distrib.wire.messages import (
     RanksReduced,
     Restarted,
     RunEvent,
+    Saving,
     Stalled,
     TimedOut,
     WorkerInfo,
@@ -118,8 +119,8 @@ class RunRecord:
                 rank.displays = self._of(rank.rank).called(event, rank.displays)
             case Stalled() | Moved():
                 self.stall = event if isinstance(event, Stalled) else None
-            case Profiled():
-                pass  # `kernel/session/trace_writer.py` writes it into a file
+            case Profiled() | Saving():
+                pass  # `kernel/session/trace_writer.py` and `server/detached_runs.py` take what they say
             case TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
             case Restarted() | RanksReduced():

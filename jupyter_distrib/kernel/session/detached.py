@@ -14,6 +14,15 @@ def runs() -> list[ListedRun]:
     return run_list.listed(paths.runtime_directory())
 
 
+def damage() -> str:
+    """Return a sentence on the entries of detached runs that cannot be read; empty without any. Raises `PoolError`."""
+    damaged = run_list.look(paths.runtime_directory())[1]
+    if not damaged:
+        return ""
+    number, verb = ("one entry", "is") if len(damaged) == 1 else (f"{len(damaged)} entries", "are")
+    return f"Of detached runs, {number} {verb} damaged and left out: {damaged[0]}"
+
+
 def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
     """Return the run with this name, or the newest one; None if none is listed.
 

@@ -30,7 +30,7 @@ from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpac
 from jupyter_distrib.kernel.session.run_clock import RunClock
 from jupyter_distrib.kernel.session.run_start import PoolLink, RunStart
 from jupyter_distrib.kernel.session.stop_order import StopOrder
-from jupyter_distrib.system import formatting, interrupts, paths
+from jupyter_distrib.system import formatting, interrupts, paths, record_file
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
 
@@ -245,7 +245,8 @@ class Run:
         texts = []
         for number in ranks:
             with suppress(OSError):
-                text = self.log_file(number).read_text("utf-8", "backslashreplace")
+                with record_file.opened(self.log_file(number)) as file:
+                    text = file.read().decode("utf-8", "backslashreplace")
                 texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
         return "".join(texts)
 

@@ -256,22 +256,9 @@ class Session:
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
         """Save runs in the history; called in the history's thread, which imports what no cell needs."""
-        from jupyter_distrib.kernel.history import run_files, saved_run
+        from jupyter_distrib.kernel.session import saving
 
-        settings = self.settings
-        if not settings.saves_runs:
-            return
-        own = settings.project_history
-        limits = run_files.Limits(
-            runs=int(settings.history) or None,
-            days=settings.history_days,
-            project=settings.project,
-            project_runs=None if own is None else int(own) or None,
-            project_days=settings.project_history_days,
-        )
-        notebook = self.identity.notebook
-        saved = [(saved_run.of(run, record, notebook, settings.project), record) for run, record in runs]
-        run_files.save(saved, limits)
+        saving.save(runs, self.settings, self.identity.notebook)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""
@@ -347,6 +334,12 @@ class Session:
         from jupyter_distrib.kernel.session import detached
 
         listed = detached.choose(name, self.identity)
+        if listed is None:
+            from jupyter_distrib.kernel.session import lost_runs
+
+            if told := lost_runs.told(name, self.identity):
+                lost_runs.save(self.settings)
+                raise PoolError(told)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
 
         def make(event: Attached) -> Run:

@@ -27,6 +27,7 @@ from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
+from jupyter_distrib.system import record_file
 from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def _size(request: Mapping[str, Any]) -> GroupSize:
 def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:
     """Return the end of a file, beginning with a whole line, and the number of bytes before it."""
     try:
-        with path.open("rb") as file:
+        with record_file.opened(path) as file:
             skipped = max(0, file.seek(0, 2) - most_bytes)
             file.seek(skipped)
             data = file.read()

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
+import stat
 import subprocess
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from jupyter_distrib.system import paths
+from jupyter_distrib.system import paths, record_file
 
 ANSWER_S = 20.0
 AGAIN_S = 5.0
+LARGEST_BYTES = 10_000
 SETTLE_S = 60.0
 """Seconds for which a request may still arrive when the controller answers again; Slurm's messages time out sooner."""
+_NAME = re.compile(r".+ [0-9a-f]{8}")
+"""The name of a request, which ends in a random number: nothing else is cancelled."""
 
 
 class Request:
@@ -62,10 +67,10 @@ class Request:
 def cancel_left() -> None:
     """Cancel the jobs of requests whose process has ended, as far as Slurm answers."""
     for path in _folder().iterdir():
-        with suppress(OSError), path.open("rb+") as file:
+        with suppress(OSError), record_file.opened(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            cluster, name = file.read().decode().splitlines()[:2] or ("", "")
-            if name and cluster == _cluster() and cancel(name):
+            lines = file.read(LARGEST_BYTES).decode("utf-8", "replace").splitlines()
+            if len(lines) == 2 and _NAME.fullmatch(name := lines[1]) and lines[0] == _cluster() and cancel(name):
                 path.unlink()
 
 
@@ -78,7 +83,9 @@ def cancel(name: str) -> bool:
 
 
 def _folder() -> Path:
-    return paths.private(paths.runtime_directory() / "slurm-requests")
+    folder = paths.runtime_directory() / "slurm-requests"
+    paths.clear(folder, stat.S_IFDIR)
+    return paths.private(folder)
 
 
 def _cluster() -> str:

@@ -70,6 +70,16 @@ class Noted:
 
 
 @message
+class Saving:
+    """The cell saves checkpoints into a folder, which is an absolute path on the rank's machine."""
+
+    run: str
+    rank: int
+    folder: str
+    at_s: float
+
+
+@message
 class Sampled:
     """A rank's process and the children it started were measured; about once a second, only while a run is on."""
 
@@ -320,6 +330,7 @@ RunEvent = (
     | Progressed
     | Measured
     | Noted
+    | Saving
     | Sampled
     | Displayed
     | Cleared

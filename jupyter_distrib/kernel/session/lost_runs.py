@@ -1,0 +1,70 @@
+"""The detached runs that were lost with everything that knew them, by a reboot or the out-of-memory killer: the history
+gets them, and who asks for one is told where its logs and checkpoints are. Kernel side."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.history.saved_run import SavedRun
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session import saving
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.system import last_seen
+from jupyter_distrib.system.last_seen import SeenRun
+
+
+def lost() -> list[tuple[SeenRun, str]]:
+    """Return the runs that nothing holds any more, with the cause; those that were seen last are the last."""
+    return [(run, cause) for run in last_seen.runs() if (cause := run.cause_of_loss())]
+
+
+def told(name: str | None, identity: KernelIdentity) -> str:
+    """Return a sentence about the lost run with this id or number, or for None the last one of this notebook, else of
+    any; empty if no such run was lost."""
+    every = lost()
+    matching = [each for each in every if name is None or name == each[0].run or each[0].run.endswith(f"-{name}")]
+    own = [each for each in matching if identity.notebook and each[0].notebook == identity.notebook]
+    return _sentence(*(own or matching)[-1]) if matching else ""
+
+
+def _sentence(run: SeenRun, cause: str) -> str:
+    places = [f"Its logs are in {run.logs}." if run.logs else "It has left no logs."]
+    if run.checkpoints:
+        places.append(f"It saved checkpoints into {' and '.join(run.checkpoints)}.")
+    end = "has ended, but what it returned was lost" if run.ended else "was lost"
+    what = f"the detached run {run.run} ({run.label} of {run.holder}) {end}: {cause}"
+    return " ".join([f"{what}. It was last seen {_date(run.seen_at_s)}.", *places])
+
+
+def _date(at_s: float) -> str:
+    return time.strftime("on %d %b %Y at %H:%M", time.localtime(at_s))
+
+
+def save(settings: Settings) -> None:
+    """Put the lost runs that are not there yet into the history; where that cannot be written, the next call does."""
+    new = [(run, cause) for run, cause in lost() if not (run.saved or run.ended)]
+    if new:
+        with suppress(OSError, PoolError):
+            saving.put([_saved(run, cause) for run, cause in new], settings)
+            for run, _ in new:
+                last_seen.write(replace(run, saved=True))
+
+
+def _saved(run: SeenRun, cause: str) -> tuple[SavedRun, RunRecord]:
+    facts = {"logs": run.logs, "checkpoints": ", ".join(run.checkpoints)}
+    saved = SavedRun(
+        number=0,
+        run=run.run,
+        label=run.label,
+        notebook=run.notebook,
+        began_at_s=run.began_at_s,
+        elapsed_s=max(0.0, run.seen_at_s - run.began_at_s),
+        state="lost",
+        error=f"{cause}; last seen {_date(run.seen_at_s)}",
+        facts={name: text for name, text in facts.items() if text},
+    )
+    return saved, RunRecord(run=run.run, label=run.label, ranks=[], world_size=0, strategy="")

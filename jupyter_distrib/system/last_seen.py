@@ -1,0 +1,160 @@
+"""Remembers this user's detached runs for the case that the process which held them is gone: one small file a run, in
+the folder that outlives a reboot. The agent or coordinator of the run writes it, and touches it while the run goes on;
+kernels read it. The folder may be shared by several machines and containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import paths, record_file
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.launch import began
+from jupyter_distrib.system.record_file import DamagedFile
+from jupyter_distrib.system.run_list import ListedRun
+
+EVERY_S = 30.0
+"""The seconds from one touch to the next."""
+SILENT_S = 300.0
+"""The seconds without a touch after which a run is lost whose process cannot be seen from here."""
+KEPT_S = 30 * 24 * 3600.0
+"""The seconds for which a run that is gone is remembered."""
+_SUFFIX = ".json"
+
+
+@data_class
+class ProcessPlace:
+    """The place of a process: what sees it there, and what ends it."""
+
+    host: str
+    boot: str
+    """The machine's identifier of its present boot; empty where the system has none."""
+    namespace: str
+    """The namespace of process ids; empty where the system has none."""
+
+    @classmethod
+    def here(cls) -> ProcessPlace:
+        boot = namespace = ""
+        with suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+            namespace = os.readlink("/proc/self/ns/pid")
+        return cls(host=socket.gethostname(), boot=boot, namespace=namespace)
+
+
+@data_class
+class SeenRun:
+    """One detached run, as its process has last written it."""
+
+    run: str
+    label: str
+    """The name of the cell."""
+    holder: str
+    """Notebook and kernel that began the run, as other notebooks name them."""
+    notebook: str
+    began_at_s: float
+    ended: bool = False
+    saved: bool = False
+    """Whether the history has it as lost."""
+    logs: str = ""
+    """The folder of what its ranks print."""
+    checkpoints: list[str]
+    """The folders into which it has saved."""
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    """The process that holds the run."""
+    process_began: str
+    seen_at_s: float = 0.0
+    """The last time at which it was alive: that of the file."""
+
+    def cause_of_loss(self) -> str:
+        """Return the reason why nothing holds the run any more; empty if something may."""
+        here = ProcessPlace.here()
+        if self.host != here.host:
+            return ""
+        if self.boot != here.boot:
+            return "the machine has been started again since"
+        if self.namespace != here.namespace:
+            return "nothing has been heard of it since" if time.time() - self.seen_at_s > SILENT_S else ""
+        return "" if began(self.pid) == self.process_began else "the process that looked after it was killed"
+
+
+def of(run: ListedRun, directory: Path) -> SeenRun:
+    """Return what is to be known of a run that this process holds; its logs are in `directory` if nowhere else."""
+    place, logs = ProcessPlace.here(), ""
+    with suppress(PoolError):
+        logs = str(paths.log_directory(otherwise=directory) / run.run)
+    return SeenRun(
+        run=run.run,
+        label=run.label,
+        holder=run.holder,
+        notebook=run.notebook,
+        began_at_s=run.began_at_s,
+        logs=logs,
+        checkpoints=[],
+        host=place.host,
+        boot=place.boot,
+        namespace=place.namespace,
+        pid=run.pid,
+        process_began=began(run.pid),
+    )
+
+
+def write(run: SeenRun) -> None:
+    """Remember a run, in place of an earlier state; a full disk costs the memory only."""
+    with suppress(OSError, PoolError):
+        path = _path(run.run)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        with paths.opened(temporary) as file:
+            file.write(json.dumps({**asdict(run), "seen_at_s": 0.0}).encode())
+        if run.seen_at_s:
+            os.utime(temporary, (run.seen_at_s, run.seen_at_s))
+        paths.clear(path)
+        temporary.replace(path)
+
+
+def touch(run: str) -> None:
+    """Note that a run goes on."""
+    with suppress(OSError, PoolError):
+        os.utime(_path(run), follow_symlinks=False)
+
+
+def remove(run: str) -> None:
+    """Forget a run."""
+    with suppress(OSError, PoolError):
+        _path(run).unlink(missing_ok=True)
+
+
+def runs() -> list[SeenRun]:
+    """Return the runs that are remembered, those last that were seen last; damaged files are left out, and those of
+    runs that are gone for long are removed."""
+    found = []
+    with suppress(OSError, PoolError):
+        for path in _folder().glob(f"*{_SUFFIX}"):
+            with suppress(OSError, DamagedFile):
+                seen_at_s = path.lstat().st_mtime
+                run = record_file.record_of(SeenRun, record_file.json_of(record_file.text_of(path)))
+                if time.time() - seen_at_s > KEPT_S:
+                    path.unlink()
+                elif path.name == f"{run.run}{_SUFFIX}":
+                    found.append(replace(run, seen_at_s=seen_at_s))
+    return sorted(found, key=lambda run: run.seen_at_s)
+
+
+def _folder() -> Path:
+    folder = paths.state_directory() / "detached"
+    with suppress(OSError):
+        paths.clear(folder, stat.S_IFDIR)
+    return paths.private(folder, "XDG_STATE_HOME")
+
+
+def _path(run: str) -> Path:
+    return _folder() / f"{run}{_SUFFIX}"

@@ -1,0 +1,169 @@
+"""Whatever has become of the files that this package keeps, cells run, and the status and the history can be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.kernel.session import detached, lost_runs
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.settings import trusted_files
+from jupyter_distrib.system import run_list
+from jupyter_distrib.system.run_list import ListedRun
+from jupyter_distrib.wire.messages import PROTOCOL
+from tests.notebook import Notebook
+from tests.processes import agents, wait_until, wait_until_gone
+
+CONTENTS = {
+    "nothing": b"",
+    "random": bytes(range(256)) * 3,
+    "list": b"[1]",
+    "brackets": b"[" * 5000,
+    "objects": b'{"run":' * 5000,
+    "digits": b"9" * 5000,
+    "null": b"null",
+    "numbers": b'{"run": 1, "began_at_s": "x", "elapsed_s": [], "label": null, "notebook": {}, "state": 1e30}',
+    "not_a_number": b'{"began_at_s": NaN, "elapsed_s": Infinity, "number": -1, "pid": 1e400}',
+    "half": b'{"run": "\\ud800", "label": "\\udfff"',
+    "zeros": b"\0" * 1000,
+}
+
+
+def as_content(content: bytes) -> Callable[[Path], None]:
+    return lambda path: Path(path).write_bytes(content)
+
+
+def other_owner(path: Path) -> None:
+    path.write_text("{}")
+    os.chown(path, 12345, 12345)
+    path.chmod(0o600)
+
+
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "folder": lambda path: (path / "inside").mkdir(parents=True),
+    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
+    "circle": lambda path: path.symlink_to(path),
+    "elsewhere": lambda path: path.symlink_to("/etc/hostname"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "fifo": os.mkfifo,
+    "other": other_owner,
+}
+DAMAGES = {**{name: as_content(content) for name, content in CONTENTS.items()}, **OTHERS}
+
+
+def replace_by(damage: Callable[[Path], None], path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    damage(path)
+
+
+def files_below(*folders: Path) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.rglob("*")) if not path.is_dir()]
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """The folders of state and of sockets, of this test alone."""
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    for name, path in (("XDG_STATE_HOME", state), ("JUPYTER_DISTRIB_RUNTIME_DIR", runtime)):
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.delenv("JUPYTER_DISTRIB_LOG_DIR", raising=False)
+    runtime.mkdir(0o700)
+    yield state / "jupyter_distrib", runtime
+    for pid in agents(runtime):
+        os.kill(pid, signal.SIGTERM)
+    assert not wait_until_gone(agents(runtime), 60)
+
+
+def detached_run(runtime: Path) -> ListedRun:
+    run = ListedRun(
+        run="aaa-1", label="Cell In[1]", holder="b.ipynb", notebook="", began_at_s=1.0, ended=False, server="agent-1",
+        pid=os.getpid(), protocol=PROTOCOL,
+    )  # fmt: skip
+    run_list.write(runtime, run)
+    return run
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_entry_of_a_detached_run_that_is_damaged_is_left_out(folders: tuple[Path, Path], damage: str) -> None:
+    _, runtime = folders
+    run = detached_run(runtime)
+    replace_by(DAMAGES[damage], runtime / "bbb-2.detached")
+    assert detached.runs() == [run]
+    assert detached.choose(None, KernelIdentity()) == run
+    assert detached.damage().startswith("Of detached runs, one entry is damaged and left out: ")
+    replace_by(DAMAGES[damage], runtime / "aaa-1.detached")
+    assert detached.runs() == []
+    assert detached.damage().startswith("Of detached runs, 2 entries are damaged and left out: ")
+    assert detached_run(runtime) in detached.runs(), "a new entry takes the place"
+
+
+@pytest.mark.parametrize("field", ListedRun.__dataclass_fields__)
+@pytest.mark.parametrize("value", ["1e30", "[]", "{}", "null", '"x"', "true", "-1", "NaN", "9" * 400, '"../../x"'])
+def test_each_field_of_an_entry_may_be_anything(folders: tuple[Path, Path], field: str, value: str) -> None:
+    _, runtime = folders
+    run = detached_run(runtime)
+    path = runtime / "aaa-1.detached"
+    content = json.loads(path.read_text())
+    content[field] = "HERE"
+    path.write_text(json.dumps(content).replace('"HERE"', value))
+    for found in detached.runs():
+        assert {
+            name: type(getattr(found, name)) for name in ListedRun.__dataclass_fields__ if name != "began_at_s"
+        } == {name: type(getattr(run, name)) for name in ListedRun.__dataclass_fields__ if name != "began_at_s"}
+        assert 0 <= found.began_at_s <= 1e11
+        assert "/" not in found.server
+
+
+@pytest.mark.parametrize("damage", OTHERS)
+def test_whole_folders_may_be_anything(folders: tuple[Path, Path], damage: str) -> None:
+    state, _ = folders
+    trusted_files.trust("/a", "1")
+    replace_by(DAMAGES[damage], state / "detached")
+    assert lost_runs.lost() == []
+    replace_by(DAMAGES[damage], state / "trusted_files.json")
+    assert not trusted_files.is_trusted("/a", "1")
+    trusted_files.trust("/a", "1")
+    assert trusted_files.is_trusted("/a", "1")
+
+
+def used(folder: Path, state: Path) -> None:
+    """Leave files of every kind: of an agent, runs with logs, the history, a detached run, a trusted file."""
+    (folder / "jupyter_distrib.toml").write_text("history = 100\n")
+    with Notebook(folder) as book:
+        book.ok("%load_ext jupyter_distrib\n%distributed_pool trust")
+        book.ok("%%distributed --ranks 1\nimport jupyter_distrib\njupyter_distrib.report(loss=1.0)\nprint('text')")
+        book.ok("%%distributed --ranks 1 --detach --out job\nprint('text')")
+        book.ok("job.result()")
+        assert "done" in book.ok("%distributed_runs").result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["random", "numbers", "folder", "elsewhere", "fifo", "other"])
+def test_cells_run_whatever_the_files_are(tmp_path: Path, folders: tuple[Path, Path], damage: str) -> None:
+    """All files at once, also those of an agent that is alive."""
+    used(tmp_path, folders[0])
+    files = files_below(*folders)
+    kinds = {path.suffix for path in files}
+    assert {".json", ".log", ".lock", ".sock", ".detached", ""} <= kinds, "files of every kind are there"
+    for path in files:
+        replace_by(DAMAGES[damage], path)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+        assert "damaged and left out" in book.ok("%distributed_status").result
+        listed = book.ok("%distributed_runs").result
+        assert "left out, since" in listed
+        assert book.fails("%distributed_runs 1").ename == "DistributedError"
+        assert "logs" in book.ok("%distributed_status --doctor").result
+        book.ok("%distributed_pool")
+        assert book.fails("%distributed_attach").ename == "PoolError"
+        book.ok("%%distributed --ranks 1 --detach --out job\nprint('again')")
+        assert book.ok("job.result();print(job.logs(0))").stdout == "again\n\n"
+        book.ok("%%distributed --ranks 1 \nprint('saved')")
+        assert wait_until(lambda: "done" in book.ok("%distributed_runs").result, 20)

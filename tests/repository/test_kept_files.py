@@ -1,0 +1,65 @@
+"""Files in the folders that this package keeps are opened in one way: whatever has become of them, nobody waits for them,
+follows a link, or takes a value of another type."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent.parent / "jupyter_distrib"
+GIVES_FOLDERS = {"paths", "run_list", "last_seen", "record_file"}
+"""The modules of `system/` that give the folders, or read from them. Who imports one handles such files."""
+READS = (".read_text", ".read_bytes", ".open", "json.load", "json.loads", "gzip.open", "pickle.load", "pickle.loads")
+OTHER_FILES = {
+    "agent/install_packages.py: open(path, 'wb')": "a wheel, in a new temporary folder",
+    "agent/output.py: os.open(path, LOG_FLAGS, 384)": "a log, to write it; with O_NOFOLLOW and O_NONBLOCK",
+    "agent/output.py: os.open(self.directory / f'rank{rank}.log', LOG_FLAGS, 384)": "likewise",
+    "agent/output.py: open(fd, 'a', encoding='utf-8', errors='backslashreplace')": "likewise",
+    "coordinator/relay.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
+    "system/last_seen.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
+    "system/paths.py: os.open(path, flags | (os.O_TRUNC if emptied else 0), 384)": "the one way to write",
+}
+"""What else these modules open, and why that is no reading of a kept file."""
+
+
+def opened_in(file: Path, name: str) -> Iterator[str]:
+    """The calls in a file that open or read something, if it imports a module that gives the folders."""
+    tree = ast.parse(file.read_text("utf-8"))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "jupyter_distrib.system"
+        for alias in node.names
+    }
+    if name == "system/record_file.py" or not (imported & GIVES_FOLDERS or name == "system/paths.py"):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            is_method_of_ours = function.endswith(".open") and function.split(".")[0] in ("self", "group")
+            if (function == "open" or function.endswith(READS)) and not is_method_of_ours:
+                yield f"{name}: {ast.unparse(node)}"
+
+
+def test_kept_files_are_read_in_one_place() -> None:
+    found = {call for file in FOLDER.rglob("*.py") for call in opened_in(file, file.relative_to(FOLDER).as_posix())}
+    assert found - OTHER_FILES.keys() == set(), "read it by `system/record_file.py`, or say here what it is"
+    assert OTHER_FILES.keys() - found == set(), "these are no more"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("(paths.state_directory() / 'x').read_text()", True),
+        ("open(paths.state_directory() / 'x')", True),
+        ("json.loads(text)", True),
+        ("os.open(path, os.O_RDONLY)", True),
+        ("record_file.text_of(path)", False),
+    ],
+)
+def test_a_reading_in_another_way_is_found(tmp_path: Path, line: str, is_found: bool) -> None:
+    (tmp_path / "module.py").write_text(f"from jupyter_distrib.system import paths, record_file\n{line}\n")
+    assert bool(list(opened_in(tmp_path / "module.py", "kernel/module.py"))) is is_found
