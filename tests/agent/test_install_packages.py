@@ -127,3 +127,29 @@ def test_what_nobody_has_used_for_a_month_is_removed(tiny: Package, cache: Path)
         os.utime(cache / name, (long_ago, long_ago))
     folder = installed([tiny], GB)
     assert {path.name for path in cache.iterdir() if path.is_dir()} == {"used", folder.name}
+
+
+@pytest.mark.parametrize("place", ["lock", "folder"])
+@pytest.mark.parametrize("what", ["folder", "file", "link", "dangling", "fifo"])
+def test_what_is_in_the_way_in_the_cache_makes_room(
+    tiny: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: str
+) -> None:
+    monkeypatch.setattr(install_packages, "_install", lambda packages, target: os.mkdir(target))
+    precious = Path(os.environ["XDG_CACHE_HOME"]) / "precious"
+    precious.mkdir(parents=True)
+    folder = installed([tiny], GB)
+    path = folder if place == "folder" else cache / f"{folder.name}.lock"
+    path.rmdir() if place == "folder" else path.unlink()
+    match what:
+        case "folder":
+            path.mkdir()
+        case "file":
+            path.write_text("")
+        case "link" | "dangling":
+            path.symlink_to(precious if what == "link" else cache / "nowhere")
+        case "fifo":
+            os.mkfifo(path)
+    assert installed([tiny], GB) == folder
+    assert folder.is_dir()
+    assert not folder.is_symlink()
+    assert not list(precious.iterdir())

@@ -222,6 +222,38 @@ def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[Wrot
     assert texts(sent) == "evil"
 
 
+@pytest.mark.parametrize("what", ["fifo", "folder"])
+def test_a_log_that_is_no_file_stops_nobody(output: RunOutput, sent: list[Wrote | Noted], what: str) -> None:
+    output.directory.mkdir()
+    path = output.directory / "rank0.log"
+    os.mkfifo(path) if what == "fifo" else path.mkdir()
+    output.write(0, "stdout", b"text\n")
+    output.flush()
+    assert texts(sent) == "text\n"
+    assert any(isinstance(each, Noted) and "the log cannot be written" in each.text for each in sent)
+    module.write_late(
+        output.directory.parent, 0, Wrote(run=output.directory.name, rank=0, stream="stdout", text="late")
+    )
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "dangling", "circle"])
+def test_old_logs_are_removed_whatever_they_are(tmp_path: Path, what: str) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+    path = tmp_path / "a" / "rank0.log"
+    match what:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "dangling" | "circle":
+            path.symlink_to("/nowhere" if what == "dangling" else path)
+    for each in (path, tmp_path / "a"):
+        os.utime(each, (1.0, 1.0), follow_symlinks=False)
+    module.prune(tmp_path, keep=1)
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+
+
 def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> None:
     (tmp_path / "file").write_text("")
     out = RunOutput("r", tmp_path / "file" / "r", loop, sent.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,4 +75,36 @@ def test_the_next_start_cancels_for_a_process_that_has_ended(cancelled: Cancelle
     assert cancelled() == [f"--name={gone}"]
     assert left(tmp_path) == 1
     own.settle(certain=True)
+    assert wait_until(lambda: not left(tmp_path), 10)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\n\xff\n", b"one line", b"\n--all\n", b"\n\n", b"\nx\0y 12345678\n", b"\n" * 99, b"x" * 100_000],
+)
+def test_a_file_that_is_no_request_cancels_nothing(cancelled: Cancelled, tmp_path: Path, content: bytes) -> None:
+    Request("train.ipynb").settle(certain=True)
+    assert wait_until(lambda: not left(tmp_path), 10)
+    before = cancelled()
+    folder = tmp_path / "runtime" / "slurm-requests"
+    (folder / "file").write_bytes(content)
+    os.mkfifo(folder / "fifo")
+    (folder / "folder").mkdir()
+    (folder / "link").symlink_to("/dev/zero")
+    requests.cancel_left()
+    assert cancelled() == before
+
+
+@pytest.mark.parametrize("what", ["file", "link", "fifo"])
+def test_the_folder_of_requests_is_made_anew(cancelled: Cancelled, tmp_path: Path, what: str) -> None:
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    folder = tmp_path / "runtime" / "slurm-requests"
+    match what:
+        case "file":
+            folder.write_text("")
+        case "link":
+            folder.symlink_to(tmp_path)
+        case "fifo":
+            os.mkfifo(folder)
+    Request("train.ipynb").settle(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)

@@ -25,7 +25,7 @@ AGAIN_S = 5.0
 LARGEST_BYTES = 10_000
 SETTLE_S = 60.0
 """Seconds for which a request may still arrive when the controller answers again; Slurm's messages time out sooner."""
-_NAME = re.compile(r".+ [0-9a-f]{8}")
+_NAME = re.compile(r"[^\0]+ [0-9a-f]{8}")
 """The name of a request, which ends in a random number: nothing else is cancelled."""
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import stat
 import threading
 import time
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.history import listing, run_files, saved_run
 from jupyter_distrib.kernel.history.run_files import Limits
+from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.sidebar import saved_runs
+from jupyter_distrib.system.record_file import DamagedFile
 from jupyter_distrib.wire.messages import Ended, Exited, Measured, Returned, RunEvent, Started
 
 ROOMY = Limits(runs=100, days=90.0)
@@ -132,6 +138,123 @@ def test_damaged_files_are_left_out(home: Path) -> None:
     assert [run.run for run in run_files.load()] == ["a-1"]
     with pytest.raises(DistributedError, match="no saved run has the number or id 2"):
         run_files.find("2")
+
+
+ODD = ["1e30", "-1", "[]", "{}", "null", '"x"', "true", "NaN", "9" * 400, '{"a": []}', "[[1, 2]]", r'"\ud800"']
+
+
+def everything_shown() -> list[str]:
+    """All that can be shown of the history, as it reaches the notebook."""
+    found = run_files.look()
+    runs = listing.matching(found.runs, [], found.note)
+    shown = [repr(runs), runs._repr_html_()]
+    for run in found.runs:
+        alone = listing.Comparison((run, found.runs[0]))
+        shown += [repr(alone), alone._repr_html_()]
+        saved_runs.compared([str(run.number)])
+    for text in shown:
+        text.encode()
+    return shown
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("field", [each.name for each in fields(SavedRun)])
+def test_each_field_of_a_saved_run_may_be_anything(home: Path, field: str, odd: str) -> None:
+    save("a-1", [0.5])
+    save("a-2", [0.7])
+    path = home / "00000002_a-2.json"
+    summary, _, metrics = path.read_text().partition("\n")
+    path.write_text(json.dumps({**json.loads(summary), field: "HERE"}).replace('"HERE"', odd) + "\n" + metrics)
+    assert "a-1" in [run.run for run in run_files.load()]
+    everything_shown()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "[1]", "{", "[" * 5000, "null", '{"columns": []}', '{"columns": ["rank", "step", "seconds"], "rows": [[1]]}',
+        *(
+            '{"columns": ["rank", "step", "seconds", "loss"], "rows": [' + row + "]}"
+            for row in ("1", '"abcd"', "[0, 0, 1]", '["a", 0, 1, 1]', "[0, NaN, 1, 1]", '[0, 0, 1, "x"]', "[0, 1e400, 0, 1]",
+                        "[0, 0, 1, null]", "[0, 0, 1, NaN], [0, 1, 2, Infinity]", "[0, 0, 1, 1e308], [0, 1, 2, -1e308]",
+                        "[null, 0, 1, 1]", f"[0, 0, 1, {9 * 10**400}]")
+        ),
+    ],
+)  # fmt: skip
+def test_the_reports_of_a_saved_run_may_be_anything(home: Path, line: str) -> None:
+    save("a-1", [0.5])
+    path = home / "00000001_a-1.json"
+    path.write_text(path.read_text().partition("\n")[0] + "\n" + line)
+    assert [run.run for run in run_files.load()] == ["a-1"]
+    everything_shown()
+    with suppress(DamagedFile):
+        for row in run_files.find("1").metrics:
+            assert list(row)[:3] == ["rank", "step", "seconds"]
+            assert isinstance(row["step"], int)
+
+
+def test_rows_of_another_length_are_damage(home: Path) -> None:
+    save("a-1", [0.5])
+    path = home / "00000001_a-1.json"
+    path.write_text(path.read_text().replace("0.5]", "0.5, 0.7]"))
+    with pytest.raises(DamagedFile):
+        run_files.find("1").metrics  # noqa: B018
+
+
+def test_damage_is_counted_in_one_note(home: Path) -> None:
+    save("a-1", [])
+    for number, name in enumerate(("a-2", "a-3"), 2):
+        (home / f"0000000{number}_{name}.json").mkdir()
+    shown = everything_shown()
+    assert (
+        f"2 saved runs are left out, since their files are damaged; the first is {home}/00000002_a-2.json" in shown[0]
+    )
+    save("a-4", [])
+    assert [run.number for run in run_files.load()] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "00000007.json",
+        "0000000x_a.json",
+        "x.json",
+        "00000007_.json",
+        "٠٠٠٠٠٠٠٩_a.json",
+        "99999999_a.json",
+        "b\udcff.json",
+    ],
+)
+def test_names_that_nobody_gives_do_not_count(home: Path, name: str) -> None:
+    save("a-1", [])
+    (home / name).write_text("{}")
+    save("a-2", [])
+    assert [run.number for run in run_files.load()] == [1, 2]
+    everything_shown()
+    with pytest.raises(DistributedError):
+        run_files.find("7")
+
+
+@pytest.mark.parametrize("place", ["lock", ""])
+@pytest.mark.parametrize("what", ["file", "folder", "fifo", "link"])
+def test_lock_and_folder_may_be_anything(home: Path, place: str, what: str) -> None:
+    save("a-1", [])
+    path = home / place
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    match what:
+        case "file":
+            path.write_text("in the way")
+        case "folder":
+            (path / "inside").mkdir(parents=True)
+        case "fifo":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to("/nowhere")
+    everything_shown()
+    with suppress(OSError, PoolError):  # the writer tells it in the next run
+        save("a-2", [])
+        assert "a-2" in [run.run for run in run_files.load()]
+    everything_shown()
 
 
 def test_many_reports_are_thinned() -> None:

@@ -214,6 +214,24 @@ def test_a_program_that_only_a_projects_file_names_is_not_run(tmp_path: Path) ->
         assert not trace.exists()
 
 
+def test_a_projects_file_does_not_start_the_users_own_remote_pool(tmp_path: Path) -> None:
+    own, trace = tmp_path / "pools.toml", tmp_path / "it_has_run"
+    start = f"touch {trace}; exit 1; {{python}} {{host}}"
+    own.write_text(f'[pools.costly]\nkind = "command"\nhosts = "a"\nstart = "sh -c \'{start}\'"\n')
+    (tmp_path / "jupyter_distrib.toml").write_text(
+        'pool = "costly"\nremote = "costly"\n[pools.s]\nkind = "slurm"\nranks = 64\nnodes = 8\n'
+    )
+    with Notebook(tmp_path, env={"JUPYTER_DISTRIB_CONFIG": str(own)}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        cell = book.ok("%%distributed --ranks 1\nrank")
+        assert cell.result == "rank 0: 0"
+        assert "pool = 'costly', remote = 'costly'" in cell.stdout
+        assert "sets kind = slurm and ranks = 64 and nodes = 8" in book.fails("%%distributed --pool s\n1").traceback
+        assert not trace.exists()
+        book.fails("%%distributed --pool costly\nrank")
+        assert trace.exists(), "the user's own pool is the user's to name"
+
+
 @pytest.mark.slow
 def test_trust_is_asked_once_and_holds_in_the_next_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
