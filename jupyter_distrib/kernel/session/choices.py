@@ -111,12 +111,15 @@ class Choices:
 
     def trust(self, pool: str | None = None) -> str:
         """Remember for all notebooks that the user trusts the project's file, or the one that defines this pool, with
-        its present content. Return a sentence on what that is."""
+        its present content. Return a sentence on what that is. Raises `PoolError`."""
         settings = self.settings
         file = settings.waiting if pool is None else settings.pools[pool].project_file or settings.waiting
         if file is None:
             return "Nothing here waits for your trust."
-        trusted_files.trust(file.path, file.digest)
+        try:
+            trusted_files.trust(file.path, file.digest)
+        except OSError as error:
+            raise PoolError(f"your trust cannot be remembered: {error}.") from None
         return f"{file.shown} is trusted until it changes: {(settings.waiting or file).sets}."
 
     def check_trusted(self, pool: NamedPool) -> None:

@@ -21,7 +21,7 @@ def save(runs: Sequence[tuple[ObservedRun, RunRecord]], settings: Settings, note
 def put(runs: Sequence[tuple[SavedRun, RunRecord]], settings: Settings) -> None:
     """Save these runs, unless the settings say otherwise. Raises `OSError`, `PoolError`."""
     own = settings.project_history
-    if settings.history if own is None else own:
+    if settings.saves_runs:
         limits = Limits(
             runs=int(settings.history) or None,
             days=settings.history_days,

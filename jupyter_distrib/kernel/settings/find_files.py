@@ -124,10 +124,12 @@ def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
     while True:
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
         parent = os.path.dirname(folder)
-        if is_top or parent == folder or _writable_by_others(os.stat(folder)):
+        if is_top or parent == folder:
             return tuple(paths)
         folder = parent
         paths.append(os.path.join(folder, PROJECT_FILE))
+        if _writable_by_others(os.stat(folder)):  # the last: a file in it is told, and not read
+            return tuple(paths)
 
 
 def _writable_by_others(info: os.stat_result) -> str:

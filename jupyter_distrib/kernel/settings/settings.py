@@ -121,6 +121,11 @@ class Settings:
             self._read[line] = parse_line(line, **self.possible)
         return self._read[line]
 
+    @property
+    def saves_runs(self) -> bool:
+        """Return whether runs are saved in the history."""
+        return bool(self.history if self.project_history is None else self.project_history)
+
     def pool_of_kind(self, kind: str) -> NamedPool:
         """Return the pool in use if it is of this kind, else the first that was defined, else the built-in one."""
         usable = [each for each in self.pools.values() if each.project_file is None]

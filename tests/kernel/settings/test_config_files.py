@@ -458,6 +458,15 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(place: Place) -> N
     assert "\x1b" not in file.sets
 
 
+def test_a_folder_for_the_group_does_not_hide_the_projects_file_above_it(place: Place) -> None:
+    place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
+    place.notebooks.chmod(0o777)
+    place.notebooks.parent.chmod(0o755)
+    assert place.load().strategy_for() == "ddp"
+    place.notebooks.parent.chmod(0o777)
+    assert place.load().strategy_for() == "none"
+
+
 def test_a_file_of_somebody_else_above_the_notebook_is_told(place: Place) -> None:
     """As /tmp/jupyter_distrib.toml, for a notebook in /tmp/me."""
     place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
