@@ -27,9 +27,9 @@ from jupyter_distrib.coordinator.incoming_content import IncomingContent
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
-from jupyter_distrib.system import network_interfaces, process, process_environment, record_file
+from jupyter_distrib.system import confinement, network_interfaces, process, process_environment, record_file
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of
+from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_pid
 from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
 
 WELCOME_S = 5.0
@@ -93,8 +93,12 @@ class Relay:
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def _use(self, folder: str, hello: Hello) -> bool:
-        """Use the agent that has this folder. Return False if it has ended, or is about to, or none is given."""
+        """Use the agent that has this folder. Return False if it has ended, or is about to, or is in another container,
+        job or control group than this process, or if none is given."""
         sock = running_agent(folder) if folder else None
+        if sock is not None and not confinement.is_here(peer_pid(sock)):
+            sock.close()
+            return False
         if sock is None or not self._connect(Path(folder), sock, hello, WELCOME_S):
             return False
         (self._own_folder / SOCKET).symlink_to(Path(folder) / SOCKET)  # shows when our folder is deserted, see `sweep`

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import resource
 import socket
@@ -15,13 +16,14 @@ import stat
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import load_time, paths, process_environment, record_file
+from jupyter_distrib.system import confinement, load_time, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.wire.link import peer_pid
 from jupyter_distrib.wire.messages import PROTOCOL
 
 LARGEST_LOG_BYTES = 1 << 20
@@ -56,23 +58,36 @@ class Home:
         return paths.runtime_directory() / f"{self.name}.log"
 
     def reach(self) -> socket.socket:
-        """Return a connection to the agent, and start it if need be. Raises `PoolError`."""
+        """Return a connection to the agent, and start it if need be. Raises `PoolError`.
+
+        An agent that was moved out of the kernel's control groups keeps its name: the next one here has another.
+        """
         directory = paths.runtime_directory()
+        for number in itertools.count(1):
+            home = self if number == 1 else replace(self, name=f"{self.name}-{number}")
+            sock, started = home._reach_or_start(directory)  # noqa: SLF001 - of the same class
+            if started or confinement.is_here(peer_pid(sock)):
+                return sock
+            sock.close()
+        raise AssertionError
+
+    def _reach_or_start(self, directory: Path) -> tuple[socket.socket, bool]:
+        """Return a connection to the agent with this name, and whether it was started for that."""
         path = directory / f"{self.name}.sock"
         if len(str(path)) > paths.SOCKET_PATH_LIMIT:
             raise PoolError(
                 f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a folder with a shorter path."
             )
         if (sock := connected(path)) is not None:
-            return sock
+            return sock, False
         try:
             with paths.opened(directory / f"{self.name}.lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if (sock := connected(path)) is not None:
-                    return sock
+                    return sock, False
                 self._start(path, directory)
                 if (sock := connected(path)) is not None:
-                    return sock
+                    return sock, True
         except OSError as error:
             raise PoolError(self._not_started(error)) from error
         raise PoolError(f"the agent could not be started; see {self.log}.")
@@ -155,6 +170,7 @@ def fingerprint(*more: object) -> str:
         *(resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")),
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+        *confinement.identity(),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

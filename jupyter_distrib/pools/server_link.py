@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Lost, Sink
-from jupyter_distrib.system import interrupts, reap
+from jupyter_distrib.system import confinement, interrupts, reap
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
 from jupyter_distrib.wire.messages import Hello, Welcomed
@@ -51,7 +51,7 @@ class LocalNode:
         self._draining = False
         self._closed = False
         self._pid = 0
-        """The agent's process, once it has answered."""
+        """The agent's process, once it has answered; 0 as long, and if it is not visible from here."""
         self._end: select.poll | None = None
         """The poll for the end of the agent's process, once the agent has answered."""
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
@@ -117,7 +117,7 @@ class LocalNode:
                 event, fds = self._link.receive()
             except (EOFError, OSError):
                 break
-            if isinstance(event, Welcomed):
+            if isinstance(event, Welcomed) and event.pid_namespace in ("", confinement.pid_namespace()):
                 agent, self._pid = _opened(event.pid), event.pid
                 self._end = _watching(agent)
             try:

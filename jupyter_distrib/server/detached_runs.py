@@ -11,7 +11,7 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
-from jupyter_distrib.system import last_seen, run_list
+from jupyter_distrib.system import confinement, confinement_report, last_seen, run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached, Saving, WorkerInfo
 
@@ -59,6 +59,8 @@ class DetachedRuns:
             server=self._server,
             pid=os.getpid(),
             protocol=PROTOCOL,
+            pid_namespace=confinement.pid_namespace(),
+            where=confinement_report.where(),
         )
         run_list.write(self._directory, listed)
         seen = last_seen.of(listed, self._directory)

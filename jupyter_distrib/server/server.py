@@ -28,7 +28,7 @@ from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.service import Service
 from jupyter_distrib.server.socket_name import SocketName
-from jupyter_distrib.system import last_seen, process_environment
+from jupyter_distrib.system import confinement, last_seen, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -59,6 +59,8 @@ from jupyter_distrib.wire.messages import (
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
+BACKLOG = 64
+"""Kernels that may wait to be accepted."""
 GATHER_S = 0.003
 """Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
 
@@ -90,6 +92,7 @@ class Server(Generic[G]):
     def serve(self) -> None:
         """Accept kernels until nobody needs this process any more."""
         self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
         self.loop.watch(self._listener.fileno(), self._accept)
         self._prune()
         self.count_idle()
@@ -238,12 +241,14 @@ class Server(Generic[G]):
         if hello.protocol != PROTOCOL:
             return self._gone(client)
         client.hello = hello
-        if hasattr(os, "pidfd_open"):
+        own = confinement.pid_namespace()
+        if hasattr(os, "pidfd_open") and hello.pid_namespace in ("", own):  # else the pid is another process's here
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
                 self.loop.watch(client.pidfd, lambda: self._gone(client))
         versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
-        self.tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
+        python = platform.python_version()
+        self.tell(client, Welcomed(pid=os.getpid(), pid_namespace=own, python=python, **versions))
         self._service.welcome(client)
 
     # ------------------------------------------------------------------------------------------------ worker groups

@@ -1,4 +1,4 @@
-"""Reads the limits that control groups set to this process: a container's limits show nowhere else. On other systems
+"""Reads the limits that control groups set to a process: a container's limits show nowhere else. On other systems
 than Linux, and without limits, the machine's values. Any process.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
@@ -13,20 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
+_OWN = "self"
 _NO_LIMIT_BYTES = 1 << 60
 """Size from which a limit counts as none: version 1 writes an even larger number then."""
 
 
-def cores(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return the number of cores that this process may keep busy: of those it may run on, as many as its share of time
-    is worth."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([here, *_cores_of_groups(proc, mount)])
+def cores(proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> int:
+    """Return the number of cores that a process may keep busy: of those it may run on, as many as its share of time
+    is worth. Raises `ProcessLookupError` if it is gone."""
+    number = 0 if pid == _OWN else int(pid)
+    here = len(os.sched_getaffinity(number)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([here, *_cores_of_groups(proc, mount, pid)])
 
 
-def _cores_of_groups(proc: Path, mount: Path) -> Iterator[int]:
-    for group in folders("cpu", proc, mount):
-        with suppress(OSError, ValueError):  # `max`
+def _cores_of_groups(proc: Path, mount: Path, pid: int | str) -> Iterator[int]:
+    for group in folders("cpu", proc, mount, pid):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # `max`
             quota_us, period_us = map(int, (group / "cpu.max").read_text().split())
             yield max(1, -(-quota_us // period_us))
         quota_us, period_us = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
@@ -34,9 +36,9 @@ def _cores_of_groups(proc: Path, mount: Path) -> Iterator[int]:
             yield -(-quota_us // period_us)
 
 
-def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> int:
     """Return the number of bytes of memory that may be used at most; 0 without a limit."""
-    return min((limit for _, limit in _memory_limits(proc, mount)), default=0)
+    return min((limit for _, limit in _memory_limits(proc, mount, pid)), default=0)
 
 
 def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
@@ -51,8 +53,8 @@ def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
     return min(free)
 
 
-def _memory_limits(proc: Path, mount: Path) -> Iterator[tuple[Path, int]]:
-    for group in folders("memory", proc, mount):
+def _memory_limits(proc: Path, mount: Path, pid: int | str = _OWN) -> Iterator[tuple[Path, int]]:
+    for group in folders("memory", proc, mount, pid):
         for name in ("memory.max", "memory.limit_in_bytes"):
             if 0 <= (limit := _number(group / name)) < _NO_LIMIT_BYTES:
                 yield group, limit
@@ -89,20 +91,31 @@ class OutOfMemoryKills:
         return out_of_memory_kills() > self._count
 
 
-def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT) -> list[Path]:
-    """Return the folders of the groups for `cpu` or `memory` that this process is in, the innermost first."""
-    paths: dict[str, str] = {}
-    with suppress(OSError):
-        for line in (proc / "self" / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            paths |= dict.fromkeys(controllers.split(","), path.strip("/"))
-    for name, root in ((controller, mount / controller), ("", mount)):
-        if name in paths and root.is_dir():
-            own = root / paths[name]
-            if ".." in own.parts or not own.is_dir():
-                own = root  # a container sees its own group there, by the name that it has outside
+def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> list[Path]:
+    """Return the folders of the groups for `cpu` or `memory` that a process is in, the innermost first."""
+    groups = {name: path for names, path in memberships(proc, pid) for name in names.split(",")}
+    for name in (controller, ""):
+        root = mount / name
+        if name in groups and root.is_dir():
+            own = folder_of(name, groups[name], mount) or root  # a container sees its own group there
             return [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
     return []
+
+
+def memberships(proc: Path = _PROC, pid: int | str = _OWN) -> list[tuple[str, str]]:
+    """Return the groups of a process: the names of a hierarchy's controllers, empty for version 2, and the path of the
+    group in it. Empty if the system does not tell; lines of another form are skipped."""
+    text = ""
+    with suppress(OSError):
+        text = (proc / str(pid) / "cgroup").read_text("utf-8", "surrogateescape")
+    lines = [line.split(":", 2) for line in text.splitlines()]
+    return [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
+
+
+def folder_of(controller: str, path: str, mount: Path = _MOUNT) -> Path | None:
+    """Return the folder of a group; None if it is not visible from here, as from inside a container."""
+    own = mount / controller / path.strip("/")
+    return own if ".." not in own.parts and os.path.isdir(own) else None
 
 
 def _number(path: Path) -> int:

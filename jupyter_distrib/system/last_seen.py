@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import paths, record_file
+from jupyter_distrib.system import confinement, paths, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import began
 from jupyter_distrib.system.record_file import DamagedFile
@@ -41,11 +41,10 @@ class ProcessPlace:
 
     @classmethod
     def here(cls) -> ProcessPlace:
-        boot = namespace = ""
+        boot = ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-            namespace = os.readlink("/proc/self/ns/pid")
-        return cls(host=socket.gethostname(), boot=boot, namespace=namespace)
+        return cls(host=socket.gethostname(), boot=boot, namespace=confinement.pid_namespace())
 
 
 @data_class

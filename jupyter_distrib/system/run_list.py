@@ -3,14 +3,16 @@ coordinator that holds the record of a run writes it; every kernel reads it, als
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import socket
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from jupyter_distrib.system import paths, record_file
+from jupyter_distrib.system import confinement, paths, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import began
 from jupyter_distrib.system.record_file import DamagedFile
@@ -38,6 +40,15 @@ class ListedRun:
     pid: int
     protocol: int
     """Protocol that this process speaks."""
+    pid_namespace: str = ""
+    """The namespace in which it has its pid; empty if it is not known."""
+    where: str = ""
+    """The place of the run, in words: `n1, Slurm job 17`; empty if it is not known."""
+
+    @property
+    def pid_is_known_here(self) -> bool:
+        """Return whether the pid is that of this process also for us: each container counts its processes itself."""
+        return self.pid_namespace in ("", confinement.pid_namespace())
 
 
 def write(directory: Path, run: ListedRun) -> None:
@@ -75,8 +86,18 @@ def look(directory: Path) -> tuple[list[ListedRun], list[Path]]:
             if os.path.lexists(path):
                 damaged.append(path)
             continue
-        if began(run.pid) == content.get("process_began"):
+        if _is_held(run, content.get("process_began"), directory):
             runs.append(run)
         else:
             remove(directory, run.run)
     return sorted(runs, key=lambda run: run.began_at_s), damaged
+
+
+def _is_held(run: ListedRun, process_began: object, directory: Path) -> bool:
+    """Return whether the holder of a run is alive; whether it listens, if its process cannot be seen from here."""
+    if run.pid_is_known_here:
+        return began(run.pid) == process_began
+    with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):  # the path may be too long
+        sock.setblocking(False)
+        return sock.connect_ex(str(directory / f"{run.server}.sock")) in (0, errno.EAGAIN)  # EAGAIN: it is busy
+    return False

@@ -313,7 +313,20 @@ def _loaded(name: str) -> type:
 
 def peer_uid(sock: socket.socket) -> int | None:
     """Return the user at the other end of a unix socket; None where the system does not report it."""
+    peer = _peer(sock)
+    return None if peer is None else peer[1]
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return the process that listens, or has connected, at the other end of a unix socket; 0 if it is not visible from
+    here, as in another container. None where the system does not report it."""
+    peer = _peer(sock)
+    return None if peer is None else peer[0]
+
+
+def _peer(sock: socket.socket) -> tuple[int, int] | None:
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid

@@ -105,6 +105,7 @@ TESTED_IN = {
     "pools/command/test_hosts.py": "pools/command/reservation",
     "pools/test_pools.py": "pools/base pools/inline/* pools/local testing/*",
     "pools/test_server_home.py": "server/socket_name",
+    "system/test_confinement.py": "system/confinement_report",
     "pools/test_slurm_requests.py": "pools/slurm/requests",
     "pools/test_slurm_words.py": "pools/slurm/command pools/slurm/report",
     "pools/test_stepped_ranks.py": "pools/inline/stepped_run pools/inline/steps pools/inline/steps_view",

@@ -29,7 +29,7 @@ _WAITING = ("who waits", "ranks", "for", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _OTHERS = ("other notebook", "ranks", "runs", "keeps")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
-_DETACHED = ("detached run", "cell", "state", "began before", "notebook")
+_DETACHED = ("detached run", "cell", "state", "began before", "notebook", "where")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 
 
@@ -94,7 +94,7 @@ class Status:
             TextTable(head=_WAITING, rows=waiting),
             TextTable(head=_OTHERS, rows=others),
             TextTable(head=_RUNS, rows=[_run_row(run) for run in reversed(self.runs)]),
-            TextTable(head=_DETACHED, rows=[_detached_row(run) for run in self.detached]),
+            TextTable(head=_DETACHED, rows=[_detached_row(run) for run in self.detached]).without_empty("where"),
         )
         return [table for table in tables if table.rows]
 
@@ -222,4 +222,4 @@ def _peak(run: RunStatus) -> str:
 
 
 def _detached_row(run: DetachedStatus) -> tuple[str, ...]:
-    return (run.run, run.label, "ended" if run.ended else "running", duration(run.age_s), run.holder)
+    return (run.run, run.label, "ended" if run.ended else "running", duration(run.age_s), run.holder, run.where)

@@ -19,7 +19,7 @@ from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
-from jupyter_distrib.system import interrupts, process
+from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -199,7 +199,9 @@ class Connection:
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.pid = 0
-        """The id of the process at the other end, once it has answered."""
+        """The id of the process at the other end, once it has answered; 0 if it is not visible from here."""
+        self.process = ("", 0)
+        """The namespace of that process's id, and the id there."""
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._variables = self._read_variables()
@@ -285,7 +287,8 @@ class Connection:
             case Leaving():
                 self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
             case Welcomed():
-                self.pid = event.pid
+                self.process = event.pid_namespace, event.pid
+                self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0
                 self.versions.compare(event)
             case _:
                 self._run_event(event, descriptors)  # type: ignore[arg-type]

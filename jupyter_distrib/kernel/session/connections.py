@@ -74,7 +74,7 @@ class Connections:
         """Return a connection to the process that holds this detached run. Raises `PoolError`."""
         with self._lock:
             for connection in (*self._open, *self._of_attached):
-                if connection.pid == run.pid:
+                if connection.process == (run.pid_namespace, run.pid):
                     return connection
             kind = run.server.partition("-")[0]
             name = DEFAULT_POOL if kind == AGENT_NAME else kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
-from jupyter_distrib.system import paths, run_list
+from jupyter_distrib.system import confinement_report, paths, run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire.messages import PROTOCOL
 
@@ -21,6 +21,11 @@ def damage() -> str:
         return ""
     number, verb = ("one entry", "is") if len(damaged) == 1 else (f"{len(damaged)} entries", "are")
     return f"Of detached runs, {number} {verb} damaged and left out: {damaged[0]}"
+
+
+def elsewhere(run: ListedRun) -> str:
+    """Return the place of a run, if it is another container, job or control group than this kernel's; else nothing."""
+    return run.where if run.where != confinement_report.where() else ""
 
 
 def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:

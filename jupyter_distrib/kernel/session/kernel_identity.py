@@ -8,7 +8,7 @@ import secrets
 import sys
 from dataclasses import field
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import confinement, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import PROTOCOL, Hello
 
@@ -43,6 +43,7 @@ class KernelIdentity:
             python=platform.python_version(),
             torch=process_environment.version("torch"),
             cloudpickle=process_environment.version("cloudpickle"),
+            pid_namespace=confinement.pid_namespace(),
         )
 
 

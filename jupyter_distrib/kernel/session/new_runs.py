@@ -79,7 +79,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     )
 
 
-def attached(event: Attached, connection: Connection) -> Run:
+def attached(event: Attached, connection: Connection, remark: str = "") -> Run:
     """Return the run for a detached one that began earlier, maybe in another kernel; its events follow."""
     record = RunRecord(
         run=event.run,
@@ -89,6 +89,7 @@ def attached(event: Attached, connection: Connection) -> Run:
         gpus=event.gpus,
         strategy=event.strategy,
         workers=event.workers,
+        remark=remark,
     )
     return Run(record, _link(connection, event.run), age_s=event.elapsed_s, detached=True)
 

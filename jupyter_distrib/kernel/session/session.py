@@ -341,9 +341,10 @@ class Session:
                 lost_runs.save(self.settings)
                 raise PoolError(told)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
+        remark = f"runs on {where}" if listed is not None and (where := detached.elsewhere(listed)) else ""
 
         def make(event: Attached) -> Run:
-            run = new_runs.attached(event, connection)
+            run = new_runs.attached(event, connection, remark)
             self.observers.follow(observed_runs.facts(run, track=event.trackers), run)
             return run
 

@@ -212,13 +212,22 @@ class DetachedStatus:
     """Seconds since it began."""
     holder: str
     """The notebook that began it."""
+    where: str
+    """Its place, if that is another container, job or control group than this kernel's; else empty."""
 
 
 def detached_elsewhere(session: Session) -> tuple[DetachedStatus, ...]:
     """Return the detached runs on this machine that are not among this notebook's runs. Raises `PoolError`."""
     own, now_s = {run.id for run in session.history}, time.time()
     return tuple(
-        DetachedStatus(run=run.run, label=run.label, ended=run.ended, age_s=now_s - run.began_at_s, holder=run.holder)
+        DetachedStatus(
+            run=run.run,
+            label=run.label,
+            ended=run.ended,
+            age_s=now_s - run.began_at_s,
+            holder=run.holder,
+            where=detached.elsewhere(run),
+        )
         for run in detached.runs()
         if run.run not in own
     )

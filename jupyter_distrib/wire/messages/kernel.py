@@ -50,6 +50,8 @@ class Hello:
     cloudpickle: str
     idle_s: float = 0.0
     """Seconds after which idle ranks that keep nothing give their GPUs back; 0: never."""
+    pid_namespace: str = ""
+    """The namespace in which it has its pid; empty: that of the agent."""
 
 
 @message
@@ -179,6 +181,8 @@ class Welcomed:
     python: str
     torch: str
     cloudpickle: str
+    pid_namespace: str = ""
+    """The namespace in which it has its pid; empty: that of the kernel."""
 
 
 @message

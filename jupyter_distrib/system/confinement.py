@@ -1,0 +1,153 @@
+"""Tells what confines a process: its namespaces, its control groups, its job and its rights. Two notebooks share an
+agent only where these are the same, since the ranks of an agent are where it is. Any process; `%load_ext` waits for it.
+
+Not everything that two sessions differ in confines them. Each login and each terminal of a desktop has a scope of
+systemd, which is there for counting: such a scope counts only if it has limits. A job of a scheduler counts without a
+limit, too, because its end ends what is in it, and because its use is accounted for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.system import control_groups
+from jupyter_distrib.system.data_class import data_class
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+JOBS = {
+    "Slurm": ("SLURM_JOB_ID",),
+    "PBS": ("PBS_JOBID",),
+    "LSF": ("LSB_JOBID", "LSB_JOBINDEX"),
+    "Grid Engine": ("SGE_TASK_ID", "JOB_ID"),
+    "Flux": ("FLUX_JOB_ID",),
+    "OAR": ("OAR_JOB_ID",),
+}
+"""The variables by which schedulers name a job; a scheduler is known by its first one. A step of a job has a control
+group, or its end leaves an agent alone."""
+_PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
+_OWN = "self"
+_RIGHTS = re.compile(r"^(?:NoNewPrivs|Seccomp|Seccomp_filters|Cap\w+|Mems_allowed_list):.*$", re.MULTILINE)
+"""Lines of /proc/PID/status, proc_pid_status(5), on what a sandbox takes away."""
+_LOGIN = re.compile(r"/user\.slice/user-\d+\.slice/(?:.*/)?(?:[^/]+\.(?:scope|slice)|user@\d+\.service)", re.DOTALL)
+"""Groups of systemd that logins and terminals have (systemd.special(7)); a service below them is no such group."""
+_LIMITS = (
+    "cpu.cfs_quota_us",
+    "cpu.max",
+    "devices.list",
+    "io.max",
+    "memory.high",
+    "memory.limit_in_bytes",
+    "memory.max",
+    "memory.swap.max",
+)
+"""Files with a limit. Not among them: pids.max, which systemd writes for every scope."""
+_UNLIMITED = re.compile(r"(?:max(?: \d+)?|-1|a \*:\* rwm|[89]\d{18}|)")
+
+
+@data_class
+class ProcessPlace:
+    """The place of a process, as far as another process of the same user can read it; parts that cannot be read are
+    empty."""
+
+    namespaces: tuple[str, ...]
+    root: tuple[int, ...]
+    groups: tuple[str, ...]
+    job: tuple[str, ...]
+
+    def differs(self, other: ProcessPlace) -> bool:
+        """Return whether two processes are known to be in different places."""
+        pairs = [*zip(self.namespaces, other.namespaces, strict=True), (self.root, other.root)]
+        return any(a and b and a != b for a, b in [*pairs, (self.groups, other.groups)]) or self.job != other.job
+
+
+def identity() -> tuple[object, ...]:
+    """Return all that confines this process, for a comparison with others."""
+    status, label = _text(_PROC / "self" / "status"), _text(_PROC / "self" / "attr" / "current")
+    ids = os.getuid(), os.geteuid(), os.getgid(), os.getegid(), sorted(os.getgroups())
+    return place(), ids, _RIGHTS.findall(status), label
+
+
+def place(pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> ProcessPlace:
+    """Return the place of a process; by default, of this one."""
+    own = proc / (_OWN if pid is None else str(pid))
+    return ProcessPlace(
+        namespaces=tuple(_link(own / "ns" / name) for name in NAMESPACES),
+        root=_root(own),
+        groups=tuple(
+            f"{names}:{_binding(names, path, mount)}" for names, path in control_groups.memberships(proc, own.name)
+        ),
+        job=job(os.environ if pid is None else environment(pid, proc)),
+    )
+
+
+def is_here(pid: int | None) -> bool:
+    """Return whether a process is where this one is, as far as it can be told.
+
+    Args:
+        pid: The process; 0 if it is not visible, None if the system does not tell which it is.
+    """
+    if pid is None:
+        return True
+    return pid != 0 and (not environment(pid) or not place(pid).differs(place()))
+
+
+def job(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a scheduler, its job and the part of the job that these variables name; empty without a job."""
+    for scheduler, names in JOBS.items():
+        if variables.get(names[0]):
+            return (scheduler, *(variables.get(name, "") for name in names))
+    return ()
+
+
+def environment(pid: int, proc: Path = _PROC) -> dict[str, str]:
+    """Return the environment that a process was exec'd with; empty if it cannot be read."""
+    entries = _text(proc / str(pid) / "environ").split("\0")
+    return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
+
+
+def pid_namespace() -> str:
+    """Return the namespace in which this process has its id; empty where the system has none."""
+    return _link(_PROC / _OWN / "ns" / "pid")
+
+
+def _binding(names: str, path: str, mount: Path) -> str:
+    """Return the innermost group, of this one and those above it, that counts: one that is not a login's or a
+    terminal's, or has a limit."""
+    while _LOGIN.fullmatch(path) and not _is_limited(names, path, mount):
+        path = path.rpartition("/")[0]
+    return path
+
+
+def _is_limited(names: str, path: str, mount: Path) -> bool:
+    """Return whether a group has a limit of its own; one that is not visible may have one."""
+    if names.startswith("name="):
+        return False
+    folders = [control_groups.folder_of(each, path, mount) for each in (*names.split(","), *["unified"] * (not names))]
+    known = [folder for folder in folders if folder is not None]
+    texts = [_text(folder / name).strip() for folder in known for name in _LIMITS]
+    return not known or not all(map(_UNLIMITED.fullmatch, texts))
+
+
+def _root(own: Path) -> tuple[int, ...]:
+    try:
+        info = os.stat("/" if own.name == _OWN else own / "root")
+    except OSError:
+        return ()
+    return info.st_dev, info.st_ino
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text("utf-8", "surrogateescape")
+    return ""

@@ -1,0 +1,185 @@
+"""A cell runs where its notebook is: in its container, its job and its control group, and not in those of the user's
+other notebooks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import leftovers_after
+from tests.notebook import Notebook
+from tests.processes import agents, wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="control groups and namespaces are made by root"),
+]
+
+MOUNTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+GROUPS = "print(open('/proc/self/cgroup').read(), flush=True)"
+IN_A_GROUP = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
+ALONE = 'ip link set lo up && mount -t tmpfs none /mnt && echo inside > /mnt/file && hostname job-two && exec "$@"'
+SEEN = (
+    "import os, socket\n"
+    "print('seen', socket.gethostname(), os.path.exists('/mnt/file'), "
+    "*(os.readlink(f'/proc/self/ns/{name}') for name in ('mnt', 'net', 'uts')), flush=True)"
+)
+Open = Callable[..., Notebook]
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Iterator[Open]:
+    """Starts kernels with the extension loaded; their ranks are gone afterwards."""
+    sessions = []
+    with ExitStack() as stack:
+
+        def start(*below: str, sockets: Path | None = None, **env: str) -> Notebook:
+            book = stack.enter_context(Notebook(tmp_path, env, below=below, sockets=sockets))
+            book.ok("%load_ext jupyter_distrib")
+            sessions.append(
+                book.ok("from jupyter_distrib.kernel.session import session; print(session.current().identity.name)")
+            )
+            return book
+
+        yield start
+    for each in sessions:
+        leftovers_after(each.stdout.strip())
+
+
+@pytest.fixture
+def groups() -> Iterator[tuple[Path, Path]]:
+    """Two control groups for memory, of the version that this system has."""
+    names = ("memory.limit_in_bytes", "memory.max")
+    mount = next((each for each in MOUNTS if (each / "cgroup.procs").exists()), None)
+    made: list[Path] = []
+    try:
+        for name, limit in (("jd-a", 3 << 30), ("jd-b", 4 << 30)):
+            if mount is None:
+                pytest.skip("no control groups are mounted")
+            folder = mount / f"{name}-{os.getpid()}"
+            folder.mkdir()
+            made.append(folder)
+            limits = [folder / each for each in names if (folder / each).exists()]
+            if limits:
+                limits[0].write_text(str(limit))
+    except OSError as error:
+        for folder in made:
+            folder.rmdir()
+        pytest.skip(f"this system lets nobody make control groups: {error}")
+    yield made[0], made[1]
+    _empty(*made)
+    for folder in made:
+        folder.rmdir()
+
+
+def _runtime() -> Path:
+    return Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
+
+
+def _members(folder: Path) -> list[int]:
+    return list(map(int, (folder / "cgroup.procs").read_text().split()))
+
+
+def _empty(*folders: Path) -> None:
+    """End what is in control groups, as the end of a job does."""
+    for pid in {pid for folder in folders for pid in _members(folder)}.intersection(agents(_runtime())):
+        os.kill(pid, signal.SIGTERM)
+    assert wait_until(lambda: not any(map(_members, folders)), 20), [*map(_members, folders)]
+
+
+KEPT = "%%distributed --ranks 2 --keep kept\nimport os\nkept = rank\nprint('pid', os.getpid(), flush=True)"
+
+
+def _pids(book: Notebook) -> list[int]:
+    """The ranks of a notebook, which stay as they are from now on."""
+    return sorted(map(int, re.findall(r"pid (\d+)", book.ok(KEPT).view)))
+
+
+def test_ranks_are_in_the_control_group_of_their_notebook(groups: tuple[Path, Path], kernels: Open) -> None:
+    """Also after the other group has ended, with everything in it."""
+    books = [kernels("sh", "-c", IN_A_GROUP, str(group)) for group in groups]
+    pids = [_pids(book) for book in books]
+
+    for group, own in zip(groups, pids, strict=True):
+        assert len(own) == 2
+        assert set(own) <= set(_members(group)), "the ranks are in another control group"
+    books[0].close()
+    _empty(groups[0])
+    assert _pids(books[1]) == pids[1], "ranks in the other group do not outlive it"
+    assert books[1].ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_an_agent_that_was_moved_elsewhere_serves_no_further_notebook(groups: tuple[Path, Path], kernels: Open) -> None:
+    """As by `cgclassify`, or by a daemon that sorts processes by rules."""
+    before = set(agents(_runtime()))
+    first = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
+    first_pids = _pids(first)
+    (agent,) = set(agents(_runtime())) - before
+    (groups[1] / "cgroup.procs").write_text(str(agent))
+
+    second = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
+    assert set(_pids(second)) <= set(_members(groups[0]))
+    third = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
+    _pids(third)
+
+    assert len(set(agents(_runtime())) - before) == 2, "the third kernel shares the agent of the second"
+    assert _pids(first) == first_pids, "who has ranks there keeps them"
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="there is no `ip`, which starts loopback in a namespace")
+def test_ranks_are_in_the_namespaces_of_their_notebook(kernels: Open) -> None:
+    unshare = ("unshare", "--mount", "--uts", "--net", "sh", "-c", ALONE, "sh")
+    if (refused := subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"this system makes no namespaces: {refused.stderr}")
+    outside, inside = kernels(), kernels(*unshare, sockets=_runtime().parent / "kernel")
+    cell = f"%%distributed --ranks 2 --strategy ddp\n{SEEN}"
+    for book, name in ((outside, os.uname().nodename), (inside, "job-two")):
+        own = book.ok(SEEN).stdout.strip()
+        assert own.startswith(f"seen {name} {book is inside}")
+        seen = set(re.findall(r"seen .*\]", book.ok(cell).view))
+        assert seen == {own}
+
+
+def test_notebooks_of_two_jobs_have_agents_of_their_own(kernels: Open) -> None:
+    """Also where the scheduler uses no control groups: the end of the job ends its processes, and they are counted."""
+    books = [kernels(SLURM_JOB_ID=job) for job in ("17", "18", "17")]
+    cell = "%%distributed --ranks 1\nimport os\nprint('job', os.environ['SLURM_JOB_ID'], os.getppid(), flush=True)"
+    seen = [re.findall(r"job (\d+) (\d+)", book.ok(cell).view)[0] for book in books]
+
+    assert [job for job, _ in seen] == ["17", "18", "17"]
+    assert seen[0][1] == seen[2][1] != seen[1][1]
+
+
+def test_a_detached_run_is_found_from_another_container_and_told_with_its_place(kernels: Open) -> None:
+    """One in which process ids mean something else."""
+    inside = (
+        "unshare",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "sh",
+        "-c",
+        'hostname c1; exec "$@"',
+        "sh",
+    )
+    if (refused := subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"this system makes no namespaces: {refused.stderr}")
+    book, other = kernels(*inside), kernels()
+    book.ok("%%distributed --ranks 2 --detach --out job\nimport time\nprint('begun', flush=True)\ntime.sleep(600)")
+
+    for _ in range(2):  # a look from outside must not make it unknown
+        assert re.search(r"running .*kernel \d+ +c1", other.ok("%distributed_status").result)
+    assert "runs on c1" in other.ok("%distributed_attach").view
+    other.ok("from jupyter_distrib.kernel.session import session; session.runs()[-1].cancel()")
+    book.ok("job.wait_ended(30)")
+    assert book.fails("job.result()").ename == "KeyboardInterrupt"
