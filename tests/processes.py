@@ -44,11 +44,11 @@ def ranks(runtime: Path, session: str) -> list[int]:
     """
     theirs = {str(pid) for pid in agents(runtime)}
     found = [pid for pid in _pids() if _variable(pid, AGENT).partition(".")[0] in theirs and _writes_into_pipe(pid)]
-    others = _held_by_others(runtime, session) if found else set()
+    others = held_by_others(runtime, session) if found else set()
     return [pid for pid in found if is_alive(pid) and _session(pid) not in others]
 
 
-def _held_by_others(runtime: Path, session: str) -> set[int]:
+def held_by_others(runtime: Path, session: str) -> set[int]:
     """What the agents say of kernels that are there."""
     held: set[int] = set()
     for path in runtime.glob("agent-*.sock"):

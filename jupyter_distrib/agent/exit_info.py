@@ -1,11 +1,13 @@
-"""Finds the reason why a rank's process ended, from the system's report and the rank's last output. Runs in the
+"""Finds the reason why a process of this agent ended, from the system's report and its last output. Runs in the
 agent."""
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import signal
+from contextlib import suppress
 
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire.messages import Frame
@@ -14,11 +16,40 @@ _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<fu
 _REPORT = "Fatal Python error: "
 """First words of a report by faulthandler."""
 LAST_LINES = 20
+ENDING_S = 1.0
+"""The most seconds from the moment when a process closes its links to its end."""
 
 
 def exit_code(wait_status: int) -> int:
     """Return the exit status, or minus the number of the signal."""
     return os.waitstatus_to_exitcode(wait_status)
+
+
+def code_of_child(pid: int) -> int | None:
+    """Return the exit code of a child that is ending, and leave the child to be reaped; None if it is not known."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(OSError):
+        found = os.waitid(os.P_PID, pid, options)
+        if found is None and hasattr(os, "pidfd_open"):
+            with os.fdopen(os.pidfd_open(pid)) as end:
+                select.select([end], [], [], ENDING_S)
+            found = os.waitid(os.P_PID, pid, options)
+        if found is not None:
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return None
+
+
+def told(code: int | None, *, out_of_memory: bool = False) -> str:
+    """Return the end of a process as the end of a sentence: `was killed by SIGKILL`, `ended with exit status 3`."""
+    if code is None:
+        return "has ended"
+    if code >= 0:
+        return f"ended with exit status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (", by the system's out-of-memory killer" if out_of_memory else "")
 
 
 def is_crash(code: int) -> bool:

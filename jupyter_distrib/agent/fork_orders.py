@@ -14,7 +14,6 @@ from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, WorkerOrder
 
 ATTEMPTS = 2
 """Number of forkservers that may die over one order."""
-DIED = f"the process that starts ranks has ended {ATTEMPTS} times while it started them; try again."
 _numbers = itertools.count(1)
 
 
@@ -79,8 +78,9 @@ class ForkOrders:
             case ForkFailed():
                 order.fail(answer.reason)
 
-    def take_back(self, link: WatchedLink) -> None:
-        """Let orders of a forkserver that has ended wait for the next one; orders that were tried before fail."""
+    def take_back(self, link: WatchedLink, ended: str) -> None:
+        """Let orders of a forkserver that has ended wait for the next one; orders that were tried before fail, and say
+        how it `ended`."""
         cut = [order for other, order in self._sent.values() if other is link]
         for order in reversed(cut):
             del self._sent[order.number]
@@ -88,7 +88,8 @@ class ForkOrders:
                 self._waiting.appendleft(order)
         for order in cut:
             if order.attempts >= ATTEMPTS:
-                order.fail(DIED)
+                reason = f"the process that starts them {ended} while it did so, as the one before it had: try again."
+                order.fail(f"the ranks could not be started: {reason}")
 
     def fail_all(self, reason: str) -> None:
         orders = [*(order for _, order in self._sent.values()), *self._waiting]

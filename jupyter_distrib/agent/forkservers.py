@@ -5,12 +5,15 @@ orders wait until it has imported torch."""
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
 
-from jupyter_distrib.agent.fork_orders import ForkOrder, ForkOrders
+from jupyter_distrib.agent import exit_info
+from jupyter_distrib.agent.fork_orders import ATTEMPTS, ForkOrder, ForkOrders
 from jupyter_distrib.server.watched_link import WatchedLink
+from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -18,6 +21,8 @@ from jupyter_distrib.wire.messages import Forked, ForkFailed, ForkserverReady, M
 
 PRELOAD_AFTER_S = 0.2
 """Seconds for which the first ranks and their first cell have the processor to themselves."""
+SAID_CHARACTERS = 2000
+"""Length of the end of a forkserver's messages that is shown."""
 
 
 class _Generation:
@@ -31,10 +36,32 @@ class _Generation:
         self.preloaded = False
         self.proved = False
         """Whether one of the forkservers has been ready, so that torch can be imported: if it dies, another will do."""
+        self._pids: dict[WatchedLink, int] = {}
+        """The processes at the other ends of the links; that of the preloaded one is known once it is ready."""
+        self._codes: dict[int, int] = {}
+        """The exit codes of processes that the system has reported already."""
+        self._oom_kills = OutOfMemoryKills()
 
     @property
     def links(self) -> list[WatchedLink]:
         return [*([self.serving] if self.serving else ()), *self.coming]
+
+    def note_ready(self, link: WatchedLink, pid: int) -> None:
+        self._pids[link] = pid
+
+    def note_end(self, pid: int, code: int) -> None:
+        if pid == self.pid or pid in self._pids.values():
+            self._codes[pid] = code
+
+    def end_of(self, link: WatchedLink | None) -> tuple[int | None, str]:
+        """Return the exit code of the forkserver that had this link, None if it is unknown, and the end of a sentence
+        on it."""
+        pid = self._pids.get(link, self.pid) if link is not None else self.pid
+        code = self._codes.get(pid)
+        if code is None:
+            code = exit_info.code_of_child(pid)
+        out_of_memory = code == -signal.SIGKILL and self._oom_kills.grown
+        return code, exit_info.told(code, out_of_memory=out_of_memory)
 
     def remove(self, link: WatchedLink) -> None:
         if link in self.coming:
@@ -56,6 +83,8 @@ class Forkservers:
         self._log = launched[2] if launched else new_log()
         self._orders = ForkOrders()
         self._generation: _Generation | None = None
+        self._failures = 0
+        """The number of forkservers in a row that ended before they were ready, while ranks waited for them."""
         self._preload_timer: Timer | None = None
         self.growing = True
         """Whether a preloaded forkserver is wanted."""
@@ -117,10 +146,13 @@ class Forkservers:
         self.start()
         self._send()
 
-    def ended(self, pid: int) -> None:
-        """Handle the end of any child: if the first forkserver ends before it was ever ready, torch cannot be
-        imported."""
-        if self._generation is not None and pid == self._generation.pid and not self._generation.proved:
+    def ended(self, pid: int, code: int) -> None:
+        """Handle the end of any child: if the first forkserver ends before it was ever ready, torch may not be
+        importable."""
+        if self._generation is None:
+            return
+        self._generation.note_end(pid, code)
+        if pid == self._generation.pid and not self._generation.proved:
             self._fail(self._generation)
 
     def _watched(self, sock: socket.socket) -> WatchedLink:
@@ -139,19 +171,21 @@ class Forkservers:
     def _take_message(self, link: WatchedLink, message: Message) -> None:
         match message:
             case ForkserverReady():
-                self._take_ready(link, early=message.early)
+                self._take_ready(link, message)
             case Forked() | ForkFailed():
                 self._take_answer(link, message)
 
-    def _take_ready(self, link: WatchedLink, *, early: bool) -> None:
+    def _take_ready(self, link: WatchedLink, message: ForkserverReady) -> None:
         generation = self._generation
         if generation is None or link not in generation.coming:
             return
         before = generation.serving
         generation.remove(link)
         generation.serving, generation.proved = link, True
+        generation.note_ready(link, message.pid)
+        self._failures = 0
         self._send()
-        if early:
+        if message.early:
             return self._preload_soon()
         generation.preloaded = True
         if before is not None:
@@ -183,8 +217,9 @@ class Forkservers:
     def _take_end(self, link: WatchedLink) -> None:
         """Handle the end of a forkserver: the other one, or a new one, gets its orders."""
         link.close()
-        self._orders.take_back(link)
         generation = self._generation
+        ended = generation.end_of(link)[1] if generation is not None and self._orders.are_with(link) else ""
+        self._orders.take_back(link, ended)
         if generation is None:
             return
         generation.remove(link)
@@ -197,13 +232,30 @@ class Forkservers:
             self.start()
 
     def _fail(self, generation: _Generation) -> None:
-        """Give up on a forkserver: fail all waiting orders with the reason, and try anew next time."""
+        """Handle the end of a forkserver that was never ready: try once more, since whoever has killed it may have
+        meant something else; fail all waiting orders with the reason after that, or if Python said why it cannot
+        start. The next order starts anew."""
+        code, ended = generation.end_of(None)
         self._close(generation)
+        said = self._take_log()
+        explained = code == 1 and bool(said)
+        if not self._orders.waiting:
+            return
+        self._failures += 1
+        if not explained and self._failures < ATTEMPTS:
+            return self.start()
+        again = f", {self._failures} times" if self._failures > 1 else ""
+        reason = "" if explained else f" the process that starts them {ended} before it was ready{again}: try again."
+        self._failures = 0
+        self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started:{reason}", said])))
+
+    def _take_log(self) -> str:
+        """Return the end of what the forkserver has said, and forget it."""
         self._log.seek(0)
-        reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
+        said = self._log.read().decode("utf-8", "replace").strip()[-SAID_CHARACTERS:]
         self._log.seek(0)
         self._log.truncate()
-        self._orders.fail_all(f"the ranks could not be started:\n{reason}")
+        return said
 
     def _close(self, generation: _Generation) -> None:
         for link in generation.links:

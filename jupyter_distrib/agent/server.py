@@ -334,7 +334,7 @@ class Agent:
                 break
             if pid == 0:
                 break
-            self._forkservers.ended(pid)
+            self._forkservers.ended(pid, os.waitstatus_to_exitcode(status))
             for group in self._all_groups():
                 if (rank := group.ranks.find(pid)) is not None:
                     ended = True

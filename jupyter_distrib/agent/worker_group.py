@@ -343,7 +343,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             return
         was_starting = rank.state == "starting"
         lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail)) if was_starting else ""
-        reason = f"rank {rank.number} ended before it was ready (exit code {code}).\n{lines}".rstrip()
+        reason = f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
         if was_starting and not self.opened:
             return self.fail(reason)
         rank.state = "gone"

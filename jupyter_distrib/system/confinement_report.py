@@ -41,7 +41,7 @@ _NAMES = {
     "user": "users",
     "uts": "host name",
 }
-"""What the processes of a namespace share."""
+"""The things that the processes of a namespace share."""
 
 
 @data_class

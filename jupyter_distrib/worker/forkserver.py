@@ -98,7 +98,7 @@ def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds:
             _help(link, preloaded, command, fds, early)
         _, status = os.waitpid(helper, 0)
         code = os.waitstatus_to_exitcode(status)
-        reason = f"the process that forks them ended (exit code {code})." if code else ""
+        reason = f"the process that forks them ended (exit code {code}): try again." if code else ""
     except OSError as error:
         reason = _cannot_fork(error)
     for fd in fds:

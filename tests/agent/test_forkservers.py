@@ -181,7 +181,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.log = b"ImportError: torch is broken\n"
     stage.order(0)
     stage.order(1)
-    stage.forkservers.ended(stage.forkservers.session)
+    stage.forkservers.ended(stage.forkservers.session, 1)
     assert len(stage.failures) == 2
     assert "ImportError: torch is broken" in stage.failures[0]
     stage.log = b""
@@ -194,6 +194,53 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.turn()
     stage.take(stage.early)
     assert len(stage.failures) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (-9, "was killed by SIGKILL before it was ready, 2 times: try again."),
+        (-11, "was killed by SIGSEGV before it was ready, 2 times: try again."),
+        (-64, "was killed by "),
+        (0, "ended with exit status 0 before it was ready, 2 times: try again."),
+        (3, "ended with exit status 3 before it was ready, 2 times: try again."),
+        (1, "ended with exit status 1 before it was ready, 2 times: try again."),
+    ],
+)
+def test_a_forkserver_that_ends_without_a_word_is_started_once_more_and_then_told(
+    stage: Stage, code: int, says: str
+) -> None:
+    for turn in (1, 3):
+        stage.order(0)
+        stage.forkservers.ended(stage.forkservers.session, code)
+        assert len(stage.started) == turn + 1, "one more is started"
+        assert len(stage.failures) == turn // 2
+        stage.log = b"last words\n" if code != 1 else b""
+        stage.forkservers.ended(stage.forkservers.session, code)
+        assert len(stage.started) == turn + 1, "and no third one"
+        (*_, failure) = stage.failures
+        assert failure.startswith(f"the ranks could not be started: the process that starts them {says}")
+
+
+def test_the_last_words_of_a_forkserver_that_was_killed_are_told(stage: Stage) -> None:
+    stage.log = b"warning\n" * 1000 + b"no space left\n"
+    stage.order(0)
+    for _ in range(2):
+        stage.forkservers.ended(stage.forkservers.session, -9)
+    (failure,) = stage.failures
+    assert failure.endswith("\nno space left")
+    assert len(failure) < 2200
+
+
+def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage: Stage) -> None:
+    stage.forkservers.start()
+    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.order(0)
+    stage.forkservers.ended(stage.forkservers.session, -9)
+    assert not stage.failures
+    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0]
 
 
 def test_a_forkserver_without_torch_says_what_to_install() -> None:
@@ -227,7 +274,10 @@ def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage:
     assert not stage.failures
     stage.preloaded.close()
     stage.turn()
-    assert stage.failures == ["the process that starts ranks has ended 2 times while it started them; try again."]
+    (failure,) = stage.failures
+    assert failure.endswith(
+        "the process that starts them has ended while it did so, as the one before it had: try again."
+    )
     assert not stage.forkservers.busy
 
 
@@ -266,7 +316,7 @@ def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: St
     stage.early.close()
     stage.preloaded.close()
     stage.order(0)
-    stage.forkservers.ended(40_000_001)
+    stage.forkservers.ended(40_000_001, -9)
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == 2
@@ -283,7 +333,7 @@ def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) ->
     stage.early.close()
     stage.turn()
     stage.order(0)
-    stage.forkservers.ended(40_000_001)
+    stage.forkservers.ended(40_000_001, -9)
     assert not stage.failures
     stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()

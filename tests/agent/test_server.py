@@ -476,7 +476,7 @@ def test_a_rank_that_dies_while_it_is_replaced_is_started_three_times_and_then_s
     wait_until((faults / "starts").exists, 5)
     client.start(group, "rank")
     reason = client.wait(Failed).failure.message
-    assert reason.startswith("rank 1 ended before it was ready (exit code 1).")
+    assert reason.startswith("rank 1 ended with exit status 1 before it was ready.")
     assert "the GPU has fallen off the bus" in reason
     assert client.wait(WorkerGroupClosed).reason == reason
     assert len((faults / "starts").read_text().split()) == 3

@@ -17,14 +17,13 @@ import pytest
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
 from tests.processes import agents, wait_until
+from tests.product.control_groups import members, memory_group
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="control groups and namespaces are made by root"),
 ]
 
-MOUNTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-GROUPS = "print(open('/proc/self/cgroup').read(), flush=True)"
 IN_A_GROUP = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
 ALONE = 'ip link set lo up && mount -t tmpfs none /mnt && echo inside > /mnt/file && hostname job-two && exec "$@"'
 SEEN = (
@@ -56,43 +55,21 @@ def kernels(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def groups() -> Iterator[tuple[Path, Path]]:
-    """Two control groups for memory, of the version that this system has."""
-    names = ("memory.limit_in_bytes", "memory.max")
-    mount = next((each for each in MOUNTS if (each / "cgroup.procs").exists()), None)
-    made: list[Path] = []
-    try:
-        for name, limit in (("jd-a", 3 << 30), ("jd-b", 4 << 30)):
-            if mount is None:
-                pytest.skip("no control groups are mounted")
-            folder = mount / f"{name}-{os.getpid()}"
-            folder.mkdir()
-            made.append(folder)
-            limits = [folder / each for each in names if (folder / each).exists()]
-            if limits:
-                limits[0].write_text(str(limit))
-    except OSError as error:
-        for folder in made:
-            folder.rmdir()
-        pytest.skip(f"this system lets nobody make control groups: {error}")
-    yield made[0], made[1]
-    _empty(*made)
-    for folder in made:
-        folder.rmdir()
+    """Two control groups; agents in them are ended afterwards."""
+    with memory_group("jd-a", 3 << 30) as one, memory_group("jd-b", 4 << 30) as other:
+        yield one, other
+        _empty(one, other)
 
 
 def _runtime() -> Path:
     return Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
 
 
-def _members(folder: Path) -> list[int]:
-    return list(map(int, (folder / "cgroup.procs").read_text().split()))
-
-
 def _empty(*folders: Path) -> None:
     """End what is in control groups, as the end of a job does."""
-    for pid in {pid for folder in folders for pid in _members(folder)}.intersection(agents(_runtime())):
+    for pid in {pid for folder in folders for pid in members(folder)}.intersection(agents(_runtime())):
         os.kill(pid, signal.SIGTERM)
-    assert wait_until(lambda: not any(map(_members, folders)), 20), [*map(_members, folders)]
+    assert wait_until(lambda: not any(map(members, folders)), 20), [*map(members, folders)]
 
 
 KEPT = "%%distributed --ranks 2 --keep kept\nimport os\nkept = rank\nprint('pid', os.getpid(), flush=True)"
@@ -110,7 +87,7 @@ def test_ranks_are_in_the_control_group_of_their_notebook(groups: tuple[Path, Pa
 
     for group, own in zip(groups, pids, strict=True):
         assert len(own) == 2
-        assert set(own) <= set(_members(group)), "the ranks are in another control group"
+        assert set(own) <= set(members(group)), "the ranks are in another control group"
     books[0].close()
     _empty(groups[0])
     assert _pids(books[1]) == pids[1], "ranks in the other group do not outlive it"
@@ -126,7 +103,7 @@ def test_an_agent_that_was_moved_elsewhere_serves_no_further_notebook(groups: tu
     (groups[1] / "cgroup.procs").write_text(str(agent))
 
     second = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
-    assert set(_pids(second)) <= set(_members(groups[0]))
+    assert set(_pids(second)) <= set(members(groups[0]))
     third = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
     _pids(third)
 

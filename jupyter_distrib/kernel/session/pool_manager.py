@@ -11,8 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session import selection
@@ -30,6 +31,8 @@ from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
 
+T = TypeVar("T")
+
 
 @data_class
 class Beside:
@@ -39,6 +42,20 @@ class Beside:
     """The most seconds to wait for busy ranks or GPUs."""
     say: Callable[[str], object]
     """Told in one sentence what the cell waits for."""
+
+
+class StartCut(PoolError):
+    """The process that looks after the ranks has ended while they started."""
+
+
+def once_more(start: Callable[[], T]) -> T:
+    """Return what a start of ranks returns. If it is cut, the process that looks after ranks is started anew, once."""
+    with suppress(StartCut):
+        return start()
+    try:
+        return start()
+    except StartCut as error:
+        raise PoolError(f"the ranks could not be started: {error}, 2 times: try again.") from None
 
 
 class PoolManager:
@@ -178,7 +195,8 @@ class PoolManager:
             self.close_group(group)
             raise PoolError(refusal)
         if group.state == "closed":
-            raise PoolError(group.reason or "the ranks were taken away while they were starting.")
+            error = StartCut if group.connection.lost else PoolError
+            raise error(group.reason or "the ranks were taken away while they were starting.")
 
     # ------------------------------------------------------------------------------------------------ for users
 
@@ -204,9 +222,12 @@ class PoolManager:
         self._start(Options(pool=pool))
 
     def _start(self, options: Options) -> None:
-        with self._turns:
-            group = self._choose(self._choices.settings.filled(options))
-        self.wait_open(group)
+        def start() -> None:
+            with self._turns:
+                group = self._choose(self._choices.settings.filled(options))
+            self.wait_open(group)
+
+        once_more(start)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """End the ranks of a pool and the runs on them; the values that they keep are lost."""

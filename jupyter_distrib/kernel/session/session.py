@@ -32,7 +32,7 @@ from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
-from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager
+from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager, once_more
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run, View
@@ -207,7 +207,7 @@ class Session:
     def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses its ranks, on the pool that it falls back to."""
         try:
-            return self._begin_here(order, queued, beside)
+            return once_more(lambda: self._begin_here(order, queued, beside))
         except PoolError as error:
             fallback = self._fallback(order)
             if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
@@ -216,7 +216,8 @@ class Session:
         settings = self.settings
         options = settings.filled(replace(order.asked, pool=fallback, pool_options={}))
         order = replace(order, options=cell_order.for_strategy(options), origins=refused)
-        return self._begin_here(order, queued, replace(beside, wait_s=PATIENCE_S) if beside else None)
+        patient = replace(beside, wait_s=PATIENCE_S) if beside else None
+        return once_more(lambda: self._begin_here(order, queued, patient))
 
     def _fallback(self, order: Order) -> str:
         """Return the pool to fall back to; empty for a cell that needs these very ranks."""
