@@ -60,8 +60,10 @@ class ConfinementReport:
 
     @classmethod
     def of(cls, pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> ConfinementReport:
-        """Return those of a process of this user; by default, of this one. Raises `OSError` if it is gone."""
+        """Return those of a process of this user; by default, of this one. Raises `OSError` if there is none."""
         which: int | str = "self" if pid is None else pid
+        if pid is not None:
+            os.stat(proc / str(pid))
         variables = os.environ if pid is None else confinement.environment(pid, proc)
         groups = {name: path for names, path in control_groups.memberships(proc, which) for name in names.split(",")}
         group = next((groups[each] for each in ("memory", "", "cpu") if groups.get(each, "/") != "/"), "")
@@ -95,6 +97,11 @@ def where() -> str:
     here = ConfinementReport.of()
     group = f"control group {here.group}" if here.group else ""
     return ", ".join(filter(None, [platform.node(), here.container, here.job, group]))
+
+
+def told() -> str:
+    """Return the machine of this process and what confines it, with the limits."""
+    return f"{platform.node()}: {ConfinementReport.of()}"
 
 
 def _job(words: tuple[str, ...]) -> str:

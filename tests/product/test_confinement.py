@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -160,3 +161,53 @@ def test_a_detached_run_is_found_from_another_container_and_told_with_its_place(
     other.ok("from jupyter_distrib.kernel.session import session; session.runs()[-1].cancel()")
     book.ok("job.wait_ended(30)")
     assert book.fails("job.result()").ename == "KeyboardInterrupt"
+
+
+def _confined(book: Notebook) -> list[str]:
+    report = book.ok("%distributed_status --doctor").result
+    return [
+        line for line in report.splitlines() if "confined by" in line or line.strip().startswith("-> they do not share")
+    ]
+
+
+def test_the_doctor_names_job_and_control_group_with_their_limits(groups: tuple[Path, Path], kernels: Open) -> None:
+    book = kernels("sh", "-c", IN_A_GROUP, str(groups[0]), SLURM_JOB_ID="17")
+    _pids(book)
+    agents_and_ranks, kernel = _confined(book)
+
+    assert re.search(r"agent and ranks 0-1 of local: as the kernel", agents_and_ranks)
+    assert f"kernel {book.pid}: " in kernel
+    assert f"Slurm job 17, control group /{groups[0].name}" in kernel.replace("/process_api", "")
+    assert "at most 3.2 GB of memory" in kernel
+
+
+def test_the_doctor_warns_of_ranks_in_another_control_group(groups: tuple[Path, Path], kernels: Open) -> None:
+    book = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
+    (groups[1] / "cgroup.procs").write_text(str(_pids(book)[1]))
+    lines = _confined(book)
+
+    (moved,) = [line for line in lines if groups[1].name in line]
+    assert re.search(r"! +confined by +rank [01] of local: ", moved)
+    assert "at most 4.3 GB of memory" in moved
+    assert any("do not share the kernel's control group" in line for line in lines), lines
+
+
+def test_the_doctor_names_namespaces_and_containers(kernels: Open) -> None:
+    book = kernels("unshare", "--uts", APPTAINER_CONTAINER="/images/torch.sif")
+    outside = kernels()
+    _pids(book)
+    assert "Apptainer container /images/torch.sif" in _confined(book)[-1]
+    assert "Apptainer" not in _confined(outside)[-1]
+
+
+def test_the_doctor_asks_ranks_behind_a_command(kernels: Open, tmp_path: Path) -> None:
+    """They are asked themselves: their processes may be on another machine."""
+    (tmp_path / "jupyter_distrib.toml").write_text(
+        f"[pools.lab]\nkind = 'command'\nhosts = 'a'\npython = '{sys.executable}'\n"
+        "start = 'env HOST={host} unshare --uts sh -c \"hostname node-a; exec {python}\"'\n"
+    )
+    book = kernels()
+    book.ok("%distributed_pool use lab")
+    _pids(book)
+    lines = _confined(book)
+    assert any(re.search(r"ranks 0-1 of lab: node-a: .*cores?", line) for line in lines), lines

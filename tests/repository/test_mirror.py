@@ -110,6 +110,7 @@ TESTED_IN = {
     "pools/test_slurm_words.py": "pools/slurm/command pools/slurm/report",
     "pools/test_stepped_ranks.py": "pools/inline/stepped_run pools/inline/steps pools/inline/steps_view",
     "product/test_breakpoints.py": "worker/pytorch/patience",
+    "product/test_confinement.py": "kernel/notebook/confinement_findings",
     "product/test_crashes.py": (
         "agent/rank agent/rank_connections agent/rank_notes agent/rank_process agent/run agent/worker_group errors "
         "system/crash_notes wire/endings"

@@ -106,6 +106,46 @@ def test_a_system_without_proc_has_no_place(tmp_path: Path) -> None:
     nowhere = confinement.place(None, tmp_path / "none", tmp_path / "none")
     assert not any(nowhere.namespaces)
     assert not nowhere.differs(confinement.place())
+    assert "no limit of memory" in str(ConfinementReport.of(None, tmp_path / "none", tmp_path / "none"))
+    with pytest.raises(OSError, match="No such file"):
+        ConfinementReport.of(os.getpid(), tmp_path / "none", tmp_path / "none")
+
+
+CONTAINERS = {
+    "Docker container 0123456789ab": {"proc/self/cgroup": f"0::/system.slice/docker-{'0123456789abcdef' * 4}.scope"},
+    "Docker container": {"proc/self/root/.dockerenv": ""},
+    "Podman container": {"proc/self/root/run/.containerenv": "", "proc/self/root/.dockerenv": ""},
+    "Podman container 0123456789ab": {"proc/self/cgroup": "4:memory:/machine.slice/libpod-0123456789abcd.scope"},
+    "Apptainer container": {"proc/self/root/.singularity.d/x": ""},
+    "Kubernetes container": {"proc/self/cgroup": "0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod7.slice"},
+    "containerd container 0123456789ab": {"proc/self/cgroup": "0::/kubepods/pod7/cri-containerd-0123456789abcd.scope"},
+    "LXC container web": {"proc/self/cgroup": "0::/lxc.payload.web"},
+    "": {"proc/self/cgroup": "0::/user.slice"},
+}
+
+
+@pytest.mark.parametrize("expected", CONTAINERS, ids=lambda name: name or "none")
+def test_containers_are_known_by_their_files_and_groups(tmp_path: Path, expected: str) -> None:
+    proc, mount = write(tmp_path, CONTAINERS[expected])
+    assert ConfinementReport.of(None, proc, mount).container == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("APPTAINER_CONTAINER", "/images/a.sif", "Apptainer container /images/a.sif"),
+        ("SINGULARITY_CONTAINER", "/images/a.sif", "Singularity container /images/a.sif"),
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1", "Kubernetes container pod-7"),
+        ("container", "systemd-nspawn", "systemd-nspawn container"),
+        ("ENROOT_ROOTFS", "/x", "Enroot container"),
+    ],
+)
+def test_containers_are_known_by_their_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOSTNAME", "pod-7")
+    assert ConfinementReport.of(None, tmp_path, tmp_path).container == expected
 
 
 @pytest.mark.parametrize("name", confinement.NAMESPACES)

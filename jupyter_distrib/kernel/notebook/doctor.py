@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.notebook import live_view
+from jupyter_distrib.kernel.notebook import confinement_findings, live_view
 from jupyter_distrib.kernel.session.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
@@ -53,6 +53,7 @@ GRADIENT_BYTES = 400e6
 """The gradients of 100 million parameters."""
 MEASUREMENT = "from jupyter_distrib.worker import network_check\nnetwork_check.measure()"
 """The source with which ranks measure the network between them."""
+CONFINEMENT = "confined by"
 EXPLAINED = {
     "anywidget": ("install", "what-is-missing"),
     "ipykernel": ("install", "what-is-missing"),
@@ -62,6 +63,7 @@ EXPLAINED = {
     "GPUs": ("gpus",),
     "GPU driver": ("gpus",),
     "network": ("performance", "the-network-between-nodes"),
+    CONFINEMENT: ("shared-machines", "several-containers-jobs-or-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
 }
 """The page of the documentation, and the section, that explain what is wrong with a topic."""
@@ -207,6 +209,8 @@ def _pool(session: Session) -> Iterator[Finding]:
     for group in status.groups:
         holder = "this notebook" if group.session == session.identity.name else group.holder
         yield Finding(topic="ranks", text=f"{len(group.workers)} of {holder}, {group.label or 'idle'}")
+    for text, advice in confinement_findings.of_pools(session):
+        yield Finding(topic=CONFINEMENT, text=text, advice=advice)
     yield from _devices(status)
     yield from _network(session)
 
@@ -287,6 +291,7 @@ def _gpus() -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Finding(topic=CONFINEMENT, text=confinement_findings.of_kernel())
     yield Finding(topic="machine", text=f"{control_groups.cores()} cores, at most {soft} open files a process")
     if SHM.exists():
         total, _, free = shutil.disk_usage(SHM)
