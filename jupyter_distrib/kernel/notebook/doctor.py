@@ -63,7 +63,7 @@ EXPLAINED = {
     "GPUs": ("gpus",),
     "GPU driver": ("gpus",),
     "network": ("performance", "the-network-between-nodes"),
-    CONFINEMENT: ("shared-machines", "several-containers-jobs-or-sessions-of-one-user"),
+    CONFINEMENT: ("shared-machines", "several-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
 }
 """The page of the documentation, and the section, that explain what is wrong with a topic."""
