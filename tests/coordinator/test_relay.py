@@ -16,6 +16,7 @@ from jupyter_distrib.coordinator import relay
 from jupyter_distrib.wire.link import decode_frame, encode
 from jupyter_distrib.wire.messages import OpenWorkerGroup
 from tests.processes import is_alive, wait_until_gone
+from tests.product.control_groups import memory_group
 
 HERE = "127.0.0.1"
 Start = Callable[..., relay.Relay]
@@ -68,6 +69,16 @@ def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(
 
     assert wait_until_gone([agent]) == []
     assert [*folder.iterdir()] == []
+
+
+def test_an_agent_in_another_control_group_is_not_used(start: Start) -> None:
+    """As where two containers have the same address and the same folder for temporary files."""
+    with memory_group("jd-relay", 1 << 30) as group:
+        first = start("a")
+        (group / "cgroup.procs").write_text(str(agent_of(first)))
+        second = start("b", "a")
+        assert agent_of(second) != agent_of(first)
+        first.end()
 
 
 def test_an_agent_that_is_kept_serves_a_group_that_comes_a_moment_later(start: Start) -> None:
