@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
         yield folder
         assert wait_until(lambda: not members(folder), 20), members(folder)
     finally:
+        for pid in members(folder):  # of a test that has failed
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not members(folder), 10)
         folder.rmdir()
 
 
