@@ -9,14 +9,14 @@ from __future__ import annotations
 import codecs
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from jupyter_distrib.system import record_file
+from jupyter_distrib.agent.log_file import LogFile
+from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Callback, Loop, Timer
 from jupyter_distrib.wire.messages import Noted, Wrote
 
@@ -28,9 +28,6 @@ SHOWN_BYTES = 32 << 10
 FIRST_LINES = 20
 """Lines at the beginning of each stream that go to the notebook also in a flood, if they are short."""
 FIRST_BYTES = 8 << 10
-LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""The flags to open a log with: a link in its place is an error, and nobody waits for the reader of a FIFO."""
-LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", str(1 << 30)))
 TAIL_BYTES = 16 << 10
 """Bytes that hold a crash report: up to 100 frames and the names of all extension modules."""
 
@@ -47,8 +44,8 @@ class RunOutput:
     def __init__(self, run: str, directory: Path, loop: Clock, send: Callable[[Wrote | Noted], None]) -> None:
         self.run, self.directory = run, directory
         self._loop, self._send = loop, send
-        self._logs: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}
+        self._logs: dict[int, LogFile] = {}
+        self._ended = self._closed = False
         self._batches: dict[tuple[int, str], _Batch] = {}
         self._timer: Timer | None = None
 
@@ -76,48 +73,32 @@ class RunOutput:
                     self._send(
                         Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
                     )
+        for log in self._logs.values():
+            log.flush()
+
+    def end(self) -> None:
+        """Let the logs go, since the run has ended; what comes later is added to them."""
+        self.flush()
+        self._ended = True
+        for log in self._logs.values():
+            log.close()
 
     def close(self) -> None:
-        self.flush()
-        for fd in self._logs.values():
-            if fd >= 0:
-                os.close(fd)
-        self._logs = dict.fromkeys(self._logs, -1)
+        """End for good: what comes later is lost."""
+        self.end()
+        self._closed = True
 
     def _log(self, rank: int, data: bytes) -> None:
-        if rank not in self._logs:
-            self._logs[rank] = self._open(rank)
-        fd, size = self._logs[rank], self._sizes.get(rank, 0)
-        if fd < 0:
+        if self._closed:
             return
-        try:
-            if size + len(data) > LOG_LIMIT_BYTES:
-                raise OSError(f"it has reached {LOG_LIMIT_BYTES >> 20} MB")
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            self._sizes[rank] = size + len(data)
-        except OSError as error:
-            self._give_up(rank, fd, error)
-
-    def _open(self, rank: int) -> int:
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(self.directory / f"rank{rank}.log", LOG_FLAGS, 0o600)
-        except OSError as error:
-            self._send(Noted(run=self.run, rank=rank, text=f"the log cannot be written: {error}"))
-            return -1
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return fd
-
-    def _give_up(self, rank: int, fd: int, error: OSError) -> None:
-        """Stop logging a rank, because the run matters more than its log, and report where the log is cut off."""
-        with suppress(OSError):
-            os.write(fd, b"\n[log truncated here]\n")
-        os.close(fd)
-        self._logs[rank] = -1
-        self._send(Noted(run=self.run, rank=rank, text=f"the log of rank {rank} is truncated: {error}"))
+        if rank not in self._logs:
+            self._logs[rank] = LogFile(self.directory / f"rank{rank}.log")
+        log = self._logs[rank]
+        for text in (log.write(data), log_folder.of(self.directory.parent).take_notice()):
+            if text:
+                self._send(Noted(run=self.run, rank=rank, text=text))
+        if self._ended:
+            log.close()
 
 
 class _Batch:
@@ -226,35 +207,6 @@ class Pipe:
 
 def write_late(logs: Path, rank: int, event: Wrote) -> None:
     """Log what a thread or process of an earlier run wrote, if its log can still be written; no cell shows it."""
-    path = logs / event.run / f"rank{rank}.log"
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, LOG_FLAGS, 0o600)
-        with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
-            if os.fstat(fd).st_size < LOG_LIMIT_BYTES:
-                log.write(event.text)
-
-
-def prune(logs: Path, keep: int = 200) -> None:
-    """Delete old logs; those of the newest runs stay, and those that some agent is writing."""
-    with suppress(OSError):
-        for old in sorted(logs.iterdir(), key=_written_at_s)[:-keep]:
-            if not _in_use(old):
-                shutil.rmtree(old, ignore_errors=True)
-
-
-def _written_at_s(run: Path) -> float:
-    return max(path.lstat().st_mtime for path in (run, *run.glob("rank*.log")))
-
-
-def _in_use(run: Path) -> bool:
-    """Return whether an agent holds one of a run's logs open: it has a lock on it, see `RunOutput`."""
-    for path in run.glob("rank*.log"):
-        try:
-            with record_file.opened(path) as log:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            continue  # gone this moment, or on a file system without locks
-    return False
+    log = LogFile(logs / event.run / f"rank{rank}.log")
+    log.write(event.text.encode("utf-8", "backslashreplace"))
+    log.close()

@@ -138,7 +138,7 @@ class NodeRun:
         """Report the end of the run, because every rank has come to the end of the cell."""
         self._timers.cancel()
         self.stop_watching()
-        self.output.flush()
+        self.output.end()
         ended = Ended(
             run=self.command.run,
             at_s=time.monotonic(),

@@ -27,14 +27,13 @@ from jupyter_distrib.agent.gpu_inventory import GpuInventory
 from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.idle_gpus import IdleGpus
 from jupyter_distrib.agent.leftovers import AdoptedProcesses
-from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
-from jupyter_distrib.system import control_groups, formatting, paths
+from jupyter_distrib.system import control_groups, formatting, log_folder, paths
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
@@ -111,7 +110,7 @@ class Agent:
         """Serve until nobody needs this node's ranks any more."""
         self._forkservers.start()
         self._gpus.ask(lambda inventory: None)  # while the forkserver imports torch
-        prune(self._logs)
+        log_folder.of(self._logs).tidy()
         self.server.serve()
 
     def stop(self) -> None:

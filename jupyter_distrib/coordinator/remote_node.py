@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from jupyter_distrib.agent.log_file import LogFile
 from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Channel, ContentPart
 from jupyter_distrib.coordinator.file_sync import FileSync
@@ -23,6 +24,7 @@ from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.link import decode_frame, encode
 from jupyter_distrib.wire.messages import CloseWorkerGroup, Command, Event, Execute, Failure, Noted, Stop
 
+LOG_PART_BYTES = 1 << 20
 AHEAD = 2
 """Number of requests for events that each node has at a time."""
 
@@ -222,12 +224,16 @@ class RemoteNode:
 
 def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in future.result():
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-            fd = os.open(directory / os.path.basename(name), flags, 0o600)
-            with open(fd, "wb") as file:
-                file.write(memoryview(content))
+            _write_log(directory / os.path.basename(name), memoryview(content))
     except Exception:  # noqa: BLE001 - engines raise all kinds: the node is gone, which its own listener says
         traceback.print_exc()  # into the coordinator's log; the run ends all the same
     done()
+
+
+def _write_log(path: Path, content: memoryview) -> None:
+    log = LogFile(path)
+    for start in range(0, len(content), LOG_PART_BYTES):
+        if problem := log.write(content[start : start + LOG_PART_BYTES].tobytes()):
+            print(problem, flush=True)  # into the coordinator's log
+    log.close()

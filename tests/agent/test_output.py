@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.agent import log_file
 from jupyter_distrib.agent import output as module
 from jupyter_distrib.agent.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch, write_late
+from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Noted, Wrote
 
@@ -177,7 +180,7 @@ def test_batches_go_out_by_time(
 def test_a_full_log_is_said_once_and_the_run_goes_on(
     output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr(log_file, "LIMIT_BYTES", 100)
     for number in range(30):
         output.write(0, "stdout", b"line %2d\n" % number)
     output.flush()
@@ -187,9 +190,91 @@ def test_a_full_log_is_said_once_and_the_run_goes_on(
     assert texts(sent) == "".join(f"line {number:2}\n" for number in range(30))
     log = (Path(output.log_directory) / "rank0.log").read_text()
     assert log.startswith("line  0\n")
-    assert log.endswith("[log truncated here]\n")
+    assert log.count("[log truncated here: it has reached 100 bytes; the end of the output follows]\n") == 1
+    assert log.endswith("line 28\nline 29\n")
     output.write(1, "stdout", b"another rank's log goes on")
     assert (Path(output.log_directory) / "rank1.log").read_text() == "another rank's log goes on"
+
+
+def test_of_a_log_that_is_cut_short_its_beginning_and_its_newest_end_are_kept(
+    output: RunOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "LIMIT_BYTES", 100)
+    path = output.directory / "rank0.log"
+    for number in range(10_000):
+        output.write(0, "stdout", b"line %d\n" % number)
+        if number % 1000 == 999:
+            output.flush()
+            assert path.read_text().startswith("line 0\nline 1\n")
+            assert path.read_text().endswith(f"line {number}\n")
+            assert path.stat().st_size < 300 + log_file.TAIL_BYTES
+    output.end()
+    output.write(0, "stdout", b"late\n", show=False)
+    assert path.read_text().endswith("line 9999\nlate\n")
+    assert path.stat().st_size < 300 + log_file.TAIL_BYTES
+
+
+def test_the_logs_of_runs_that_go_on_are_cut_short_at_the_total_of_all_logs(
+    output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(log_folder.TOTAL_VARIABLE, str(1 << 20))
+    other = RunOutput("a1b2c3-2", output.directory.parent / "a1b2c3-2", loop, sent.append)
+    running = RunOutput("a1b2c3-1", output.directory.parent / "a1b2c3-1", loop, sent.append)
+    for number in range(20_000):
+        other.write(0, "stdout", b"other %090d\n" % number)
+        running.write(0, "stdout", b"line %090d\n" % number)
+    both = [running.directory / "rank0.log", other.directory / "rank0.log"]
+    running.flush()
+    other.flush()
+    assert sum(path.stat().st_size for path in both) < 1 << 20
+    assert sum(path.stat().st_size for path in both) > (1 << 20) * 3 // 4
+    for path in both:
+        assert path.read_bytes().split()[1] == b"0" * 90
+        assert path.read_bytes().endswith(b"%090d\n" % 19_999)
+    reason = "is truncated: all logs together may take 1.0 MB (JUPYTER_DISTRIB_LOG_TOTAL_BYTES)"
+    assert [event.text for event in sent if isinstance(event, Noted)] == [f"the log of rank 0 {reason}"] * 2
+
+    running.end()  # and the next one has its room
+    newest = RunOutput("a1b2c3-3", output.directory.parent / "a1b2c3-3", loop, sent.append)
+    newest.write(0, "stdout", b"x" * 100_000)
+    newest.end()
+    assert (newest.directory / "rank0.log").stat().st_size == 100_000
+    assert not running.directory.exists()
+    assert any("the logs of the oldest run were removed" in event.text for event in sent if isinstance(event, Noted))
+    other.close()
+    newest.close()
+
+
+def test_a_rank_that_stopped_logging_still_marks_its_run_as_one_that_goes_on(
+    output: RunOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(log_folder.TOTAL_VARIABLE, str(1 << 20))
+    running = RunOutput("a1b2c3-1", output.directory.parent / "a1b2c3-1", output._loop, output._send)
+    running.write(0, "stdout", b"x" * 1000)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "write", full)
+        running.write(0, "stdout", b"after\n")
+    os.truncate(running.directory / "rank0.log", 2 << 20)
+    log_folder.of(output.directory.parent).tidy()
+    assert running.directory.exists()
+    running.end()
+    log_folder.of(output.directory.parent).tidy()
+    assert not running.directory.exists()
+    running.close()
+
+
+def test_what_comes_after_the_end_of_a_run_is_added_to_its_log(output: RunOutput) -> None:
+    output.write(0, "stdout", b"before\n")
+    output.end()
+    with (output.directory / "rank0.log").open("r+b") as log:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
+        fcntl.flock(log, fcntl.LOCK_UN)
+    output.write(0, "stderr", b"after\n", show=False)
+    assert (output.directory / "rank0.log").read_bytes() == b"before\nafter\n"
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(
@@ -237,10 +322,14 @@ def test_a_log_that_is_no_file_stops_nobody(output: RunOutput, sent: list[Wrote 
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "dangling", "circle"])
-def test_old_logs_are_removed_whatever_they_are(tmp_path: Path, what: str) -> None:
-    for run in ("a", "b"):
-        (tmp_path / run).mkdir()
-    path = tmp_path / "a" / "rank0.log"
+def test_old_logs_are_removed_whatever_lies_between_them(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_folder, "KEPT_RUNS", 1)
+    for number in (1, 2, 3):
+        (tmp_path / f"a1b2c3-{number}").mkdir()
+    (tmp_path / "a1b2c3-2" / "rank0.log").write_text("old")
+    path = tmp_path / "a1b2c3-1" / "rank0.log"
     match what:
         case "fifo":
             os.mkfifo(path)
@@ -248,10 +337,14 @@ def test_old_logs_are_removed_whatever_they_are(tmp_path: Path, what: str) -> No
             path.mkdir()
         case "dangling" | "circle":
             path.symlink_to("/nowhere" if what == "dangling" else path)
-    for each in (path, tmp_path / "a"):
-        os.utime(each, (1.0, 1.0), follow_symlinks=False)
-    module.prune(tmp_path, keep=1)
-    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    for number, each in enumerate(
+        (path, tmp_path / "a1b2c3-1", *(tmp_path / "a1b2c3-2").iterdir(), tmp_path / "a1b2c3-2")
+    ):
+        os.utime(each, (1.0 + number, 1.0 + number), follow_symlinks=False)
+    log_folder.LogFolder(tmp_path).tidy()
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()].count("a1b2c3-2") == 0
+    assert (tmp_path / "a1b2c3-3").is_dir()
+    assert os.path.lexists(path), "it is no log of ours"
 
 
 def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> None:

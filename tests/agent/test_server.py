@@ -794,17 +794,17 @@ def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkey
     run = client.start(client.group(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
     client.wait(Wrote)
     for number in range(205):
-        (logs / f"other-{number}").mkdir()
-        (logs / f"other-{number}" / "rank0.log").write_text("text")
-        os.utime(logs / f"other-{number}" / "rank0.log", (1000 + number, 1000 + number))
+        (logs / f"0a1b2c-{number}").mkdir()
+        (logs / f"0a1b2c-{number}" / "rank0.log").write_text("text")
+        os.utime(logs / f"0a1b2c-{number}" / "rank0.log", (1000 + number, 1000 + number))
     os.utime(logs / run / "rank0.log", (0, 0))
     os.utime(logs / run, (0, 0))
 
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "60")  # another environment: an agent of its own
     other = PoolClient(LocalPool())
     assert agent_of(other) != agent_of(client)
-    gone = {f"other-{number}" for number in range(205)} - {path.name for path in logs.iterdir()}
-    assert gone == {f"other-{number}" for number in range(5)}
+    gone = {f"0a1b2c-{number}" for number in range(205)} - {path.name for path in logs.iterdir()}
+    assert gone == {f"0a1b2c-{number}" for number in range(5)}
     assert (logs / run / "rank0.log").read_text() == "here\n"
     other.close()
     client.close()

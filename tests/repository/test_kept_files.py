@@ -15,9 +15,10 @@ GIVES_FOLDERS = {"paths", "run_list", "last_seen", "record_file"}
 READS = (".read_text", ".read_bytes", ".open", "json.load", "json.loads", "gzip.open", "pickle.load", "pickle.loads")
 OTHER_FILES = {
     "agent/install_packages.py: open(path, 'wb')": "a wheel, in a new temporary folder",
-    "agent/output.py: os.open(path, LOG_FLAGS, 384)": "a log, to write it; with O_NOFOLLOW and O_NONBLOCK",
-    "agent/output.py: os.open(self.directory / f'rank{rank}.log', LOG_FLAGS, 384)": "likewise",
-    "agent/output.py: open(fd, 'a', encoding='utf-8', errors='backslashreplace')": "likewise",
+    "system/log_folder.py: os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 384)": (
+        "the list of removed logs, to write it"
+    ),
+    "system/log_folder.py: os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)": "a log, to lock it",
     "coordinator/relay.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
     "system/last_seen.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
     "system/paths.py: os.open(path, flags | (os.O_TRUNC if emptied else 0), 384)": "the one way to write",

@@ -17,6 +17,7 @@ TESTED_IN = {
     "agent/test_group_store.py": "agent/rank_table",
     "agent/test_install_packages.py": "agent/package_sync",
     "agent/test_other_gpus.py": "agent/torch_build",
+    "agent/test_output.py": "agent/log_file",
     "agent/test_server.py": "server/server server/service server/watched_link system/launch",
     "agent/test_usage.py": "agent/usage_sampler",
     "checkpoints/test_checkpoints.py": "checkpoints/contents checkpoints/folder checkpoints/layout checkpoints/optimizers",

@@ -30,7 +30,7 @@ from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpac
 from jupyter_distrib.kernel.session.run_clock import RunClock
 from jupyter_distrib.kernel.session.run_start import PoolLink, RunStart
 from jupyter_distrib.kernel.session.stop_order import StopOrder
-from jupyter_distrib.system import formatting, interrupts, paths, record_file
+from jupyter_distrib.system import formatting, interrupts, log_folder, paths, record_file
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
 
@@ -251,7 +251,10 @@ class Run:
         return "".join(texts)
 
     def log_file(self, rank: int) -> Path:
-        return Path(self.record.log_directory or paths.log_directory() / self.id) / f"rank{rank}.log"
+        """Return the path of a rank's log. Raises `PoolError` if the logs were removed to make room."""
+        folder = Path(self.record.log_directory or paths.log_directory() / self.id)
+        log_folder.check(folder)
+        return folder / f"rank{rank}.log"
 
     def stacks(self, timeout_s: float = STACKS_S) -> dict[int, StackSeen]:
         """Return the Python stack of each rank that executes the cell now, as soon as all have answered.

@@ -1,0 +1,121 @@
+"""The log of one rank in one run: complete, or cut short in the middle. In the thread of whoever writes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.system import formatting, log_folder
+
+LIMIT_BYTES = log_folder.chosen_bytes("JUPYTER_DISTRIB_LOG_LIMIT_BYTES") or 1 << 30
+TAIL_BYTES = 16 << 10
+"""The bytes at the end of the output that are kept of a log that is cut short."""
+
+
+class LogFile:
+    """One log, which is open and locked from the first byte until `close`, and is opened again for what comes later.
+
+    Args:
+        path: Its place in the folder of its run, which is in that of all runs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._all = path, log_folder.of(path.parent.parent)
+        self._fd = -1
+        self._size = 0
+        self._is_lost = False
+        """Whether it cannot be written."""
+        self._tail: bytearray | None = None
+        """The end of the output of a log that is cut short."""
+        self._is_tail_new = False
+
+    def write(self, data: bytes) -> str:
+        """Write to the log. Return a sentence for the user, or nothing: it cannot be written, or is cut short here."""
+        if self._is_lost:
+            return ""
+        try:
+            if self._fd < 0:
+                self._open()
+        except OSError as error:
+            self._is_lost = True
+            return f"the log cannot be written: {error}"
+        try:
+            return self._write(data)
+        except OSError as error:
+            return self._give_up(error)
+
+    def flush(self) -> None:
+        """Bring the end of a log that is cut short up to date."""
+        if self._tail is None or not self._is_tail_new or self._fd < 0:
+            return
+        self._is_tail_new = False
+        with suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+            _write_all(self._fd, self._tail)
+
+    def close(self) -> None:
+        """Let the log go, since its run has ended."""
+        self.flush()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._fd = os.open(self._path, flags, 0o600)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EPERM, "it is no regular file", str(self._path))
+        log_folder.hold(self._fd)
+        info = os.fstat(self._fd)
+        if not info.st_nlink:  # another process removed it before it was locked
+            os.close(self._fd)
+            return self._open()
+        if self._tail is None:
+            self._size = info.st_size
+        return None
+
+    def _write(self, data: bytes) -> str:
+        if self._tail is not None:
+            self._add_to_tail(data)
+            return ""
+        if self._size + len(data) > LIMIT_BYTES:
+            return self._cut(data, f"it has reached {formatting.size(LIMIT_BYTES)}")
+        if not self._all.has_room(len(data), self._size):
+            return self._cut(data, self._all.full)
+        _write_all(self._fd, data)
+        self._size += len(data)
+        return ""
+
+    def _cut(self, data: bytes, reason: str) -> str:
+        """Go on with the end of the output only."""
+        mark = f"\n[log truncated here: {reason}; the end of the output follows]\n".encode()
+        _write_all(self._fd, mark)
+        self._size += len(mark)
+        self._tail = bytearray()
+        self._add_to_tail(data)
+        return f"the log of {self._path.stem.replace('rank', 'rank ')} is truncated: {reason}"
+
+    def _add_to_tail(self, data: bytes) -> None:
+        assert self._tail is not None
+        self._tail += data
+        del self._tail[:-TAIL_BYTES]
+        self._is_tail_new = True
+
+    def _give_up(self, error: OSError) -> str:
+        """Log no more, because the run matters more than its log, and report where the log is cut off. It stays open
+        and locked until `close`."""
+        self._is_lost = True
+        with suppress(OSError):
+            os.write(self._fd, b"\n[log truncated here]\n")
+        return f"the log of {self._path.stem.replace('rank', 'rank ')} is truncated: {error}"
+
+
+def _write_all(fd: int, data: bytes | bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
