@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.system import distributions, formatting, paths
+from jupyter_distrib.system import distributions, formatting, paths, scratch
 from jupyter_distrib.wire.link import decode_frame
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 
@@ -174,8 +174,8 @@ def _remove_unused(base: Path) -> None:
 
 
 def _install(packages: Sequence[Package], target: str) -> None:
-    with tempfile.TemporaryDirectory() as wheels:
-        asked = [each.requirement or _written(each, wheels) for each in packages]
+    with scratch.folder() as wheels:
+        asked = [each.requirement or _written(each, str(wheels)) for each in packages]
         command = [*_installer(), "--no-deps", "--target", target, *asked]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         try:

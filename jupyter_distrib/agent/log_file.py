@@ -69,6 +69,7 @@ class LogFile:
         self._fd = os.open(self._path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             os.close(self._fd)
+            self._fd = -1
             raise OSError(errno.EPERM, "it is no regular file", str(self._path))
         log_folder.hold(self._fd)
         info = os.fstat(self._fd)

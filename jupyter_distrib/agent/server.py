@@ -33,7 +33,7 @@ from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
-from jupyter_distrib.system import control_groups, formatting, log_folder, paths
+from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
@@ -57,6 +57,8 @@ LEAVING_S = 15.0
 memory."""
 ANSWER_LIMIT_S = 1.0
 """Seconds after which the status shows what the GPU driver said last."""
+SWEEP_S = 0.5
+"""Seconds after the end of a rank until its temporary files are removed."""
 EARLY_RAN_S = 2.0
 """Seconds of running up to which ranks of the base forkserver are exchanged for better ones when idle."""
 KernelClient = Client[NodeWorkerGroup]
@@ -93,6 +95,9 @@ class Agent:
         """Reports on the packages of worker groups that are about to be opened."""
         self._closing: dict[NodeWorkerGroup, float] = {}
         """Times at which groups were closed whose ranks may still exist."""
+        self._swept: set[str] = set()
+        """The folders of temporary files that ranks have had."""
+        self._is_sweeping = False
         self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
         self._adopted = AdoptedProcesses(
             self._loop,
@@ -111,7 +116,9 @@ class Agent:
         self._forkservers.start()
         self._gpus.ask(lambda inventory: None)  # while the forkserver imports torch
         log_folder.of(self._logs).tidy()
+        scratch.sweep()
         self.server.serve()
+        self._sweep()
 
     def stop(self) -> None:
         self.server.stop()
@@ -337,7 +344,19 @@ class Agent:
             for group in self._all_groups():
                 if (rank := group.ranks.find(pid)) is not None:
                     ended = True
+                    self._swept |= group.temporary_folders
                     group.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
             self._release_closed()
             self._adopted.kill()
+            self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        """Remove the temporary files of ranks that have ended, when what they had started has ended too."""
+        if not self._is_sweeping:
+            self._is_sweeping = True
+            self._loop.later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_sweeping = False
+        scratch.sweep(*self._swept)

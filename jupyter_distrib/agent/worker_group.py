@@ -109,6 +109,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         return self.starts.opened
 
     @property
+    def temporary_folders(self) -> set[str]:
+        """Return the folders of temporary files that the present or last run has set for its ranks."""
+        run = self.run or self._group_repair.last
+        return {run.command.setting.env["TMPDIR"]} if run and run.command.setting.env.get("TMPDIR") else set()
+
+    @property
     def has_early_ranks(self) -> bool:
         """Return whether its ranks may be exchanged for better ones.
 

@@ -6,9 +6,11 @@ import json
 import os
 import runpy
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
+
+from jupyter_distrib.system import scratch
 
 
 def run_file(path: str, arguments: Sequence[str]) -> None:
@@ -36,16 +38,16 @@ def with_arguments(
     function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], text: str | None
 ) -> Any:
     """Call a function with DeepSpeed's arguments in `sys.argv`; called on a rank."""
-    path = _write(text) if text is not None else None
-    flags = ["--deepspeed", *(() if path is None else ("--deepspeed_config", path))]
-    if function is run_file:
-        args = (args[0], [*args[1], *flags])
-    sys.argv[1:] = flags
-    try:
+    with ExitStack() as stack:
+        flags = ["--deepspeed"]
+        if text is not None:
+            path = stack.enter_context(scratch.folder()) / "deepspeed.json"
+            path.write_text(text, "utf-8")
+            flags += ["--deepspeed_config", str(path)]
+        if function is run_file:
+            args = (args[0], [*args[1], *flags])
+        sys.argv[1:] = flags
         return function(*args, **keywords)
-    finally:
-        if path is not None:
-            os.unlink(path)
 
 
 def config() -> dict[str, Any] | None:
@@ -55,10 +57,3 @@ def config() -> dict[str, Any] | None:
     with open(sys.argv[sys.argv.index("--deepspeed_config") + 1], encoding="utf-8") as file:
         found: dict[str, Any] = json.load(file)
     return found
-
-
-def _write(text: str) -> str:
-    descriptor, path = tempfile.mkstemp(prefix="deepspeed-", suffix=".json")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return path

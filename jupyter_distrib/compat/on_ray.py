@@ -5,17 +5,17 @@ ends: they carry its mark in their environment. Loads nothing of the kernel's si
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from jupyter_distrib.system import scratch
 
 START_S = 120.0
 END_S = 15.0
@@ -112,7 +112,13 @@ def _node(where: str, everyone: Sequence[Mapping[str, str]]) -> Iterator[None]:
     mine = [each for each in everyone if each["node"] == os.environ["GROUP_RANK"]]
     gpus = [gpu for each in mine for gpu in each["gpus"].split(",") if gpu]
     address = next(each["address"] for each in mine)
-    folder = tempfile.mkdtemp(prefix="jd-ray-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)  # noqa: S108 - short
+    short = scratch.SHORT if os.access(scratch.SHORT, os.W_OK) else None
+    with scratch.folder(short) as folder, _member(where, address, gpus, str(folder)):
+        yield
+
+
+@contextmanager
+def _member(where: str, address: str, gpus: Sequence[str], folder: str) -> Iterator[None]:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     log = Path(folder) / "start.log"
     with log.open("wb") as out:
@@ -128,7 +134,6 @@ def _node(where: str, everyone: Sequence[Mapping[str, str]]) -> Iterator[None]:
         yield
     finally:
         _end(process)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(where: str, address: str, gpus: Sequence[str], folder: str) -> list[str]:

@@ -111,13 +111,9 @@ def write(run: SeenRun) -> None:
     """Remember a run, in place of an earlier state; a full disk costs the memory only."""
     with suppress(OSError, PoolError):
         path = _path(run.run)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        with paths.opened(temporary) as file:
-            file.write(json.dumps({**asdict(run), "seen_at_s": 0.0}).encode())
+        paths.write_whole(path, json.dumps({**asdict(run), "seen_at_s": 0.0}))
         if run.seen_at_s:
-            os.utime(temporary, (run.seen_at_s, run.seen_at_s))
-        paths.clear(path)
-        temporary.replace(path)
+            os.utime(path, (run.seen_at_s, run.seen_at_s))
 
 
 def touch(run: str) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from jupyter_distrib.errors import PoolError
 
+UNFINISHED_S = 60.0
+"""Seconds after which nobody is still writing a file."""
+_UNFINISHED = ".unfinished"
 SOCKET_PATH_LIMIT = 107
 """Length of the longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
 
@@ -75,6 +80,25 @@ def clear(path: Path, kind: int = stat.S_IFREG) -> None:
         path.rename(path.with_name(f"{path.name}.in_the_way-{os.urandom(4).hex()}"))
     else:
         path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in a private folder that is there whole or not at all, also if the process is killed. What killed
+    processes have left of other files in that folder is removed."""
+    for left in path.parent.glob(f"*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > UNFINISHED_S:
+                left.unlink()
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
+    try:
+        with opened(unfinished) as file:
+            file.write(text.encode())
+        clear(path)
+        unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def inode(path: Path) -> int:

@@ -54,12 +54,8 @@ class ListedRun:
 def write(directory: Path, run: ListedRun) -> None:
     """Put a run into the list, in place of an earlier entry; a full disk costs the entry only."""
     with suppress(OSError):
-        path = directory / f"{run.run}{_SUFFIX}"
-        temporary = path.with_suffix(".new")
-        with paths.opened(temporary) as file:
-            file.write(json.dumps({**asdict(run), "process_began": began(run.pid)}).encode())
-        paths.clear(path)
-        temporary.replace(path)
+        text = json.dumps({**asdict(run), "process_began": began(run.pid)})
+        paths.write_whole(directory / f"{run.run}{_SUFFIX}", text)
 
 
 def remove(directory: Path, run: str) -> None:

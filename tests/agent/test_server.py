@@ -810,6 +810,18 @@ def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkey
     client.close()
 
 
+def test_an_agent_that_starts_removes_what_killed_ranks_have_left(folder: Path) -> None:
+    made = python(
+        "from jupyter_distrib.system import scratch\nmade = scratch.folder()\nprint(made.__enter__(), flush=True)\nimport os; os._exit(9)"
+    )
+    left = Path(made.communicate()[0].strip())
+    assert left.is_dir()
+    client = PoolClient(LocalPool())
+    assert client.run(client.group(1), "rank").values == {0: 0}
+    assert not left.exists()
+    client.close()
+
+
 # ---------------------------------------------------------------------------------------------------- security
 
 

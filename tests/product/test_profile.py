@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import agents, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.slow  # each trains on ranks
 
@@ -176,3 +179,33 @@ def test_the_clocks_of_two_hosts_are_aligned(book: Notebook, folder: Path, tmp_p
     # Both ranks leave the reduction of the same step.
     apart_ms = sorted(abs(first[name][1] - second[name][1]) for name in first)
     assert apart_ms[len(apart_ms) // 2] < 25, apart_ms
+
+
+KILLER = """
+import glob, os, sys
+while not glob.glob(sys.argv[1] + "/**/trace.json*", recursive=True):
+    pass
+os.kill(int(sys.argv[2]), 9)
+"""
+"""A program that kills a process as soon as that has begun to write its trace."""
+
+
+def test_nothing_is_left_of_a_trace_whose_rank_is_killed_while_it_writes(tmp_path: Path) -> None:
+    temporary, runtime = tmp_path / "tmp", tmp_path / "run"
+    temporary.mkdir()
+    with Notebook(tmp_path, {"TMPDIR": str(temporary), "JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
+        book.ok(f"%load_ext jupyter_distrib\nkiller, temporary = {KILLER!r}, {str(temporary)!r}")
+        many = "for _ in range(5000): torch.ones(1).add_(1)"
+        outcome = book.cell(
+            "%%distributed --ranks 1 --profile\nimport os, subprocess, sys\n"
+            "subprocess.Popen([sys.executable, '-c', killer, temporary, str(os.getpid())])\n" + training(8, many)
+        )
+        assert outcome.ename == "RankLost", outcome.text
+        assert wait_until(lambda: not left(temporary), 10), left(temporary)
+    (agent,) = agents(runtime)
+    os.kill(agent, signal.SIGTERM)
+    assert wait_until_gone([agent]) == []
+
+
+def left(temporary: Path) -> list[str]:
+    return [str(path) for path in temporary.rglob("*") if "trace.json" in path.name or path.name.startswith("jd-")]

@@ -32,7 +32,7 @@ def members() -> list[str]:
             line = path.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
-        if "/jd-ray-" in line:
+        if "/jd-tmp-" in line:
             found.append(line[:200])
     return found
 

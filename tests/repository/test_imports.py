@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serialization": {"errors", "system", "wire"},
     # a rank
     "worker": {"errors", "libraries", "options", "runtime", "serialization", "system", "wire"},
-    "worker/pytorch": {"errors", "libraries", "serialization", "wire", "worker"},
+    "worker/pytorch": {"errors", "libraries", "serialization", "system", "wire", "worker"},
     "worker/autoparallel": {"errors", "libraries", "options", "serialization", "system", "worker", "worker/pytorch"},
     "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},
     "checkpoints": {"errors", "system", "worker", "worker/autoparallel", "worker/pytorch"},
@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/session",
         "kernel/settings",
         "runtime",
+        "system",
         "wire",
         "worker",
         "worker/autoparallel",

@@ -109,6 +109,25 @@ def test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link(t
     assert mode(tmp_path / "new") == 0o600
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic links"):
-        paths.opened(tmp_path / "link")
+    with paths.opened(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").read_text() == "new"
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_file_is_written_whole_and_what_killed_writers_left_goes(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from jupyter_distrib.system import paths\n"
+        "os.replace = Path.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        "paths.write_whole(Path(sys.argv[1]), 'new')"
+    )
+    (tmp_path / "list.json").write_text("old")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "list.json")], check=False)
+    assert (tmp_path / "list.json").read_text() == "old"
+    (left,) = tmp_path.glob("*.unfinished")
+    paths.write_whole(tmp_path / "other.json", "other")
+    assert left.exists(), "its writer may be at it"
+    os.utime(left, (0, 0))
+    paths.write_whole(tmp_path / "other.json", "other")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"list.json": "old", "other.json": "other"}
+    assert (tmp_path / "other.json").stat().st_mode & 0o777 == 0o600

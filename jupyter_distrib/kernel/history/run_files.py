@@ -78,21 +78,8 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
                 continue  # a detached run that is attached again
             number = 1 + max((each for each in map(_number, names) if each < _LAST), default=0)
             names.append(f"{number:08}_{run}.json")
-            _write(at / names[-1], text)
+            paths.write_whole(at / names[-1], text)
         _remove_old(at, names, limits)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    unfinished = path.with_suffix(".part")
-    try:
-        with paths.opened(unfinished) as file:
-            file.write(text.encode())
-        unfinished.replace(path)
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def _remove_old(at: Path, names: list[str], limits: Limits) -> None:

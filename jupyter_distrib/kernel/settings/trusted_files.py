@@ -20,12 +20,7 @@ def is_trusted(path: str, digest: str) -> bool:
 
 def trust(path: str, digest: str) -> None:
     """Remember this content of the file as trusted, in place of an earlier content. Raises `OSError`, `PoolError`."""
-    kept = _path()
-    temporary = kept.with_suffix(f".{os.getpid()}")
-    with paths.opened(temporary) as file:
-        file.write(json.dumps({**_read(), path: digest}, indent=1).encode())
-    paths.clear(kept)
-    temporary.replace(kept)
+    paths.write_whole(_path(), json.dumps({**_read(), path: digest}, indent=1))
 
 
 def state() -> tuple[int, int, int] | None:

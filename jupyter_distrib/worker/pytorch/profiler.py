@@ -16,7 +16,6 @@ import gzip
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 import zlib
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jupyter_distrib.system import scratch
 from jupyter_distrib.wire.messages import Execute, Profiled
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.pytorch import private, trace_events
@@ -213,14 +213,11 @@ class CellProfiler:
         )
 
     def _converted(self, recording: _Recording) -> Part:
-        handle, path = tempfile.mkstemp(prefix="jupyter_distrib-", suffix=".json")
-        os.close(handle)
-        try:
-            recording.result.save(path)
-            with open(path, encoding="utf-8", errors="replace") as file:
+        with scratch.folder() as folder:
+            path = folder / "trace.json"
+            recording.result.save(str(path))  # by way of `trace.json.tmp`
+            with path.open(encoding="utf-8", errors="replace") as file:
                 recorded = json.load(file, strict=False)
-        finally:
-            os.unlink(path)
         return trace_events.part_of(
             recorded,
             rank=self._part.rank,
