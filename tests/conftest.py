@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
+from jupyter_distrib.system import signals
 from tests import temporary_files
 from tests.notebook import Notebook
 from tests.processes import agents, marked, ranks, wait_until, wait_until_gone
@@ -27,6 +28,9 @@ UNNAMED_FILES = ("deepspeed", "spark")
 """Their distributors leave temporary files that carry no name of theirs."""
 left_by_other_jobs: set[str] = set()
 """Names of temporary files."""
+
+
+signals.reset()  # `sh .ci/test &` in a script ignores SIGINT, which tests send, and their kernels would inherit that
 
 
 @pytest.fixture(scope="session", autouse=True)

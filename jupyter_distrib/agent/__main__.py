@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 
+from jupyter_distrib.system import signals
 from jupyter_distrib.system.launch import AGENT, launch, own_mark
 
 
@@ -16,7 +17,7 @@ def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> N
     os.umask(0o077)
     if alone and os.fork():
         os._exit(0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of an engine block signals, and ranks would inherit that
+    signals.reset()  # ranks would inherit what is ignored or blocked here
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's or a kernel's, never meant for us
         signal.signal(number, signal.SIG_IGN)
     os.environ[AGENT] = own_mark()

@@ -19,7 +19,7 @@ import sys
 import weakref
 from typing import NoReturn
 
-from jupyter_distrib.system import process, process_environment
+from jupyter_distrib.system import process, process_environment, signals
 from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
@@ -29,6 +29,7 @@ from jupyter_distrib.worker import framework, local_modules, threads
 def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     """Serve on the first link; a forked twin will serve on the second once it has imported more."""
     process.die_with_parent(agent_pid)
+    signals.reset()  # the agent ignores some
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # imported objects stay: repeated collections of all of them would take a tenth of torch's import
 

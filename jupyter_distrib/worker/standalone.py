@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 
+from jupyter_distrib.system import signals
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork
 from jupyter_distrib.worker import framework, threads
 
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
+    signals.reset()  # the agent ignores some
     os.dup2(stderr_fd, 2)  # the error of an import must reach the agent
     with threads.loading():
         framework.load()

@@ -235,3 +235,83 @@ def test_in_a_notebook(notebook: Notebook) -> None:
     assert outcome.ename == "KeyboardInterrupt"
     assert "line 5" in outcome.traceback
     assert notebook.cell("%%distributed --pool inline\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+# ------------------------------------------------------------------------------- interrupts that are not asked for
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """SIGINT as in a script that a shell has started with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+ENDLESS = "import time\nwhile True:\n    time.sleep(0.01)"
+ALARM = (
+    "import signal\ndef ring(*_):\n    raise ERROR('the alarm')\n"
+    "signal.signal(signal.SIGALRM, ring)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)\n"
+)
+
+
+@pytest.mark.parametrize("error", ["TimeoutError", "KeyboardInterrupt"])
+def test_an_alarm_is_no_interrupt(client: PoolClient, error: str) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    outcome = client.run(client.group(1), ALARM.replace("ERROR", error) + ENDLESS)
+    signal.signal(signal.SIGALRM, before)
+    assert outcome.failure(0).type_name == error
+    assert not outcome.of(Interrupted)
+
+
+def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_no_interrupt(
+    client: PoolClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, begun = signal.getsignal(signal.SIGALRM), threading.Event()
+    monkeypatch.setattr(builtins, "begun", begun, raising=False)
+    thread = client.when(Started, lambda run: (begun.wait(30), client.send(Stop(run=run))))
+    endless = ENDLESS.replace("\n", "\n    ")
+    caught = f"try:\n    begun.set()\n    {endless}\nexcept KeyboardInterrupt:\n    pass\n{ALARM}{ENDLESS}"
+    outcome = client.run(client.group(1), caught.replace("ERROR", "TimeoutError"))
+    thread.join()
+    signal.signal(signal.SIGALRM, before)
+    assert outcome.failure(0).type_name == "TimeoutError"
+
+
+def test_an_error_that_an_interrupt_has_become_is_an_interrupt(client: PoolClient) -> None:
+    thread = client.when(Started, lambda run: client.send(Stop(run=run)))
+    source = f"try:\n    {ENDLESS.replace(chr(10), chr(10) + '    ')}\nexcept KeyboardInterrupt:\n    raise ValueError from None"
+    outcome = client.run(client.group(2), source)
+    thread.join()
+    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]
+
+
+def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(client: PoolClient) -> None:
+    assert client.run(client.group(1), "raise KeyboardInterrupt").failure(0).type_name == "KeyboardInterrupt"
+
+
+@pytest.mark.usefixtures("ignored")
+@pytest.mark.parametrize("timeout_s", [None, 0.1])
+def test_a_run_is_stopped_where_interrupts_are_ignored(client: PoolClient, timeout_s: float | None) -> None:
+    thread = None if timeout_s else client.when(Started, lambda run: client.send(Stop(run=run)))
+    outcome = client.run(client.group(2), ENDLESS, timeout_s=timeout_s)
+    if thread is not None:
+        thread.join()
+    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("ignored")
+def test_an_interrupt_that_is_ignored_stays_ignored(client: PoolClient) -> None:
+    source = "import os, signal\nfor _ in range(3): os.kill(os.getpid(), signal.SIGINT)\nrank"
+    assert client.run(client.group(2), source).values == {0: 0, 1: 1}
+
+
+def test_a_run_is_stopped_where_interrupts_are_blocked(client: PoolClient) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    thread = client.when(Started, lambda run: client.send(Stop(run=run)))
+    outcome = client.run(client.group(2), ENDLESS)
+    thread.join()
+    assert signal.SIGINT not in signal.sigpending()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]

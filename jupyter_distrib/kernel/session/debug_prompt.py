@@ -260,6 +260,8 @@ def _interruptible() -> Iterator[_Question]:
     question, before = _Question(), signal.getsignal(signal.SIGINT)
 
     def handle(signum: int, frame: types.FrameType | None) -> None:
+        if not question.withdrawn and before == signal.SIG_IGN:
+            return  # whoever has started this program does not want interrupts
         if not question.withdrawn and callable(before):
             before(signum, frame)
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import BROUGHT
 from jupyter_distrib.pools.command.hosts import read_hosts
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
+from jupyter_distrib.system import signals
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.system.subprocess_future import subprocess_future
@@ -54,6 +55,7 @@ def serve(
     """
     socket_fd, directory, name = int(arguments[0]), arguments[1], arguments[2]
     os.umask(0o077)
+    signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     archive = subprocess_future(partial(source_archive.archive, BROUGHT, any_python=False), socket_fd)

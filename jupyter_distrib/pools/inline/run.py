@@ -7,10 +7,8 @@ not imported again.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
-import signal
 import sys
 import threading
 import time
@@ -22,6 +20,7 @@ from typing import Any
 
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.pools.base import Sink
+from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
@@ -39,7 +38,6 @@ from jupyter_distrib.wire.messages import (
     WorkerOrder,
 )
 from jupyter_distrib.worker import cell, identity, rank_environment, reporting, stack, strategy
-from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.outcome import outcome
 
 Outcome = Returned | Failed | Interrupted
@@ -299,69 +297,3 @@ class _Clock:
         for timer in due:
             if timer.call is not None:
                 timer.call()
-
-
-class CellInterrupts:
-    """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
-
-    In the main thread the notebook's own handler of SIGINT is still called, only later. Another thread has no signals:
-    there `ask` raises the exception at the cell's next line.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._inside = False
-        self._thread = threading.get_ident()
-        self._main = threading.current_thread() is threading.main_thread()
-        self._lock = threading.RLock()
-
-    def ask(self) -> None:
-        """Stop the run; from any thread."""
-        with self._lock:
-            self.asked = True
-            if not self._inside or threading.get_ident() == self._thread:
-                return
-            if self._main:
-                signal.pthread_kill(self._thread, signal.SIGINT)
-            else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
-                )
-
-    def caused(self, error: BaseException) -> bool:
-        """Return whether an interrupt caused an exception of the cell, and so ends the run."""
-        self.asked = self.asked or interrupt_in(error) is not None
-        return self.asked
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Handle interrupts while the run lasts."""
-        before = signal.getsignal(signal.SIGINT) if self._main else None
-        if not callable(before):  # ignored, or another thread's business
-            yield
-            return
-
-        def handle(signum: int, frame: types.FrameType | None) -> None:
-            if self._inside:
-                before(signum, frame)
-            else:
-                self.asked = True
-
-        signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Let interrupts in while the cell's own code runs."""
-        try:
-            self._inside = True
-            if self.asked:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._inside = False
-            with self._lock:  # whoever is about to interrupt the cell has done so
-                pass

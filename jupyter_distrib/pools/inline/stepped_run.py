@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jupyter_distrib.pools.inline import steps_view
+from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.pools.inline.collectives import Collectives
-from jupyter_distrib.pools.inline.run import CellInterrupts, InlineRun, Outcome
+from jupyter_distrib.pools.inline.run import InlineRun, Outcome
 from jupyter_distrib.pools.inline.stage import Stage
 from jupyter_distrib.wire.messages import Failed, WorkerOrder
 

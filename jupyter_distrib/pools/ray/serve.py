@@ -18,6 +18,7 @@ from jupyter_distrib.pools.ray.cluster import Address
 from jupyter_distrib.pools.ray.nodes import reporter
 from jupyter_distrib.pools.ray.placement_plan import Wanted
 from jupyter_distrib.pools.ray.reservation import RayCluster
+from jupyter_distrib.system import signals
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.subprocess_future import subprocess_future
 
@@ -45,6 +46,7 @@ class Serving:
 def prepare() -> None:
     """Set up the process, which serves a socket of the user's alone and ends by itself."""
     os.umask(0o077)
+    signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,0 +1,126 @@
+"""Interrupts of a cell whose ranks have no processes, in the thread that executes it."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class CellInterrupts:
+    """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
+
+    In the main thread the notebook's own handler of SIGINT is still called, only later. A thread that has no signals,
+    or blocks them, gets the exception at the cell's next line when `ask` is called.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._inside = False
+        self._due = False
+        """Whether a signal is on its way that `ask` has sent."""
+        self._raised: BaseException | None = None
+        """The exception that an interrupt has raised in the cell."""
+        self._thread = threading.get_ident()
+        self._takes_signals = threading.current_thread() is threading.main_thread() and not _is_blocked(signal.SIGINT)
+        self._handle: Callable[[int, types.FrameType | None], None] | None = None
+        self._lock = threading.RLock()
+
+    def ask(self) -> None:
+        """Stop the run; from any thread."""
+        with self._lock:
+            self.asked = True
+            if not self._inside or threading.get_ident() == self._thread:
+                return
+            if self._takes_signals:
+                self._due = True
+                signal.pthread_kill(self._thread, signal.SIGINT)
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
+                )
+
+    def caused(self, error: BaseException) -> bool:
+        """Return whether an interrupt caused an exception of the cell, and so ends the run.
+
+        An exception of somebody else's alarm, or one that the cell raises itself, is an error also when a stop was
+        asked for.
+        """
+        errors, raised = list(_with_contexts(error)), self._raised
+        self._raised = None  # it holds the frames of the cell
+        if self._takes_signals and self._handle is not None and signal.getsignal(signal.SIGINT) is self._handle:
+            caused = any(each is raised for each in errors)
+        else:  # no signal has raised it, or a handler of the cell's own has
+            is_asked = self.asked or not self._takes_signals
+            caused = is_asked and any(isinstance(each, KeyboardInterrupt) for each in errors)
+        self.asked = self.asked or caused
+        return caused
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Handle interrupts while the run lasts."""
+        before = signal.getsignal(signal.SIGINT) if self._takes_signals else None
+        if before is None:  # another thread's business, or that of C code
+            yield
+            return
+
+        def handle(signum: int, frame: types.FrameType | None) -> None:
+            self._interrupted(before, signum, frame)
+
+        self._handle = handle
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupted(self, before: Any, signum: int, frame: types.FrameType | None) -> None:
+        """Take a signal as the handler before would have; one that is ignored here stops a run that was asked to
+        stop."""
+        is_ours, self._due = self._due, False
+        if not self._inside:
+            self.asked = self.asked or before != signal.SIG_IGN
+            return
+        try:
+            if callable(before):
+                before(signum, frame)
+            elif before == signal.SIG_DFL and not is_ours:
+                signal.signal(signum, signal.SIG_DFL)
+                signal.raise_signal(signum)
+            if is_ours:
+                raise KeyboardInterrupt
+        except BaseException as error:
+            self._raised = error
+            raise
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let interrupts in while the cell's own code runs."""
+        try:
+            self._inside = True
+            if self.asked:
+                self._raised = KeyboardInterrupt()
+                raise self._raised
+            yield
+        finally:
+            self._inside = False
+            with self._lock:  # whoever is about to interrupt the cell has done so
+                pass
+
+
+def _is_blocked(number: int) -> bool:
+    return number in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def _with_contexts(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that were being handled when it was raised."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__context__ or current.__cause__
