@@ -134,14 +134,22 @@ def has_children() -> bool:
 
 
 def renew_streams() -> list[int]:
-    """Open new pipes as standard output and error; children keep the old ones. Return the ends to read from."""
-    ends = []
-    for fd in (1, 2):
-        read_fd, write_fd = os.pipe()
+    """Open new pipes as standard output and error; children keep the old ones. Return the ends to read from.
+
+    Raises:
+        OSError: Too many files are open; the streams are as they were.
+    """
+    first = os.pipe()
+    try:
+        pipes = (first, os.pipe())
+    except OSError:
+        for fd in first:
+            os.close(fd)
+        raise
+    for fd, (_, write_fd) in enumerate(pipes, start=1):
         os.dup2(write_fd, fd)
         os.close(write_fd)
-        ends.append(read_fd)
-    return ends
+    return [read_fd for read_fd, _ in pipes]
 
 
 _flushing = threading.Lock()

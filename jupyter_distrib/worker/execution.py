@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import types
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,7 +104,8 @@ class CellRunner:
         self._late.end(run)
         process.flush_streams()
         if process.has_children():
-            self.replace_streams(run)
+            with suppress(OSError):  # too many open files: the old streams are better than a lost rank
+                self.replace_streams(run)
         self._environment.modules.remember()
         self._control.ended(run)
         self._messenger.send(event, out_fds)

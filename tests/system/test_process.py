@@ -152,3 +152,24 @@ def test_memory_that_is_forked_often_is_in_huge_pages() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(done.stdout) >= 32 << 10, "kB"
+
+
+def test_streams_stay_as_they_were_where_too_many_files_are_open() -> None:
+    code = """
+import os, resource
+from jupyter_distrib.system import process
+before = os.fstat(1).st_ino, len(os.listdir("/proc/self/fd"))
+free = os.dup(0)
+os.close(free)
+for more in (0, 1, 2, 3):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        process.renew_streams()
+    except OSError as error:
+        assert error.errno == 24
+    else:
+        raise SystemExit(f"{more} descriptors are not enough")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+assert (os.fstat(1).st_ino, len(os.listdir("/proc/self/fd"))) == before
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
