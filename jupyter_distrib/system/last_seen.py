@@ -30,7 +30,7 @@ _SUFFIX = ".json"
 
 
 @data_class
-class ProcessPlace:
+class ProcessHost:
     """The place of a process: what sees it there, and what ends it."""
 
     host: str
@@ -40,7 +40,7 @@ class ProcessPlace:
     """The namespace of process ids; empty where the system has none."""
 
     @classmethod
-    def here(cls) -> ProcessPlace:
+    def here(cls) -> ProcessHost:
         boot = ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -76,7 +76,7 @@ class SeenRun:
 
     def cause_of_loss(self) -> str:
         """Return the reason why nothing holds the run any more; empty if something may."""
-        here = ProcessPlace.here()
+        here = ProcessHost.here()
         if self.host != here.host:
             return ""
         if self.boot != here.boot:
@@ -88,7 +88,7 @@ class SeenRun:
 
 def of(run: ListedRun, directory: Path) -> SeenRun:
     """Return what is to be known of a run that this process holds; its logs are in `directory` if nowhere else."""
-    place, logs = ProcessPlace.here(), ""
+    place, logs = ProcessHost.here(), ""
     with suppress(PoolError):
         logs = str(paths.log_directory(otherwise=directory) / run.run)
     return SeenRun(

@@ -19,7 +19,7 @@ from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.settings import Settings, without_files
 from jupyter_distrib.system import last_seen
-from jupyter_distrib.system.last_seen import ProcessPlace, SeenRun
+from jupyter_distrib.system.last_seen import ProcessHost, SeenRun
 from jupyter_distrib.system.launch import began
 from tests.notebook import Notebook
 from tests.processes import agents, ranks, wait_until, wait_until_gone
@@ -37,7 +37,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def seen(run: str = "aaa-1", *, seen_s_ago: float = 60.0, **fields: Any) -> SeenRun:
     """Remember a run that goes on in this process, but for what is given otherwise."""
-    place = ProcessPlace.here()
+    place = ProcessHost.here()
     made = SeenRun(
         run=run, label="Cell In[1]", holder="b.ipynb (kernel 7)", notebook="", began_at_s=time.time() - 3600,
         logs="/logs/aaa-1", checkpoints=["/data/ckpt"], host=place.host, boot=place.boot, namespace=place.namespace,
