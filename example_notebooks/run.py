@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
 CELL_TIMEOUT_S = 600
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -77,13 +79,16 @@ class LiveClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-def run(notebook: Path, saved: Path) -> bool:
-    """Run all cells, in the notebook's own folder; False if one failed."""
+def run(notebook: Path, saved: Path, sockets: str) -> bool:
+    """Run all cells, in the notebook's own folder; False if one failed. The kernel is reached by sockets in a folder
+    that only this user can open."""
     document = nbformat.read(notebook, as_version=4)
     client = LiveClient(
         document,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
+        # Not the default TCP, whose traffic other users of the machine could read.
+        config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
         resources={"metadata": {"path": str(notebook.resolve().parent)}},
         on_cell_start=lambda cell, **_: show_source(cell),
         on_cell_complete=lambda **_: client.terminal.settle(),
@@ -110,4 +115,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     source = Path(sys.argv[1])
     target = Path(sys.argv[2]) if len(sys.argv) == 3 else source.with_suffix(".executed.ipynb")
-    sys.exit(0 if run(source, target) else 1)
+    with tempfile.TemporaryDirectory() as private:
+        sys.exit(0 if run(source, target, private) else 1)
