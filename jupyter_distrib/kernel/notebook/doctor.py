@@ -32,6 +32,7 @@ from jupyter_distrib.wire.messages import NodeStatus, ServerStatus
 
 PACKAGES = (
     "torch",
+    "numpy",
     "ipykernel",
     "ipython",
     "ipywidgets",
@@ -57,6 +58,7 @@ CONFINEMENT = "confined by"
 EXPLAINED = {
     "anywidget": ("install", "what-is-missing"),
     "ipykernel": ("install", "what-is-missing"),
+    "numpy": ("install", "what-is-missing"),
     "sidebar": ("install", "the-sidebar"),
     "settings": ("pools",),
     "pool": ("errors", "poolerror"),
@@ -119,6 +121,9 @@ def _versions() -> Iterator[Finding]:
     yield Finding(topic="system", text=system)
     yield Finding(topic="interpreter", text=sys.executable)
     yield Finding(topic="packages", text=", ".join(f"{name} {version(name)}" for name in PACKAGES if version(name)))
+    if not version("numpy"):
+        advice = "pip install numpy: torch saves no sharded checkpoint and exchanges no objects without it"
+        yield Finding(topic="numpy", text="is not installed", advice=advice)
     if not version("anywidget"):
         advice = "pip install anywidget, in the environment of this kernel, for the live view"
         yield Finding(topic="anywidget", text="is not installed", advice=advice)
@@ -138,6 +143,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     }
     route = live_view.route()
     yield Finding(topic="live view", text=f"{route}: {routes[route]}")
+    yield Finding(topic=CONFINEMENT, text=confinement_findings.of_kernel())
     if kernel is not None:
         quick = hasattr(kernel, "control_handlers")
         told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
@@ -291,7 +297,6 @@ def _gpus() -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield Finding(topic=CONFINEMENT, text=confinement_findings.of_kernel())
     yield Finding(topic="machine", text=f"{control_groups.cores()} cores, at most {soft} open files a process")
     if SHM.exists():
         total, _, free = shutil.disk_usage(SHM)

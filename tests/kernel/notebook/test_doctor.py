@@ -36,6 +36,13 @@ def test_a_real_kernel_is_told_all_that_matters(shared_notebook: Notebook) -> No
     assert loaded == "False\n"
 
 
+def test_a_missing_numpy_is_a_finding_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "" if name == "numpy" else "1.0")
+    (finding,) = [each for each in doctor._versions() if each.advice]
+    assert str(finding).startswith("is not installed\n-> pip install numpy")
+    assert page("install", "what-is-missing") in str(finding)
+
+
 def test_another_word_is_refused(shared_notebook: Notebook) -> None:
     assert shared_notebook.fails("%distributed_status --docter").ename == "OptionsError"
 
