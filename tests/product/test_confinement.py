@@ -19,6 +19,7 @@ from tests.conftest import leftovers_after
 from tests.notebook import Notebook
 from tests.processes import agents, wait_until
 from tests.product.control_groups import members, memory_group
+from tests.settings_files import write_trusted
 
 pytestmark = [
     pytest.mark.slow,
@@ -173,7 +174,7 @@ def _confined(book: Notebook) -> list[str]:
 def test_the_doctor_names_job_and_control_group_with_their_limits(groups: tuple[Path, Path], kernels: Open) -> None:
     book = kernels("sh", "-c", IN_A_GROUP, str(groups[0]), SLURM_JOB_ID="17")
     _pids(book)
-    agents_and_ranks, kernel = _confined(book)
+    kernel, agents_and_ranks = _confined(book)
 
     assert re.search(r"agent and ranks 0-1 of local: as the kernel", agents_and_ranks)
     assert f"kernel {book.pid}: " in kernel
@@ -196,15 +197,16 @@ def test_the_doctor_names_namespaces_and_containers(kernels: Open) -> None:
     book = kernels("unshare", "--uts", APPTAINER_CONTAINER="/images/torch.sif")
     outside = kernels()
     _pids(book)
-    assert "Apptainer container /images/torch.sif" in _confined(book)[-1]
-    assert "Apptainer" not in _confined(outside)[-1]
+    assert "Apptainer container /images/torch.sif" in _confined(book)[0]
+    assert "Apptainer" not in _confined(outside)[0]
 
 
 def test_the_doctor_asks_ranks_behind_a_command(kernels: Open, tmp_path: Path) -> None:
     """They are asked themselves: their processes may be on another machine."""
-    (tmp_path / "jupyter_distrib.toml").write_text(
+    write_trusted(
+        tmp_path,
         f"[pools.lab]\nkind = 'command'\nhosts = 'a'\npython = '{sys.executable}'\n"
-        "start = 'env HOST={host} unshare --uts sh -c \"hostname node-a; exec {python}\"'\n"
+        "start = 'env HOST={host} unshare --uts sh -c \"hostname node-a; exec {python}\"'\n",
     )
     book = kernels()
     book.ok("%distributed_pool use lab")
