@@ -381,6 +381,7 @@ try:
     jupyter_distrib.save("team/ckpt", keep=2, model=model)
     if rank == 0:
         periodic.wait(Path("team/ckpt"))
+    torch.distributed.barrier()
 finally:
     folder.Writer.has_part, folder.Writer.leave_part = has_part, leave_part
 """
