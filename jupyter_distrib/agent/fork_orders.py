@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jupyter_distrib.server.watched_link import WatchedLink
+from jupyter_distrib.system import open_files
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, WorkerOrder
 
@@ -60,7 +61,11 @@ class ForkOrders:
             order = self._waiting.popleft()
             order.attempts += 1
             self._sent[order.number] = (link, order)
-            link.post(Fork(number=order.number, orders=order.orders), tuple(order.descriptors))
+            try:
+                link.post(Fork(number=order.number, orders=order.orders), tuple(order.descriptors))
+            except OSError as error:
+                del self._sent[order.number]
+                order.fail(f"the ranks could not be started: {open_files.reason(error)}.")
 
     def are_with(self, link: WatchedLink) -> bool:
         """Return whether this forkserver is executing an order."""

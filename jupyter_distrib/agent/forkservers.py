@@ -13,6 +13,7 @@ from collections.abc import Callable
 from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.fork_orders import ATTEMPTS, ForkOrder, ForkOrders
 from jupyter_distrib.server.watched_link import WatchedLink
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
@@ -122,7 +123,9 @@ class Forkservers:
         try:
             process, socks, _ = self._launched or launch(self._log)
         except OSError as error:
-            return self._orders.fail_all(f"the process that starts ranks could not be started: {error}.")
+            return self._orders.fail_all(
+                f"the process that starts ranks could not be started: {open_files.reason(error)}."
+            )
         self._launched = None
         self.session = process.pid
         self._generation = _Generation(process)

@@ -3,8 +3,6 @@ worker groups yield if need be. Runs in the agent's loop."""
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +11,12 @@ from jupyter_distrib.agent import gpu_choice
 from jupyter_distrib.agent.devices import Gpu, GpuProcess, Inventory
 from jupyter_distrib.agent.gpu_choice import Choice
 from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.agent.rank import FDS_PER_RANK
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
-from jupyter_distrib.system import formatting, outside_text
+from jupyter_distrib.system import formatting, open_files, outside_text
 from jupyter_distrib.wire.messages import GpuStatus, Hello, WorkerGroupClosed
 
 MAX_RANKS = 1000
-FDS_PER_RANK = 6
-"""Descriptors of a rank while it starts: both ends of its link and of two pipes; half as many later."""
-
 FIRST_CELL_S = 1.0
 """Seconds for which ranks that are up are reserved for the notebook that asked for them."""
 
@@ -215,10 +211,6 @@ def too_many(size: int) -> str:
     """Return why this node cannot start so many ranks; empty if it can."""
     if not 0 < size <= MAX_RANKS:
         return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and len(os.listdir("/dev/fd")) + size * FDS_PER_RANK > limit:
-        return (
-            f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): "
-            "raise it, or use fewer ranks."
-        )
+    if not open_files.has_room(size * FDS_PER_RANK):
+        return f"{size} ranks need more open files. {open_files.advice()}"
     return ""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.group_store import GroupStore
-from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.rank import FDS_PER_RANK, Rank
 from jupyter_distrib.agent.rank_starter import RankStarter
 from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.agent.restarts import Restarts
 from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupStarting
 
@@ -55,7 +56,14 @@ class GroupStart:
 
     def start(self, local_ranks: Iterable[int]) -> None:
         """Start processes for these local ranks, and give the whole worker group a new store; where other nodes belong
-        to it, that is up to the coordinator."""
+        to it, that is up to the coordinator.
+
+        Raises:
+            OSError: The agent may not open the files that they need.
+        """
+        local_ranks = tuple(local_ranks)
+        if not open_files.has_room(FDS_PER_RANK * len(local_ranks)):
+            raise open_files.error()
         self._before_start()
         ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
         for rank in ranks:

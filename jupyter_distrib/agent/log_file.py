@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jupyter_distrib.system import formatting, log_folder
 
-LIMIT_BYTES = log_folder.chosen_bytes("JUPYTER_DISTRIB_LOG_LIMIT_BYTES") or 1 << 30
+LIMIT_BYTES = log_folder.chosen_bytes(log_folder.LIMIT_VARIABLE) or 1 << 30
 TAIL_BYTES = 16 << 10
 """The bytes at the end of the output that are kept of a log that is cut short."""
 

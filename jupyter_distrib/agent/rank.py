@@ -18,12 +18,13 @@ from jupyter_distrib.wire.messages import (
     Leave,
     Message,
     ReplaceStreams,
-    StreamsReplaced,
     WorkerInfo,
     WorkerOrder,
     Wrote,
 )
 
+FDS_PER_RANK = 8
+"""Descriptors of a rank while it starts: both ends of its link and of two pipes, its notes twice; half later."""
 LEAVE_S = 1.0
 """Seconds that exit handlers may take before the process is killed."""
 
@@ -116,10 +117,7 @@ class Rank:
         self.post(ReplaceStreams(run=run))
 
     def _take_message(self, message: Message, fds: Sequence[int]) -> None:
-        if isinstance(message, StreamsReplaced):
-            self.streams.replace(message.run, fds)
-        else:
-            self._owner.take_message(self, message, fds)
+        self._owner.take_message(self, message, fds)
 
     def _take_late_text(self, run: str, stream: str, text: str) -> None:
         self._owner.take_message(self, Wrote(run=run, rank=self.number, stream=stream, text=text), ())

@@ -9,7 +9,7 @@ from jupyter_distrib.agent import launch_rank
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.rank import Rank, RankOwner
-from jupyter_distrib.system import control_groups, reap
+from jupyter_distrib.system import control_groups, open_files, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
@@ -77,7 +77,7 @@ class RankStarter:
         try:
             pid = launch_rank.as_program(rank, self._command.load_env)
         except OSError as error:
-            return self._failed([rank], f"rank {rank.number} could not be started: {error}.")
+            return self._failed([rank], f"rank {rank.number} could not be started: {open_files.reason(error)}.")
         self._started([rank], (pid,))
 
     def _fork(self, ranks: Sequence[Rank]) -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from jupyter_distrib.agent.output import Pipe
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 
 NAMES = ("stdout", "stderr")
 STRAY_AFTER_S = 1.5
@@ -74,18 +75,30 @@ class RankStreams:
 
     def replace(self, run: str, read_ends: Sequence[int]) -> None:
         """Read the rank's new pipes, and treat output through the old ones as late output of that run. Duplicates the
-        descriptors."""
+        descriptors; without any, the rank could open no new pipes and goes on with the old ones.
+
+        Raises:
+            OSError: The agent may open no more files.
+        """
         self.drain()
+        if not read_ends:
+            for name, pipe in self._pipes.items():
+                pipe.on_data = self._here(name)
+            return
+        fds = Descriptors.duplicates(read_ends).take()
         self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
         self.assign_to(run)
-        self._pipes = {name: self._pipe(name, os.dup(read_fd)) for name, read_fd in zip(NAMES, read_ends, strict=True)}
+        self._pipes = {name: self._pipe(name, fd) for name, fd in zip(NAMES, fds, strict=True)}
 
     def close(self) -> None:
         for pipe in (*self._pipes.values(), *self._late_pipes):
             pipe.close()
 
     def _pipe(self, name: str, read_fd: int) -> Pipe:
-        return Pipe(self._loop, read_fd, lambda data: self._on_data(name, data))
+        return Pipe(self._loop, read_fd, self._here(name))
+
+    def _here(self, name: str) -> Callable[[bytes], None]:
+        return lambda data: self._on_data(name, data)
 
     def _late(self, run: str, name: str) -> Callable[[bytes], None]:
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")

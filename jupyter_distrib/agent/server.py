@@ -313,7 +313,8 @@ class Agent:
         ones."""
         for group in tuple(self.server.groups):
             kept = group.kept or group.debuggers.failed_run
-            if group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S:
+            better = group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S
+            if better and not gpu_allocation.too_many(group.command.size):
                 try:
                     group.starts.replace_all()
                 except Exception as error:  # noqa: BLE001 - the ranks of others live on

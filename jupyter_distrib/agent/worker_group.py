@@ -29,6 +29,7 @@ from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -49,6 +50,7 @@ from jupyter_distrib.wire.messages import (
     OpenWorkerGroup,
     Ready,
     Returned,
+    StreamsReplaced,
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -161,7 +163,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def fail_for(self, error: Exception) -> None:
         """Close the worker group because of an internal error."""
         traceback.print_exc()  # into the agent's log
-        self.fail(f"the agent failed at this worker group ({type(error).__name__}: {error}).")
+        self.fail(f"the agent failed at this worker group ({open_files.typed_reason(error)}).")
 
     def _take_ready(self, rank: Rank, event: Ready) -> None:
         rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
@@ -253,6 +255,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
         try:
+            if not Descriptors(fds).complete:
+                raise open_files.error()
             self._take_message(rank, message, fds)
         except Exception as error:  # noqa: BLE001 - the ranks of others live on
             self.fail_for(error)
@@ -267,6 +271,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 self._group_repair.take(message, self.run)
             case Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
+            case StreamsReplaced():
+                rank.streams.replace(message.run, fds)
             case Returned() | Failed() | Interrupted():
                 self._take_end_of_cell(rank, message, tuple(fds))
             case DebuggerPrompted() | DebuggerLeft() if self.run is None:

@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import confinement, load_time, paths, process_environment, record_file
+from jupyter_distrib.system import confinement, load_time, open_files, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.link import peer_pid
@@ -78,9 +78,9 @@ class Home:
             raise PoolError(
                 f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a folder with a shorter path."
             )
-        if (sock := connected(path)) is not None:
-            return sock, False
         try:
+            if (sock := connected(path)) is not None:
+                return sock, False
             with paths.opened(directory / f"{self.name}.lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if (sock := connected(path)) is not None:
@@ -95,6 +95,8 @@ class Home:
     def _not_started(self, error: OSError) -> str:
         if not os.access(python := self.python or sys.executable, os.X_OK):
             return f"there is no interpreter at {python} any more: make its environment again, or restart the kernel."
+        if limit := open_files.told(error):
+            return f"the agent could not be started: {limit}"
         place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror
         return f"the agent could not be started: {place}."
 

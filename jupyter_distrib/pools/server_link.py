@@ -22,7 +22,7 @@ from jupyter_distrib.pools.base import Lost, Sink
 from jupyter_distrib.system import confinement, interrupts, reap
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
-from jupyter_distrib.wire.messages import Hello, Welcomed
+from jupyter_distrib.wire.messages import Hello, NotServed, Welcomed
 
 if TYPE_CHECKING:
     from jupyter_distrib.wire.messages import Command
@@ -116,6 +116,9 @@ class LocalNode:
             try:
                 event, fds = self._link.receive()
             except (EOFError, OSError):
+                break
+            if isinstance(event, NotServed):
+                reason = f"the agent that looks after the ranks cannot serve this notebook: {event.reason.rstrip('.')}"
                 break
             if isinstance(event, Welcomed) and event.pid_namespace in ("", confinement.pid_namespace()):
                 agent, self._pid = _opened(event.pid), event.pid

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import free_memory_bytes
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -241,6 +242,8 @@ def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
     Raises:
         PayloadError: The memory is smaller than the sum of the sizes, or cannot be mapped.
     """
+    if fd == open_files.LOST:
+        raise PayloadError(open_files.advice())
     starts, total = offsets(sizes)
     try:
         if os.fstat(fd).st_size < total:

@@ -25,14 +25,15 @@ from jupyter_distrib.server import detached_runs
 from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.client import Client, G
 from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.server.listener import Listener
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.service import Service
 from jupyter_distrib.server.socket_name import SocketName
-from jupyter_distrib.system import confinement, last_seen, process_environment
+from jupyter_distrib.system import confinement, last_seen, open_files, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.link import Link, LinkError, encode, peer_uid
+from jupyter_distrib.wire.link import Link, LinkError, encode
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Answered,
@@ -59,8 +60,6 @@ from jupyter_distrib.wire.messages import (
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
-BACKLOG = 64
-"""Kernels that may wait to be accepted."""
 GATHER_S = 0.003
 """Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
 
@@ -76,7 +75,7 @@ class Server(Generic[G]):
 
     def __init__(self, service: Service[G], listener: socket.socket, directory: Path, name: str) -> None:
         self._service = service
-        self._listener, self._name = listener, SocketName(directory, name)
+        self._listener, self._name = Listener(listener), SocketName(directory, name)
         self.loop = Loop(on_error=traceback.print_exception)  # into the process's log
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
@@ -91,8 +90,7 @@ class Server(Generic[G]):
 
     def serve(self) -> None:
         """Accept kernels until nobody needs this process any more."""
-        self._listener.setblocking(False)
-        self._listener.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
+        self._listener.listen()
         self.loop.watch(self._listener.fileno(), self._accept)
         self._prune()
         self.count_idle()
@@ -117,14 +115,9 @@ class Server(Generic[G]):
     # ------------------------------------------------------------------------------------------------ kernels
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # nobody there any more, or no descriptor left for anybody
+        sock = self._listener.accept()
+        if sock is None:
             return
-        if peer_uid(sock) not in (None, os.getuid()):
-            sock.close()
-            return
-        sock.setblocking(False)
         client: Client[G] = Client(link=Link(sock))
         self.clients.append(client)
         self._watch(client)
@@ -164,6 +157,8 @@ class Server(Generic[G]):
             for message, fds in client.link.read():
                 try:
                     with Descriptors(fds) as descriptors:
+                        if not descriptors.complete:
+                            raise open_files.error()
                         self._obey(client, message, descriptors)
                 except Exception as error:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
                     self.fail_command(client, message, error)
@@ -174,7 +169,7 @@ class Server(Generic[G]):
         """Report to a kernel that one of its commands met an internal error; a command that expects no answer costs the
         link."""
         traceback.print_exception(error)  # into the process's log
-        reason = f"this command failed ({type(error).__name__}: {error})."
+        reason = f"this command failed ({open_files.typed_reason(error)})."
         match command:
             case OpenWorkerGroup():
                 if (group := client.groups.get(command.group)) is not None:

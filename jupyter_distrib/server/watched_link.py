@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
@@ -41,13 +42,15 @@ class WatchedLink:
 
     def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         """Send a frame, or queue what the socket does not take now; `fds` are duplicated. Nothing happens if the other
-        end is closed, which `on_end` reports."""
+        end is closed, which `on_end` reports. Raises `OSError` where this process may not open the duplicates."""
         if self.closed:
             return
         try:
             self._link.post(frame, fds)
             self._link.flush()
-        except OSError:
+        except OSError as error:
+            if open_files.told(error):
+                raise
             return
         if self._link.unsent:
             self._watch()

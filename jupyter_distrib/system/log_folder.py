@@ -25,6 +25,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import formatting, record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
+LIMIT_VARIABLE = "JUPYTER_DISTRIB_LOG_LIMIT_BYTES"
 TOTAL_VARIABLE = "JUPYTER_DISTRIB_LOG_TOTAL_BYTES"
 TOTAL_BYTES = 10_000_000_000
 DISK_SHARE = 10
@@ -179,6 +180,11 @@ def chosen_bytes(variable: str) -> int:
     """Return the size that the user has chosen by this variable; 0 for none, or for what is no number."""
     chosen = os.environ.get(variable, "")
     return int(chosen) if chosen.isdecimal() else 0
+
+
+def limits() -> dict[str, str]:
+    """Return the variables by which the user has limited logs, for agents on other nodes."""
+    return {name: os.environ[name] for name in (LIMIT_VARIABLE, TOTAL_VARIABLE) if name in os.environ}
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -7,12 +7,14 @@ import ctypes
 import faulthandler
 import io
 import os
+import resource
 import signal
 import socket
 import stat
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
@@ -230,14 +232,25 @@ def _libc() -> ctypes.CDLL:
 def shut_sockets(inodes: frozenset[int]) -> None:
     """Shut down those connected sockets of this process that have these inodes; a collective that waits on one returns
     with an error."""
-    for name in os.listdir("/proc/self/fd") if inodes else ():
+    for fd in _open_descriptors() if inodes else ():
         try:
-            info = os.fstat(int(name))
+            info = os.fstat(fd)
             if stat.S_ISSOCK(info.st_mode) and info.st_ino in inodes:
-                with socket.socket(fileno=os.dup(int(name))) as sock:
+                sock = socket.socket(fileno=fd)  # not a duplicate, for which there may be no room
+                try:
                     sock.shutdown(socket.SHUT_RDWR)
+                finally:
+                    sock.detach()
         except OSError:
             continue  # closed meanwhile, or not connected any more
+
+
+def _open_descriptors() -> Iterable[int]:
+    """Return the numbers of the open descriptors; where one more cannot be opened, those that may be open."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def umask() -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from jupyter_distrib.system import open_files
+
 
 class Descriptors:
     """Open file descriptors with one owner."""
@@ -42,6 +44,11 @@ class Descriptors:
             raise
         return owned
 
+    @property
+    def complete(self) -> bool:
+        """Return whether all have arrived: this process could open them."""
+        return open_files.LOST not in self._fds
+
     def take(self) -> tuple[int, ...]:
         """Return the descriptors, which the caller then owns."""
         fds, self._fds = self._fds, ()
@@ -55,7 +62,8 @@ class Descriptors:
     def close(self) -> None:
         """Close the descriptors that nobody took; a second call does nothing."""
         for fd in self.take():
-            os.close(fd)
+            if fd != open_files.LOST:
+                os.close(fd)
 
 
 NO_DESCRIPTORS = Descriptors()

@@ -19,8 +19,10 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import PROTOCOL
 from jupyter_distrib.wire.messages.shared import CLASSES, FIELDS, MESSAGES
@@ -55,7 +57,8 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._incoming = bytearray()
-        self._fds: deque[int] = deque()
+        self._arrived: deque[list[int]] = deque()
+        """Descriptors that were received and not yet taken, those of each frame together."""
         self._outgoing: deque[tuple[memoryview, Descriptors]] = deque()
         self.frame = b""
         """Last message that `read` gave, still encoded: a relay sends it on without encoding it again."""
@@ -66,8 +69,9 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and every descriptor that was received and not yet taken, or posted and not yet sent."""
-        Descriptors(self._fds).close()
-        self._fds.clear()
+        for fds in self._arrived:
+            Descriptors(fds).close()
+        self._arrived.clear()
         for _, descriptors in self._outgoing:
             descriptors.close()
         self._outgoing.clear()
@@ -87,7 +91,10 @@ class Link:
                 data, fds = data[sent:], []
 
     def receive(self) -> tuple[Message, list[int]]:
-        """Wait for one message. Raises `EOFError` when the peer has gone."""
+        """Wait for one message. Raises `EOFError` when the peer has gone.
+
+        `open_files.LOST` takes the place of each descriptor that this process could not open.
+        """
         frame, fds = self.receive_frame()
         return decode_frame(frame)[0], fds
 
@@ -111,8 +118,13 @@ class Link:
         return bool(self._incoming or poll.poll(timeout_s * 1000))
 
     def post(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Queue a frame for `flush`; `fds` are duplicated."""
-        self._outgoing.append((memoryview(frame), Descriptors.duplicates(fds) if fds else NO_DESCRIPTORS))
+        """Queue a frame for `flush`; `fds` are duplicated, unless it can be sent at once. Raises `OSError`."""
+        data = memoryview(frame)
+        if fds and not self._outgoing:  # this process may have no room for duplicates
+            with suppress(BlockingIOError, InterruptedError):
+                data, fds = data[socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT) :], ()
+        if data:
+            self._outgoing.append((data, Descriptors.duplicates(fds) if fds else NO_DESCRIPTORS))
 
     def flush(self) -> None:
         """Send as much as the socket takes now."""
@@ -168,14 +180,17 @@ class Link:
         try:
             # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get
             # the descriptors.
-            data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, _FDS_BYTES, _CLOSE_ON_EXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(_READ_BYTES, _FDS_BYTES, _CLOSE_ON_EXEC)
         except ConnectionResetError as error:
             raise EOFError from error
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(
-                    struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES])
-                )
+                fds = struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES])
+                self._arrived.append(list(fds))
+        if flags & socket.MSG_CTRUNC:  # this process can open no more: whoever gets the message is to know
+            if not ancillary:
+                self._arrived.append([])
+            self._arrived[-1] += [open_files.LOST]
         if not data:
             raise EOFError
         self._incoming += data
@@ -187,11 +202,16 @@ class Link:
         if length is None or len(incoming) < length:
             return None
         _, _, fd_count = _PREFIX.unpack_from(incoming)
-        if len(self._fds) < fd_count:
-            raise LinkError(f"{fd_count - len(self._fds)} of {fd_count} descriptors have not arrived")
+        fds = self._arrived.popleft() if fd_count and self._arrived else []
+        if open_files.LOST in fds:
+            fds += [open_files.LOST] * (fd_count - len(fds))
+        if len(fds) != fd_count and fds:
+            self._arrived.appendleft(fds[fd_count:] if len(fds) > fd_count else fds)
+        if len(fds) < fd_count:
+            raise LinkError(f"{fd_count - len(fds)} of {fd_count} descriptors have not arrived")
         frame = bytes(memoryview(incoming)[:length])
         del incoming[:length]
-        return frame, [self._fds.popleft() for _ in range(fd_count)]
+        return frame, fds[:fd_count]
 
 
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from jupyter_distrib.system import process
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import AskStacks, CutSockets, Debug, Execute, Leave, Message, Probe
 from jupyter_distrib.worker import identity, stack
@@ -24,6 +25,9 @@ ANNOUNCE_S = 0.02
 """The seconds within which a cell that ends sends its start and its end together."""
 FLUSH_EVERY_S = 0.1
 """The interval in which unfinished lines of a running cell are sent."""
+
+RESERVE = 2
+"""Descriptors that come with commands between two cells."""
 
 Entry: TypeAlias = tuple[Message, list[int]] | None
 """A command for the main thread and its descriptors; None: the agent is gone."""
@@ -60,6 +64,8 @@ class ControlThread:
         """Number of cells that were handed to the main thread."""
         self.cut = False
         """Whether collectives of the current run, or of the last one, were cut or aborted."""
+        self._reserve = NO_DESCRIPTORS
+        """Descriptors that the cell cannot use up: the next commands bring as many."""
         self._left = ""
         """The id of the run before: a rank that left it early may still get the order to cut its connections."""
 
@@ -69,6 +75,8 @@ class ControlThread:
     def ended(self, run: str) -> None:
         """Ignore later stops of this run. Called in the main thread."""
         self._running, self._left = "", run
+        reserve, self._reserve = self._reserve, NO_DESCRIPTORS
+        reserve.close()
 
     def _serve(self) -> None:
         with suppress(Exception):  # a device that fails also fails in the main thread, which reports it
@@ -102,6 +110,8 @@ class ControlThread:
     def _hand_on(self, command: Execute, fds: list[int]) -> None:
         self._interrupts.begin()
         self.cut = False
+        with suppress(OSError):  # an earlier cell has used them up
+            self._reserve = Descriptors.duplicates([self._link.fileno()] * RESERVE)
         self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
         self._cells += 1
         self._inbox.put((command, fds))

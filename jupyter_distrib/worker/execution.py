@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import types
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -104,8 +103,7 @@ class CellRunner:
         self._late.end(run)
         process.flush_streams()
         if process.has_children():
-            with suppress(OSError):  # too many open files: the old streams are better than a lost rank
-                self.replace_streams(run)
+            self.replace_streams(run)
         self._environment.modules.remember()
         self._control.ended(run)
         self._messenger.send(event, out_fds)
@@ -124,7 +122,10 @@ class CellRunner:
 
     def replace_streams(self, run: str) -> None:
         """Open new streams, so that output of processes that outlive their cell does not appear under the next one."""
-        ends = process.renew_streams()
+        try:
+            ends = process.renew_streams()
+        except OSError:  # too many open files: the old streams are better than a lost rank
+            ends = []
         self._messenger.send(StreamsReplaced(run=run), ends)
         for fd in ends:
             os.close(fd)

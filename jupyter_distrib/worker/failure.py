@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
-from jupyter_distrib.system import file_owner, stand_ins
+from jupyter_distrib.system import file_owner, open_files, stand_ins
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire.messages import Failure, Frame
@@ -76,7 +76,7 @@ def describe(
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *_hints(f"{name}: {message}", groupless), *_story(error, absent)),
+        notes=(*_notes(error), *_hints(f"{name}: {message}", groupless), *_limit(error, depth), *_story(error, absent)),
         parcel=parcel,
         cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
         if cause and depth < _MAX_CAUSES
@@ -99,6 +99,11 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
     yield from (hint for words, hint in _HINTS.items() if words in text)
     if hint := nccl_hint(text):
         yield hint
+
+
+def _limit(error: BaseException, depth: int) -> Iterator[str]:
+    if depth == 0 and (note := open_files.told(error)):
+        yield note
 
 
 def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:

@@ -19,8 +19,9 @@ import sys
 import weakref
 from typing import NoReturn
 
-from jupyter_distrib.system import process, process_environment, signals
+from jupyter_distrib.system import open_files, process, process_environment, signals
 from jupyter_distrib.wire import versions
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 from jupyter_distrib.worker import framework, local_modules, threads
@@ -93,7 +94,10 @@ def _leave_libraries_in_place() -> None:
 
 def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> None:
     """Fork the ranks by a helper, which answers and ends; if it cannot, the forkserver answers."""
+    descriptors = Descriptors(fds)
     try:
+        if not descriptors.complete:
+            raise open_files.error()
         helper = os.fork()
         if helper == 0:
             _help(link, preloaded, command, fds, early)
@@ -102,8 +106,7 @@ def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds:
         reason = f"the process that forks them ended (exit code {code}): try again." if code else ""
     except OSError as error:
         reason = _cannot_fork(error)
-    for fd in fds:
-        os.close(fd)
+    descriptors.close()
     if reason:
         link.send(ForkFailed(number=command.number, reason=f"the ranks could not be started: {reason}"))
 
@@ -143,7 +146,7 @@ def _cannot_fork(error: OSError) -> str:
             "the system lets this user have no more processes (ulimit -u, or the pids.max of a container): "
             "raise the limit, or use fewer ranks."
         )
-    return f"the system cannot fork: {error.strerror}."
+    return f"the system cannot fork: {open_files.told(error) or error.strerror}."
 
 
 def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:

@@ -16,7 +16,8 @@ import queue
 import socket
 from typing import NoReturn
 
-from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.system import crash_notes, open_files, process
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     Debug,
@@ -99,6 +100,8 @@ class Worker:
         library: framework.Framework,
     ) -> None:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._missed: tuple[ResetGroups, list[int]] | None = None
+        """The order to reset groups that could not be followed yet, and its descriptors."""
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
         debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts)
@@ -160,18 +163,33 @@ class Worker:
                 clean()
         return self._inbox.get()
 
-    def _reset_groups(self, command: ResetGroups, fds: list[int]) -> None:
-        """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready."""
+    def _reset_groups(self, command: ResetGroups, fds: list[int], *, may_wait: bool = True) -> None:
+        """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready.
+
+        Where too many files are open, that waits for the next cell, which closes those of a cell that has failed, or is
+        told why this rank is lost.
+        """
+        if self._missed is not None:
+            Descriptors(self._missed[1]).close()
+        self._missed = None
         try:
+            if open_files.LOST in fds:
+                raise open_files.error()
             self._groups.reset(command.host, command.port, fds[0] if fds else -1)
-        except RuntimeError as error:
-            give_up(f"rank {self._order.rank} is replaced: {error}")
+        except (OSError, RuntimeError) as error:
+            if not may_wait or not isinstance(error, OSError):
+                give_up(f"rank {self._order.rank} is replaced: {open_files.told(error) or error}")
+            self._missed = command, fds
         if self.settles:
             self._messenger.send(DeviceSettled(rank=self._order.rank))
 
     def _obey(self, command: Message, fds: list[int]) -> None:
         match command:
             case Execute():
+                if (missed := self._missed) is not None:
+                    self._runner.failure.drop()
+                    self._missed = None
+                    self._reset_groups(*missed, may_wait=False)
                 self._runner.execute(command, fds)
             case ResetGroups():
                 self._reset_groups(command, fds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.processes import agents, wait_until, wait_until_gone
+from tests.ray.conftest import write_trusted
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +78,21 @@ def test_a_run_that_alone_exceeds_the_total_keeps_its_beginning_and_its_end(
     assert log.startswith(f"{0:099}\n")
     assert "[log truncated here: all logs together may take 2.0 MB" in log
     assert log.endswith(f"{29_999:099}\n")
+
+
+def test_agents_on_other_nodes_have_the_limits(tmp_path: Path) -> None:
+    """A host whose own environment lacks them, as ssh's does."""
+    names = ("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", "JUPYTER_DISTRIB_LOG_TOTAL_BYTES")
+    unset = " ".join(f"-u {name}" for name in names)
+    start = f"env {unset} HOST={{host}} {{python}}"
+    write_trusted(
+        tmp_path,
+        f'pool = "far"\n[pools.far]\nkind = "command"\nhosts = "a"\nstart = "{start}"\npython = "{sys.executable}"\n'
+        'interface = "lo"\nranks = 1\n',
+    )
+    with Notebook(tmp_path, dict(zip(names, ("100000", "50000000"), strict=True))) as book:
+        book.ok("%load_ext jupyter_distrib")
+        outcome = book.ok(
+            "%%distributed\nimport os\nos.environ['JUPYTER_DISTRIB_LOG_TOTAL_BYTES']\nprint('x' * 200_000)"
+        )
+        assert "the log of rank 0 is truncated: it has reached 100.0 kB" in outcome.text, outcome.text[-2000:]

@@ -116,6 +116,56 @@ def test_a_function_in_a_script_that_ignores_interrupts_is_stopped_by_cancel(
     assert "ended by CancelledError" in output or "ended by KeyboardInterrupt" in output, output
 
 
+SWALLOWED = """
+import threading, time
+from pathlib import Path
+from jupyter_distrib import distributed
+from jupyter_distrib.kernel.session import session
+
+class Lost:
+    def __del__(self):
+        Path("entered").touch()
+        time.sleep(60)  # an interrupt in a finalizer is printed, and ignored
+
+@distributed(pool="inline", ranks=2)
+def train():
+    from pathlib import Path
+    import time
+    lost = Lost()
+    del lost
+    while True:
+        time.sleep(0.01)
+
+def stop():
+    while not Path("entered").exists():
+        time.sleep(0.01)
+    session.current().history[-1].cancel()
+
+threading.Thread(target=stop, daemon=True).start()
+try:
+    THREAD
+except BaseException as error:
+    print("ended by", type(error).__name__, flush=True)
+"""
+IN_A_THREAD = """from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(train.distributed).result()"""
+
+
+@pytest.mark.parametrize("how", ["train.distributed()", IN_A_THREAD], ids=["main", "thread"])
+def test_a_stop_on_the_inline_pool_that_the_cell_swallows_is_repeated(tmp_path: Path, how: str) -> None:
+    code = SWALLOWED.replace("THREAD", how)
+    if how != "train.distributed()":  # the exception comes when a call of C returns
+        code = code.replace("time.sleep(60)", "[time.sleep(0.01) for _ in range(6000)]")
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert "Exception ignored in" in done.stderr, done.stderr
+    assert re.search("ended by (CancelledError|KeyboardInterrupt)", done.stdout), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("ignored", ["SIGINT", "SIGINT,SIGHUP"])
 def test_such_a_script_ends_by_sigterm_and_its_ranks_with_it(tmp_path: Path, agents_folder: Path, ignored: str) -> None:
     with script(tmp_path, agents_folder, ignored, "", "terminate") as process, ExitStack() as stack:

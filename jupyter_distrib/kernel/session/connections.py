@@ -13,6 +13,7 @@ from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
 from jupyter_distrib.pools.local import RunningServer
 from jupyter_distrib.pools.server_home import AGENT_NAME
+from jupyter_distrib.system import open_files
 from jupyter_distrib.system.run_list import ListedRun
 
 HEAD_START_S = 0.1
@@ -52,7 +53,8 @@ class Connections:
                 return self.connect(pool, named.options)
             self._choices.check_trusted(named)
             address = PoolAddress(name=pool, kind=named.kind, options=dict(options))
-            connection = Connection(address, self._identity.hello(), on_lost=self._drop, on_change=self._on_change)
+            with open_files.as_pool_error():
+                connection = Connection(address, self._identity.hello(), on_lost=self._drop, on_change=self._on_change)
             self._open.append(connection)
             return connection
 

@@ -26,7 +26,7 @@ from jupyter_distrib.kernel.session.worker_group import GroupRequest, WorkerGrou
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
-from jupyter_distrib.system import interrupts, load_time
+from jupyter_distrib.system import interrupts, load_time, open_files
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
@@ -50,7 +50,7 @@ class StartCut(PoolError):
 
 def once_more(start: Callable[[], T]) -> T:
     """Return what a start of ranks returns. If it is cut, the process that looks after ranks is started anew, once."""
-    with suppress(StartCut):
+    with suppress(StartCut), open_files.as_pool_error():
         return start()
     try:
         return start()

@@ -23,6 +23,7 @@ from jupyter_distrib.pools.command.connect import connect
 from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import carrier
+from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
@@ -187,7 +188,7 @@ class HostsReservation:
             "label": self._hello.label,
             "session": self._hello.session,
             "interface": self._of.options.interface,
-            "env": dict(self._of.options.env),
+            "env": {**log_folder.limits(), **self._of.options.env},
         }
         connection = connect(self._of.command, host, self._of.archive, start, self._given_up)
         channel = PipeChannel(connection, self._of.loop, self._of.calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import signal
 import threading
 import types
@@ -10,12 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+AGAIN_AFTER_S = (0.12, 0.28, 0.6, 1.0)
+"""Seconds between one interrupt and the next; the last for all others. Ranks with processes are killed instead."""
+
 
 class CellInterrupts:
     """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
 
     In the main thread the notebook's own handler of SIGINT is still called, only later. A thread that has no signals,
-    or blocks them, gets the exception at the cell's next line when `ask` is called.
+    or blocks them, gets the exception at the cell's next line when `ask` is called. It is repeated until the cell ends:
+    a finalizer or an `except` of the cell may swallow it.
     """
 
     def __init__(self) -> None:
@@ -23,8 +28,9 @@ class CellInterrupts:
         self._inside = False
         self._due = False
         """Whether a signal is on its way that `ask` has sent."""
-        self._raised: BaseException | None = None
-        """The exception that an interrupt has raised in the cell."""
+        self._raised: list[BaseException] = []
+        """The exceptions that interrupts have raised in the cell."""
+        self._over, self._repeating = threading.Event(), False
         self._thread = threading.get_ident()
         self._takes_signals = threading.current_thread() is threading.main_thread() and not _is_blocked(signal.SIGINT)
         self._handle: Callable[[int, types.FrameType | None], None] | None = None
@@ -34,15 +40,33 @@ class CellInterrupts:
         """Stop the run; from any thread."""
         with self._lock:
             self.asked = True
-            if not self._inside or threading.get_ident() == self._thread:
+            if threading.get_ident() == self._thread:
                 return
-            if self._takes_signals:
-                self._due = True
-                signal.pthread_kill(self._thread, signal.SIGINT)
-            else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
-                )
+            self._interrupt()
+            if not self._repeating:
+                self._repeating = True
+                threading.Thread(target=self._repeat, name="jupyter_distrib-stop", daemon=True).start()
+
+    def end(self) -> None:
+        """Repeat nothing any more, since the run has ended."""
+        self._over.set()
+
+    def _interrupt(self) -> None:
+        """Raise the exception in the cell, if it runs. Called with `_lock` held."""
+        if self._inside and self._takes_signals:
+            self._due = True
+            signal.pthread_kill(self._thread, signal.SIGINT)
+        elif self._inside:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
+            )
+
+    def _repeat(self) -> None:
+        for wait_s in itertools.chain(AGAIN_AFTER_S, itertools.repeat(AGAIN_AFTER_S[-1])):
+            if self._over.wait(wait_s):
+                return
+            with self._lock:
+                self._interrupt()
 
     def caused(self, error: BaseException) -> bool:
         """Return whether an interrupt caused an exception of the cell, and so ends the run.
@@ -51,9 +75,9 @@ class CellInterrupts:
         asked for.
         """
         errors, raised = list(_with_contexts(error)), self._raised
-        self._raised = None  # it holds the frames of the cell
+        self._raised = []  # they hold the frames of the cell
         if self._takes_signals and self._handle is not None and signal.getsignal(signal.SIGINT) is self._handle:
-            caused = any(each is raised for each in errors)
+            caused = any(each is one for each in errors for one in raised)
         else:  # no signal has raised it, or a handler of the cell's own has
             is_asked = self.asked or not self._takes_signals
             caused = is_asked and any(isinstance(each, KeyboardInterrupt) for each in errors)
@@ -63,6 +87,14 @@ class CellInterrupts:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Handle interrupts while the run lasts."""
+        try:
+            with self._handled():
+                yield
+        finally:
+            self.end()
+
+    @contextmanager
+    def _handled(self) -> Iterator[None]:
         before = signal.getsignal(signal.SIGINT) if self._takes_signals else None
         if before is None:  # another thread's business, or that of C code
             yield
@@ -94,7 +126,7 @@ class CellInterrupts:
             if is_ours:
                 raise KeyboardInterrupt
         except BaseException as error:
-            self._raised = error
+            self._raised.append(error)
             raise
 
     @contextmanager
@@ -103,8 +135,8 @@ class CellInterrupts:
         try:
             self._inside = True
             if self.asked:
-                self._raised = KeyboardInterrupt()
-                raise self._raised
+                self._raised.append(KeyboardInterrupt())
+                raise self._raised[-1]
             yield
         finally:
             self._inside = False

@@ -50,6 +50,7 @@ class SteppedRun(InlineRun):
         try:
             self._execute_rank(order, guard)
         finally:
+            guard.end()
             self._stage.leave(order.rank)
 
     def _outcome(self, rank: int, began_at_s: float, interrupts: CellInterrupts) -> tuple[Outcome, list[int]]:

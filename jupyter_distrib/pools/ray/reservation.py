@@ -21,7 +21,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.object_store import ObjectStore
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
-from jupyter_distrib.system import paths, run_list
+from jupyter_distrib.system import log_folder, paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
@@ -215,7 +215,11 @@ class RayReservation:
                 if self._wanted.runtime_env:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
                 # `env` is expanded there as Ray expands its own, see `ray._private.utils.update_envs`.
-                more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
+                more = {
+                    "plain": client,
+                    "env": {**log_folder.limits(), **self._wanted.env},
+                    "python": self._wanted.python,
+                }
                 more |= {"left_out": self.left_out, "running": dict(running)}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)

@@ -16,6 +16,7 @@ from jupyter_distrib.wire.messages.kernel import (
     Hello,
     Leaving,
     NotAttached,
+    NotServed,
     OpenWorkerGroup,
     Stop,
     Welcomed,
@@ -94,6 +95,7 @@ Command = (
 Event = (
     Welcomed
     | Leaving
+    | NotServed
     | DeviceDrained
     | DeviceSettled
     | ForkserverReady

@@ -186,6 +186,13 @@ class Welcomed:
 
 
 @message
+class NotServed:
+    """The first and last message of a server that cannot serve this kernel: it closes the link."""
+
+    reason: str
+
+
+@message
 class Leaving:
     """The coordinator takes no more worker groups, since it cannot reach the cluster: the next one is for its
     successor."""

@@ -11,11 +11,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(minutes=5)
+_FILES_OF_CLIENT, _FILES_OF_SERVER = 4, 12
+"""Files that torch opens for a store: sockets, and for its server libuv's loop and the first clients."""
 
 
 class RankStore:
@@ -91,12 +94,18 @@ class RankStore:
                 before.wipe_mine()
 
     def _connect(self, listen_fd: int | None = None) -> Any:
-        """Return the store of another rank, or with `listen_fd` one that this rank serves."""
+        """Return the store of another rank, or with `listen_fd` one that this rank serves.
+
+        Raises:
+            OSError: This process may not open the files that torch needs for it; torch would try again for minutes.
+        """
         host, port = self._address
         if not port:
             raise RuntimeError(
                 "this rank was replaced a moment ago and has not met the others yet: run the cell again."
             )
+        if not open_files.has_room(_FILES_OF_CLIENT if listen_fd is None else _FILES_OF_SERVER):
+            raise open_files.error()
         return private.TCPStore(
             host,
             port,

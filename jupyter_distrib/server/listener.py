@@ -1,0 +1,59 @@
+"""Accepts kernels, and turns one away where the process may open no more files. Runs in the server's loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+from jupyter_distrib.system import open_files
+from jupyter_distrib.wire.link import encode, peer_uid
+from jupyter_distrib.wire.messages import NotServed
+
+BACKLOG = 64
+"""Kernels that may wait to be accepted."""
+
+
+class Listener:
+    """A socket to which kernels of this user connect.
+
+    Args:
+        sock: The bound socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """Descriptor that is given up to accept a kernel which cannot be served: it would wait for ever."""
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def listen(self) -> None:
+        self._sock.setblocking(False)
+        self._sock.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
+
+    def accept(self) -> socket.socket | None:
+        """Return the connection of a kernel; None if there is none, or it is another user's, or there is no room."""
+        try:
+            sock, _ = self._sock.accept()
+        except OSError as error:
+            if open_files.told(error):
+                self._turn_away()
+            return None
+        if peer_uid(sock) not in (None, os.getuid()):
+            sock.close()
+            return None
+        sock.setblocking(False)
+        return sock
+
+    def _turn_away(self) -> None:
+        os.close(self._spare)
+        try:
+            with suppress(OSError):
+                sock, _ = self._sock.accept()
+                with sock:
+                    sock.setblocking(False)
+                    sock.send(encode(NotServed(reason=open_files.advice())))
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
