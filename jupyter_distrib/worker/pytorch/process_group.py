@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.worker import debugger_channel, identity
 from jupyter_distrib.worker.pytorch import private, rank_clock
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
@@ -36,6 +37,9 @@ DRAIN_S = 0.5
 """The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
 FALLBACK = "JUPYTER_DISTRIB_BACKEND_FALLBACK"
 """The environment variable of ranks that `--backend-fallback` sets."""
+_FILES_OF_GROUP = 6
+"""Files that gloo opens beside a connection to each rank; where it may not accept one, it ends the process in C
+(gloo/transport/tcp/listener.cc)."""
 _ON_DEVICE = ("nccl", "xccl")
 _RAN_BEFORE = "jupyter_distrib: ran before"
 
@@ -168,6 +172,8 @@ class Rendezvous:
             return stopped
         self.drop()
         store = self.store.of_next_group()
+        if not open_files.has_room(_FILES_OF_GROUP + self.store.world_size):
+            raise open_files.error()
         if self.store.runs > 1:
             store.set(_RAN_BEFORE, "")
         _torch_init(backend, store=store, rank=self.store.rank, world_size=self.store.world_size)

@@ -17,7 +17,7 @@ from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(minutes=5)
-_FILES_OF_CLIENT, _FILES_OF_SERVER = 4, 12
+_FILES_OF_CLIENT, _FILES_OF_SERVER = 4, 10
 """Files that torch opens for a store: sockets, and for its server libuv's loop and the first clients."""
 
 
@@ -45,6 +45,7 @@ class RankStore:
         """Use the store at another address from now on; with `listen_fd`, serve it there."""
         self._client, self._address, self.apart = None, (host, port), False
         self._board = self._board_before = None
+        self._served = None  # first: its files may be those that the next one needs
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:
