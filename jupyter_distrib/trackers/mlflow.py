@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jupyter_distrib.addresses import shown
-from jupyter_distrib.kernel.record import run_facts
+from jupyter_distrib.kernel.record import git_folder, run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, find_run
@@ -181,7 +181,7 @@ class MLflowObserver(Observer):
         """Add what is not needed before the cell is sent: parameters, source, the state of git."""
         from mlflow.entities import Param, RunTag
 
-        git = run_facts.git_state(".")
+        git = git_folder.state(".")
         tags = {f"git.{name}": value for name, value in git.items()}
         if git:
             tags["mlflow.source.git.commit"] = git["commit"]

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jupyter_distrib.addresses import shown
-from jupyter_distrib.kernel.record import run_facts
+from jupyter_distrib.kernel.record import git_folder, run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.interrupts import WholeImports
@@ -81,7 +81,7 @@ class WandbObserver(Observer):
             job_type="distributed",
             mode=self._mode,
             reinit="create_new",
-            config={**run_facts.parameters(self._run), "git": run_facts.git_state("."), "cell": self._run.source},
+            config={**run_facts.parameters(self._run), "git": git_folder.state("."), "cell": self._run.source},
             settings=settings,
         )
         if writer.url:

@@ -4,7 +4,6 @@ standard library only, no state."""
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +17,6 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Measured, RunEvent, Sampled
 
-GIT_S = 2.0
-"""The most seconds to wait for git, which may have a large folder to look at."""
 _MB = 1_000_000
 
 
@@ -48,16 +45,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def git_state(folder: str) -> dict[str, str]:
-    """Return commit and branch of the git folder that this folder is in, and whether files in it have changed since;
-    empty for a folder that is in none, or that git takes too long to look at."""
-    try:
-        commit, branch = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-        return {"commit": commit, "branch": branch, "changed": str(bool(_git(folder, "status", "--porcelain"))).lower()}
-    except (OSError, subprocess.SubprocessError):
-        return {}
 
 
 class Series:
@@ -109,11 +96,3 @@ def end_state(record: RunRecord) -> Literal["FINISHED", "FAILED", "KILLED"]:
 
 def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _git(folder: str, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True, timeout=GIT_S,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.stdout.strip()

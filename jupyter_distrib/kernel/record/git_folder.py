@@ -1,0 +1,67 @@
+"""Asks git for the state of the folder of a notebook, and runs no program that this folder names.
+
+The folder may have been downloaded, with its `.git`; and a repository may hold another one in a subfolder. Their
+configuration names programs that git runs while it only looks: a monitor of files, hooks, filters, transports.
+Kernel side, in an observer's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+GIT_S = 2.0
+"""The most seconds to wait for git, which may have a large folder to look at."""
+_HARMLESS = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "safe.bareRepository": "explicit",
+}
+_ENVIRONMENT = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+"""Variables by which git fetches nothing that is missing, and writes nothing: there is a hook for that, too."""
+_OF_FILTERS = {"clean": "", "process": "", "required": "false"}
+
+
+def state(folder: str) -> dict[str, str]:
+    """Return commit and branch of the git folder that this folder is in, and whether files in it have changed since;
+    empty for a folder that is in none, or that git takes too long to look at."""
+    try:
+        commit = _git(folder, _HARMLESS, "rev-parse", "HEAD")
+        branch = _git(folder, _HARMLESS, "rev-parse", "--abbrev-ref", "HEAD")
+        # Files of submodules are not looked at: for these git starts another git, which does not have the settings.
+        changed = _git(folder, _HARMLESS | _no_filters(folder), "status", "--porcelain", "--ignore-submodules=dirty")
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": commit, "branch": branch, "changed": str(bool(changed)).lower()}
+
+
+def _no_filters(folder: str) -> dict[str, str]:
+    """Return settings that switch off the filters which the repository's own configuration names; git passes changed
+    files through them."""
+    try:
+        listed = _git(
+            folder, _HARMLESS, "config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\."
+        )
+    except subprocess.CalledProcessError:  # there are none
+        return {}
+    words = listed.split("\0")
+    own = {key for scope, key in zip(words[::2], words[1::2], strict=False) if scope not in ("system", "global")}
+    return {f"{key.rpartition('.')[0]}.{name}": value for key in own for name, value in _OF_FILTERS.items()}
+
+
+def _git(folder: str, settings: Mapping[str, str], *arguments: str) -> str:
+    """Return what git prints. Settings of the environment win over those of files."""
+    given = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for place, (key, value) in enumerate(settings.items()):
+        given |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
+    done = subprocess.run(
+        ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True, timeout=GIT_S,
+        stdin=subprocess.DEVNULL, env={**os.environ, **_ENVIRONMENT, **given},
+    )  # fmt: skip
+    return done.stdout.strip()
