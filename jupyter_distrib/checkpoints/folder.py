@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from jupyter_distrib.checkpoints import part
-from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, make_folder
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity, make_folder
 from jupyter_distrib.errors import DistributedError
 
 _DATA = "__*.distcp"
@@ -40,21 +40,26 @@ class Writer(FileSystemWriter):
         save_id: The name of this save, which rank 0 has chosen: nobody else knows the names of its files beforehand.
         rank: This rank.
         is_new: Whether the folder was made for this save, so that it goes as well if nothing can be written.
+        held: The folder that was made ready; None: any. Whoever may rename the folder can put another one in its place,
+            or a link to one.
     """
 
-    def __init__(self, folder: Path, save_id: str, rank: int, *, is_new: bool) -> None:
+    def __init__(self, folder: Path, save_id: str, rank: int, *, is_new: bool, held: Identity | None = None) -> None:
         super().__init__(folder)
         self.folder, self.save_id, self._rank = folder, save_id, rank
         self._place: CheckpointFolder | None = None
-        self._is_new, self._is_complete = is_new, False
+        self._is_new, self._is_complete, self._held = is_new, False, held
 
     @property
     def place(self) -> CheckpointFolder:
         """The folder, held open from its first use."""
         if self._place is None:
-            self._place = CheckpointFolder(self.folder)
+            self._place = place = CheckpointFolder(self.folder, follow=not self._is_new)
+            if self._held not in (None, place.identity) or (self._is_new and place.owner_beside_me(place.info)):
+                self._is_new = False
+                raise DistributedError(taken_away(self.folder))
             if self._rank == 0 and self._is_new:
-                self._check_new(self._place)
+                self._check_new(place)
         return self._place
 
     def prefixed(self, plan: SavePlan) -> SavePlan:
@@ -162,33 +167,44 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / METADATA).is_file()
 
 
-def refusal_to_write(folder: Path, *, of_series: bool = False) -> str | None:
-    """Return why the folder cannot be written, after trying; None if it can, and then it is there. `of_series`: it
-    holds checkpoints, and is none itself."""
+def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
+    """Return the folder in which a save may write, after trying. `of_series`: it holds checkpoints, and is none itself.
+
+    A folder of root is as good as one of this user. Root may write into any that not everybody may write into: as in a
+    container, where the folders of the host belong to its user. What is in such a folder is read as that of others.
+
+    Raises:
+        DistributedError: It cannot be written, and why.
+    """
     if folder.is_file():
-        return f"{folder} is a file, and a checkpoint is a folder: choose another name."
+        raise DistributedError(f"{folder} is a file, and a checkpoint is a folder: choose another name.")
     try:
         if not of_series and folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
-            return f"{folder} holds other files and is no checkpoint: choose another folder."
+            raise DistributedError(f"{folder} holds other files and is no checkpoint: choose another folder.")
         with suppress(FileExistsError):
             make_folder(folder)
         place = CheckpointFolder(folder)
         try:
             place.created()  # an error if none may be written
-            owner = place.owner_beside_me(place.info)
-            link = folder.lstat()
-            if not owner and stat.S_ISLNK(link.st_mode) and link.st_uid != 0:
-                owner = place.owner_beside_me(link)
+            may_be_of_others = os.geteuid() == 0 and not place.info.st_mode & stat.S_IWOTH
+            looked_at = [] if may_be_of_others else [place.info]
+            if stat.S_ISLNK((link := folder.lstat()).st_mode):
+                looked_at.append(link)
+            owners = [place.owner_beside_me(each) for each in looked_at if each.st_uid != 0]
         finally:
             place.close()
     except OSError as error:
-        return f"{folder} cannot be written: {error.strerror or error}."
-    if owner:
-        return (
+        raise DistributedError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    if owner := "".join(owners[:1]) or "".join(owners[1:]):
+        raise DistributedError(
             f"{folder} belongs to {owner}, who could put other files in the place of a checkpoint: choose a folder of "
             "your own, such as a new one in it."
         )
-    return None
+    return place.identity
+
+
+def taken_away(folder: Path) -> str:
+    return f"another folder has taken the place of {folder} since the save began: nothing was written there."
 
 
 def refusal_to_read(folder: Path) -> str | None:

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from jupyter_distrib.checkpoints import share
-from jupyter_distrib.checkpoints.folder import Writer, as_told, new_save_id, refusal_to_write
+from jupyter_distrib.checkpoints.folder import Writer, as_told, make_ready, new_save_id
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import object_collectives
 
@@ -23,12 +23,17 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
         DistributedError: It was not written, and why; on every rank.
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    is_new = not folder.exists()
-    begin = (refusal_to_write(folder), new_save_id()) if rank == 0 else ("", "")
+    is_new, held, refusal = not folder.exists(), None, ""
+    if rank == 0:
+        try:
+            held = make_ready(folder)
+        except DistributedError as error:  # all ranks raise it
+            refusal = str(error)
+    begin = refusal, new_save_id()
     refusal, save_id = object_collectives.from_rank_0(begin) if together else begin
     if refusal:
         raise DistributedError(refusal)
-    writer = Writer(folder, save_id, rank, is_new=is_new)
+    writer = Writer(folder, save_id, rank, is_new=is_new, held=held)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.checkpoints import meeting, series
-from jupyter_distrib.checkpoints.folder import new_save_id, refusal_to_write
+from jupyter_distrib.checkpoints.folder import make_ready, new_save_id
+from jupyter_distrib.checkpoints.place import Identity
 from jupyter_distrib.checkpoints.schedule import Schedule
 from jupyter_distrib.checkpoints.snapshot import Snapshot
 from jupyter_distrib.errors import DistributedError
@@ -45,7 +46,8 @@ class Periodic:
         self._to_meeting = 1
         """Calls to the next meeting of the ranks."""
         self._snapshot: Snapshot | None = None
-        self._looked = False
+        self._held: Identity | None = None
+        """The folder that rank 0 has made ready; None before its first checkpoint."""
 
     def call(self, state: State, *, every_s: float, keep: int) -> None:
         """Save if a checkpoint is due; `state` makes the state."""
@@ -58,10 +60,7 @@ class Periodic:
             if not self._to_meeting:
                 self._meet(state, keep)
         elif self._rank == 0 and self._due():
-            if refusal := self._refusal():
-                raise DistributedError(refusal)
-            self.wait()  # the next is numbered after it
-            self._save(series.make_following(self._folder), new_save_id(), state, keep)
+            self._save(self._following(), new_save_id(), state, keep)
 
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if it has failed, not for other ranks."""
@@ -90,23 +89,23 @@ class Periodic:
 
     def _decision(self) -> str:
         due, name = self._due(), ""
-        if due and (refusal := self._refusal()):
-            return json.dumps(("", "", refusal, 1))
         if due:
-            self.wait()  # the next is numbered after it
             try:
-                name = series.make_following(self._folder).name
+                name = self._following().name
             except DistributedError as error:  # all ranks raise it
                 return json.dumps(("", "", str(error), 1))
         # An interval begins with the checkpoint, and its first call tells how long a call takes.
         calls = 1 if due else self._schedule.calls_to_meeting(time.monotonic())
         return json.dumps((name, new_save_id(), "", calls))
 
-    def _refusal(self) -> str | None:
-        if self._looked:
-            return None
-        self._looked = True
-        return series.refusal_to_extend(self._folder) or refusal_to_write(self._folder, of_series=True)
+    def _following(self) -> Path:
+        """Make the folder of the next checkpoint, on rank 0. Raises `DistributedError`."""
+        if self._held is None:
+            if refusal := series.refusal_to_extend(self._folder):
+                raise DistributedError(refusal)
+            self._held = make_ready(self._folder, of_series=True)
+        self.wait()  # the next is numbered after it
+        return series.make_following(self._folder, self._held)
 
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
@@ -117,7 +116,7 @@ class Periodic:
             save_id=save_id,
             rank=self._rank,
             ranks=self._ranks if self._sharded else 1,
-            on_whole=lambda: series.prune(self._folder, keep),
+            on_whole=lambda: series.prune(self._folder, keep, self._held),
         )
         self._schedule.saved(time.monotonic())
 

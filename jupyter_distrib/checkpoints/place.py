@@ -29,6 +29,8 @@ _MODE = 0o644
 """The mode of files: whoever could write into one could put code into it."""
 _FOLDER_MODE = 0o755
 
+Identity = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisUser:
@@ -50,6 +52,11 @@ class CheckpointFolder(FileSystem):
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         self.info = os.fstat(self.fd)
+
+    @property
+    def identity(self) -> Identity:
+        """The numbers by which another folder in its place is told from this one."""
+        return self.info.st_dev, self.info.st_ino
 
     def close(self) -> None:
         """Let the folder go; harmless if it has been."""
@@ -132,6 +139,13 @@ class CheckpointFolder(FileSystem):
             return False
         return True
 
+    def is_whole(self, name: str) -> bool:
+        """Return whether a folder in this one is a checkpoint."""
+        try:
+            return stat.S_ISREG(os.stat(f"{name}/{METADATA}", dir_fd=self.fd).st_mode)
+        except OSError:
+            return False
+
     def names(self) -> list[str]:
         return os.listdir(self.fd)
 
@@ -144,6 +158,11 @@ class CheckpointFolder(FileSystem):
             os.unlink(name, dir_fd=self.fd)
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             pass
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder in this one into which only this user writes. Raises `OSError`, also if there is anything with
+        that name."""
+        os.mkdir(name, _FOLDER_MODE, dir_fd=self.fd)
 
     def sync(self) -> None:
         os.fsync(self.fd)

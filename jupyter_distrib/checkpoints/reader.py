@@ -140,5 +140,6 @@ class _Planner(DefaultLoadPlanner):
 def _needs_code(entry: str, folder: Path, name: str, doubt: str) -> str:
     return (
         f"{folder}/{name} {doubt}, and `{entry}` in it is more than numbers, texts and tensors, so that it could run "
-        f"any code here: if you trust who wrote it, copy the folder (cp -rL {folder} COPY) and load the copy."
+        f"any code here: if you trust who wrote it, copy the folder and load the copy "
+        f"(cp -rL {folder} COPY && chmod -R go-w COPY)."
     )

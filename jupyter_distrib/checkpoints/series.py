@@ -16,11 +16,12 @@ import re
 import shutil
 import stat
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jupyter_distrib.checkpoints.folder import is_checkpoint
-from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, make_folder
+from jupyter_distrib.checkpoints.folder import is_checkpoint, taken_away
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import other_users
 
@@ -42,23 +43,28 @@ def newest(folder: Path) -> Path | None:
     return found
 
 
-def make_following(folder: Path) -> Path:
+def make_following(folder: Path, held: Identity | None = None) -> Path:
     """Make the folder of the next checkpoint.
+
+    Args:
+        folder: The folder of all checkpoints.
+        held: What it was when it was made ready; None: it may be any.
 
     Raises:
         DistributedError: It cannot be made, and why.
     """
-    members, _ = _members(folder)
-    first = max(map(_number, members), default=0) + 1
-    for number in range(first, first + _TRIES):
-        made = folder / f"save-{number:06d}"
-        try:
-            make_folder(made)
-        except FileExistsError:
-            continue  # of somebody else, or a link
-        except OSError as error:
-            raise DistributedError(f"{made} cannot be written: {error.strerror or error}.") from None
-        return made
+    with _held_open(folder, held) as place:
+        members, _ = _members(folder, place.fd)
+        first = max(map(_number, members), default=0) + 1
+        for number in range(first, first + _TRIES):
+            made = folder / f"save-{number:06d}"
+            try:
+                place.make_folder(made.name)
+            except FileExistsError:
+                continue  # of somebody else, or a link
+            except OSError as error:
+                raise DistributedError(f"{made} cannot be written: {error.strerror or error}.") from None
+            return made
     raise DistributedError(f"{folder} has no room: save-{first:06d} and the names after it belong to others.")
 
 
@@ -81,34 +87,56 @@ def refusal_to_extend(folder: Path) -> str | None:
     return None
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last whole checkpoints, and what killed processes have left before these."""
-    members, _ = _members(folder)
-    whole = [each for each in members if is_checkpoint(each)]
-    if not whole:
-        return
-    kept = {*whole[-keep:]}
-    for each in members[: members.index(whole[-1])]:
-        if each not in kept:
-            _remove(each)
+def prune(folder: Path, keep: int, held: Identity | None = None) -> None:
+    """Remove all but the last whole checkpoints, and what killed processes have left before these.
+
+    Raises:
+        DistributedError: The folder is not the one that was `held`.
+    """
+    with _held_open(folder, held) as place:
+        members, _ = _members(folder, place.fd)
+        whole = [each for each in members if place.is_whole(each.name)]
+        if not whole:
+            return
+        kept = {*whole[-keep:]}
+        for each in members[: members.index(whole[-1])]:
+            if each not in kept:
+                _remove(place, each.name)
 
 
-def _remove(checkpoint: Path) -> None:
+def _remove(place: CheckpointFolder, name: str) -> None:
     with suppress(OSError):  # a link that has taken its place
-        place = CheckpointFolder(checkpoint, follow=False)
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
         try:
-            place.remove(METADATA)  # first: a half-removed checkpoint is none
+            with suppress(FileNotFoundError):
+                os.unlink(METADATA, dir_fd=fd)  # first: a half-removed checkpoint is none
         finally:
-            place.close()
-        shutil.rmtree(checkpoint, ignore_errors=True)
+            os.close(fd)
+            shutil.rmtree(name, ignore_errors=True, dir_fd=place.fd)
 
 
-def _members(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the checkpoints that count, and those of other users, each by number."""
+@contextmanager
+def _held_open(folder: Path, held: Identity | None) -> Iterator[CheckpointFolder]:
+    """Give the folder of all checkpoints, open. Whoever may rename it can put another one of this user's in its place,
+    or a link to one: then nothing is made or removed there."""
+    try:
+        place = CheckpointFolder(folder)
+    except OSError as error:
+        raise DistributedError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    try:
+        if held not in (None, place.identity):
+            raise DistributedError(taken_away(folder))
+        yield place
+    finally:
+        place.close()
+
+
+def _members(folder: Path, fd: int | None = None) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints that count, and those of other users, each by number; `fd` is of the open folder."""
     ours, others = list[Path](), list[Path]()
     try:
-        owners = {folder.stat().st_uid, os.geteuid(), 0}
-        found = [*os.scandir(folder)]
+        owners = {os.stat(folder if fd is None else fd).st_uid, os.geteuid(), 0}
+        found = [*os.scandir(folder if fd is None else fd)]
     except OSError:  # there is none
         return [], []
     for each in found:

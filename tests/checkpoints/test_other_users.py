@@ -10,9 +10,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,144 @@ def test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good(opti
 
 
 @as_two_users
+def test_root_saves_into_a_folder_of_somebody_else_unless_everybody_may_write_there() -> None:
+    """As in a container, where a folder of the host belongs to its user. It is read as what others have written."""
+    os.mkdir("host")
+    give("host")
+
+    save("host", a=1, weight=torch.ones(2))
+    save("host", a=2, weight=torch.ones(2))
+    assert load("host")["a"] == 2
+    for path in Path("host").iterdir():
+        path.unlink()
+    save("host", keep=1, a=1)
+    save("host", keep=1, a=Fraction(1, 3))
+    finish()
+    assert os.listdir("host") == ["save-000002"]
+    assert resume("host") == {"a": Fraction(1, 3)}
+
+    os.chmod("host", 0o757)
+    assert refused(save, "host", keep=1, a=2).startswith(f"host belongs to {THEY}, who could put")
+
+
+@as_two_users
+def test_what_root_has_saved_into_a_folder_of_somebody_else_is_read_without_running_it() -> None:
+    os.mkdir("host")
+    give("host")
+    save("host", a=Fraction(1, 3))
+
+    assert f"is in a folder that belongs to {THEY}, and `a` in it is more" in refused(load, "host")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder whose path a stranger can follow."""
+    made = Path(tempfile.mkdtemp(dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.slow
+@as_two_users
+@pytest.mark.parametrize("mode", [0o2775, 0o1777, 0o777], ids=oct)
+def test_a_folder_of_root_is_as_good_as_ones_own(mode: int, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a team that an administrator has made, or a volume of a container."""
+    monkeypatch.chdir(open_folder)
+    os.mkdir("volume")
+    os.chown("volume", 0, STRANGER)
+    os.chmod("volume", mode)
+    program = f"""
+        import os
+        from jupyter_distrib import load, save
+        os.setgroups([]); os.setgid({STRANGER}); os.setuid({STRANGER})
+        for options in ({{}}, {{"keep": 1}}):
+            for number in (1, 2):
+                save("volume/run" if options else "volume", a=number, **options)
+                assert load("volume/run" if options else "volume") == {{"a": number}}
+            for path in ([] if options else os.listdir("volume")):
+                os.unlink("volume/" + path)
+        os.system("rm -r volume/run")
+        save("volume", a=3, keep=1)
+        assert load("volume") == {{"a": 3}}
+    """
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], check=True, timeout=60, env=env)
+
+
+@as_two_users
+def test_a_series_whose_place_another_folder_takes_makes_and_removes_nothing_there() -> None:
+    """Whoever owns the folder above can rename it; its owner, and root, choose what is written below."""
+    for number in (1, 2):
+        save("precious", keep=2, number=number)
+    finish()
+    os.mkdir("team")
+    give("team")
+    save("team/run", keep=1, a=1)
+    periodic.wait(Path("team/run"))
+    held = CheckpointFolder(Path("team/run"))
+    held.close()
+    stranger_does("os.rename('team/run', 'team/moved'); os.symlink('../precious', 'team/run')")
+
+    assert refused(save, "team/run", keep=1, a=2).startswith("another folder has taken the place of team/run")
+    assert refused(series.prune, Path("team/run"), 1, held.identity).startswith("another folder has taken the place")
+    assert sorted(os.listdir("precious")) == ["save-000001", "save-000002"]
+    assert load("precious") == {"number": 2}
+    finish()
+
+
+@as_two_users
+def test_a_checkpoint_whose_place_another_one_takes_before_it_is_written_leaves_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save("precious", a=1)
+    os.mkdir("team")
+    give("team")
+    save("team/run", a=1)
+
+    def swapped() -> str:
+        stranger_does("os.rename('team/run', 'team/moved'); os.symlink('../precious', 'team/run')")
+        return "id"
+
+    monkeypatch.setattr("jupyter_distrib.checkpoints.foreground.new_save_id", swapped)
+
+    assert refused(save, "team/run", a=2).startswith("another folder has taken the place of team/run")
+    assert load("precious") == load("team/moved") == {"a": 1}
+
+
+@as_two_users
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_writes_into_what_has_taken_the_place_of_its_new_folder(rank: int) -> None:
+    os.mkdir("elsewhere")
+    os.symlink("elsewhere", "a_link")
+    os.mkdir("theirs")
+    give("theirs")
+
+    with pytest.raises(NotADirectoryError):
+        _ = Writer(Path("a_link"), "id", rank, is_new=True).place
+    writer = Writer(Path("theirs"), "id", rank, is_new=True)
+    with pytest.raises(DistributedError, match="another folder has taken the place of theirs"):
+        _ = writer.place
+    writer.clean_up()
+    writer.close()
+    assert os.path.isdir("theirs")
+
+
+@as_two_users
+def test_a_copy_that_is_made_as_the_message_says_loads_whatever_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        save("here", third=Fraction(1, 3))
+        for path in [Path("here"), *Path("here").iterdir()]:
+            path.chmod(0o777)
+        subprocess.run(refused(load, "here").partition("(")[2].partition(")")[0], shell=True, check=True)
+    finally:
+        os.umask(before)
+
+    assert load("COPY") == {"third": Fraction(1, 3)}
+
+
+@as_two_users
 def test_a_link_of_somebody_else_leads_to_no_checkpoint_of_mine() -> None:
     save("other", a=1)
     os.mkdir("team")
@@ -166,10 +305,10 @@ def test_prune_takes_no_link_for_the_folder_whose_place_it_has_taken(monkeypatch
     finish()
     own = series._remove
 
-    def swapped(checkpoint: Path) -> None:
-        shutil.rmtree(checkpoint)
-        checkpoint.symlink_to(Path("precious").absolute())
-        own(checkpoint)
+    def swapped(place: CheckpointFolder, name: str) -> None:
+        shutil.rmtree(place.path / name)
+        (place.path / name).symlink_to(Path("precious").absolute())
+        own(place, name)
 
     monkeypatch.setattr(series, "_remove", swapped)
     series.prune(Path("ckpt"), 1)
@@ -437,7 +576,7 @@ def test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied(of
     where = ".metadata" if of_them == "here/.metadata" else "__"
     assert said.startswith(f"here/{where}")
     assert f"belongs to {THEY}, and `third` in it is more than numbers, texts and tensors" in said
-    assert said.endswith("copy the folder (cp -rL here COPY) and load the copy.")
+    assert said.endswith("copy the folder and load the copy (cp -rL here COPY && chmod -R go-w COPY).")
     subprocess.run(["cp", "-rL", "here", "COPY"], check=True)
     assert load("COPY") == {"third": Fraction(1, 3), "epoch": 1}
 
@@ -522,8 +661,8 @@ def test_a_new_folder_that_is_swapped_for_another_checkpoint_leaves_that_one(mon
     finish()
     make = series.make_following
 
-    def swapped(folder: Path) -> Path:
-        made = make(folder)
+    def swapped(*folder: Any) -> Path:
+        made = make(*folder)
         os.rename("ckpt", "moved")
         shutil.rmtree("precious/save-000001")
         os.rename("precious/save-000002", "precious/save-000001")
