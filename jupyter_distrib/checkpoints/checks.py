@@ -3,6 +3,7 @@ or raises a `ValueError` that shows it."""
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, NoReturn
 
 import torch
@@ -50,4 +51,4 @@ def count(value: object) -> int:
 
 
 def refuse(wanted: str, found: object) -> NoReturn:
-    raise ValueError(f"it has {found!r:.80} in place of {wanted}")
+    raise ValueError(f"it has {reprlib.repr(found):.80} in place of {wanted}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import pickletools
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -31,6 +32,7 @@ _HELD = {
     (_MODULE, "MetadataIndex"), (_MODULE, "ChunkStorageMetadata"), (_MODULE, "TensorProperties"),
     (_MODULE, "StorageMeta"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }  # fmt: skip
+_NOT_NEEDED = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
 _IS_PATH = re.compile(r"pathlib(\._local)?\.(Posix|Windows)Path")
 
 
@@ -42,6 +44,7 @@ def metadata_from(content: bytes) -> Metadata:
         ValueError: It holds something that does not belong there.
         Exception: It is damaged.
     """
+    _check_operations(content)
     found = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
     entries = _dict(found["state_dict_metadata"])
     paths = found.get("planner_data")
@@ -50,6 +53,25 @@ def metadata_from(content: bytes) -> Metadata:
         planner_data=paths and {text(name): checked_path(path) for name, path in _dict(paths).items()},
         storage_data={_index(key): _stored(value) for key, value in _dict(found["storage_data"]).items()},
     )
+
+
+def _check_operations(content: bytes) -> None:
+    """Refuse what makes a small pickle endless: a tuple that holds another one twice, which again holds one twice, and
+    so on, has a hash for which the age of the universe does not suffice, and nobody could interrupt that."""
+    tuples, made = set[object](), False
+    number = 0
+    for operation, argument, _ in pickletools.genops(content):
+        name = operation.name
+        if name in _NOT_NEEDED:
+            raise pickle.UnpicklingError(f"it has {name}, which the description of a checkpoint does not need")
+        if name in {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}:
+            if made:
+                tuples.add(number if name == "MEMOIZE" else argument)
+            number += 1
+        elif name in {"GET", "BINGET", "LONG_BINGET"} and argument in tuples:
+            raise pickle.UnpicklingError("it names a tuple twice, which the description of a checkpoint does not need")
+        else:
+            made = name in {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 
 
 class _Described:
@@ -77,8 +99,8 @@ class _Unpickler(pickle.Unpickler):
         # Functions of this call alone, for the same reason.
         as_is: dict[str, Callable[..., Any]] = {
             "torch.Size": lambda *given: shape(*given),  # noqa: PLW0108
-            f"{_MODULE}._MEM_FORMAT_ENCODING": lambda number: number,
-            "torch.serialization._get_layout": lambda layout: layout,
+            f"{_MODULE}._MEM_FORMAT_ENCODING": lambda number: count(number),  # noqa: PLW0108
+            "torch.serialization._get_layout": lambda layout: text(layout),  # noqa: PLW0108
         }
         if (full := f"{module}.{name}") in as_is:
             return as_is[full]

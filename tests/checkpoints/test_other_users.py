@@ -724,6 +724,35 @@ def test_metadata_of_somebody_else_may_name_nothing_but_their_own_classes(conten
         strict_metadata.metadata_from(content)
 
 
+def _doubled(first: bytes, again: bytes) -> bytes:
+    """Return the operations for a value that holds one twice, which holds one twice, and so on."""
+    parts = [first + b"q\x00"]
+    parts += [again.replace(b"?", b"h" + bytes([place])) + b"q" + bytes([place + 1]) for place in range(80)]
+    return b"".join(parts)
+
+
+_SIZED = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}X\x13\x00\x00\x00state_dict_metadata"
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pytest.param(_SIZED + b"(" + _doubled(b")", b"??\x86") + b"l" + b"sb.", id="tuples"),
+        pytest.param(_SIZED + b"}(" + _doubled(b")", b"??\x86") + b"tNsb.", id="as a key"),
+        pytest.param(_SIZED + b"(" + _doubled(b"]", b"](??e") + b"lsb.", id="lists"),
+        pytest.param(_SIZED + b"}(" + _doubled(b")", b"2\x86") + b"tNsb.", id="by DUP"),
+        pytest.param(
+            _SIZED + b"}(" + _doubled(b")", b"ctorch.serialization\n_get_layout\n??\x86\x85R") + b"tNsb.",
+            id="by a call",
+        ),
+        pytest.param(_SIZED + b"}(" + _doubled(b")", b"(??tNq\xff0") + b"tNsb.", id="by POP"),
+    ],
+)
+def test_metadata_of_somebody_else_end_in_finite_time(pickled: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, ValueError, TypeError, KeyError)):
+        strict_metadata.metadata_from(pickled)
+
+
 def test_metadata_of_somebody_else_change_no_class() -> None:
     """`BUILD` on a class sets its attributes."""
     for name in ("Metadata", "MetadataIndex", "TensorProperties"):

@@ -47,6 +47,7 @@ from jupyter_distrib.system.record_file import DamagedFile
 
 KEYS = tuple(key.name for key in project_files.KEYS)
 _TRACK = next(option for option in OPTIONS if option.name == "track")
+_MOST_DOTS = 300
 KEYS_OF_A_POOL = ("kind", "fallback")
 """Keys of a pool that are no options."""
 
@@ -159,6 +160,7 @@ def _read(file: File) -> tuple[str, dict[str, Any]]:
     path = Path(file.path)
     try:
         text = record_file.text_of(path, LARGEST_BYTES, through_links=True)
+        _check_keys(text, _shown(path))
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
@@ -168,6 +170,14 @@ def _read(file: File) -> tuple[str, dict[str, Any]]:
         raise OptionsError(f"{_shown(path)} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # a number with too many digits, or brackets in brackets
         raise OptionsError(f"{_shown(path)}: not valid TOML: {error}") from None
+
+
+def _check_keys(text: str, shown: str) -> None:
+    """Refuse a line with very many dots, on which `tomllib` would spend hours: it looks at each part of a key once more
+    for each part before it."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _MOST_DOTS:
+            raise OptionsError(f"{shown}, line {number}: there are more than {_MOST_DOTS} dots in it: divide the line.")
 
 
 def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -> NamedPool:

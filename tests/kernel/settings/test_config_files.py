@@ -449,6 +449,15 @@ def test_nonsense_in_a_file_is_one_sentence(place: Place, text: str) -> None:
     assert place.refused().startswith("jupyter_distrib.toml")
 
 
+@pytest.mark.parametrize("dots", [".".join("a" * 20_000) + " = 1", "[" + ".".join("a" * 20_000) + "]", ". " * 400])
+def test_a_key_of_very_many_parts_is_refused_at_once(place: Place, dots: str) -> None:
+    place.write(place.repository / "jupyter_distrib.toml", f"history = 0\n{dots}\n")
+
+    assert place.refused().endswith(
+        "jupyter_distrib.toml, line 2: there are more than 300 dots in it: divide the line."
+    )
+
+
 def test_control_characters_of_a_file_do_not_reach_the_screen(place: Place) -> None:
     place.write(place.notebooks / "jupyter_distrib.toml", '"\\u001b[2J" = 1')
     assert "\x1b" not in place.refused()
