@@ -94,7 +94,7 @@ def holder_elsewhere(gpu: Gpu) -> str:
         except BlockingIOError:  # it has stopped answering
             return _NOBODY
         except OSError:
-            return ""
+            return _NOBODY if _is_bound(gpu) else ""
         uid, holder = _listener_of(sock)
         if uid != os.getuid():
             return holder
@@ -102,6 +102,14 @@ def holder_elsewhere(gpu: Gpu) -> str:
         with suppress(OSError):
             return _sentence(sock.recv(4096), holder)
         return holder
+
+
+def _is_bound(gpu: Gpu) -> bool:
+    """Return whether a process has the name of a GPU and does not listen, by the system's list of sockets, unix(7)."""
+    name = f" @{_address(gpu)[1:]}\n"
+    with suppress(OSError), open("/proc/net/unix", errors="replace") as sockets:
+        return any(line.endswith(name) and line.split()[4:5] == ["0001"] for line in sockets)
+    return False
 
 
 def _address(gpu: Gpu) -> str:

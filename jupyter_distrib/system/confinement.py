@@ -32,6 +32,7 @@ _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _OWN = "self"
 _RIGHTS = re.compile(r"^(?:NoNewPrivs|Seccomp|Seccomp_filters|Cap\w+|Mems_allowed_list):.*$", re.MULTILINE)
 """Lines of /proc/PID/status, proc_pid_status(5), on what a sandbox takes away."""
+_WAKE_ALARM = 1 << 35
 _LOGIN = re.compile(r"/user\.slice/user-\d+\.slice/(?:.*/)?(?:[^/]+\.(?:scope|slice)|user@\d+\.service)", re.DOTALL)
 """Groups of systemd that logins and terminals have (systemd.special(7)); a service below them is no such group."""
 _LIMITS = (
@@ -66,9 +67,23 @@ class ProcessPlace:
 
 def identity() -> tuple[object, ...]:
     """Return all that confines this process, for a comparison with others."""
-    status, label = _text(_PROC / "self" / "status"), _text(_PROC / "self" / "attr" / "current")
     ids = os.getuid(), os.geteuid(), os.getgid(), os.getegid(), sorted(os.getgroups())
-    return place(), ids, _RIGHTS.findall(status), label
+    return place(), ids, rights()
+
+
+def rights(proc: Path = _PROC) -> tuple[str, ...]:
+    """Return what a sandbox has left to this process."""
+    own = proc / _OWN
+    label = _text(own / "attr" / "current").strip("\0\n")
+    found = (_without_alarm(line) for line in _RIGHTS.findall(_text(own / "status")))
+    return *found, "" if label == "unconfined" or label.endswith(" (unconfined)") else label
+
+
+def _without_alarm(line: str) -> str:
+    """Return a line without CAP_WAKE_ALARM, which systemd gives to some logins of a user and not to others."""
+    name, _, value = line.partition(":\t")
+    is_set = name.startswith("Cap") and re.fullmatch(r"[0-9a-f]+", value)
+    return f"{name}:{int(value, 16) & ~_WAKE_ALARM:x}" if is_set else line
 
 
 def place(pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> ProcessPlace:

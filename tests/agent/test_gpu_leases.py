@@ -84,6 +84,22 @@ def test_a_holder_that_does_not_answer_is_named_by_the_system(loop: Loop, holder
     holder.process.send_signal(signal.SIGCONT)
 
 
+def test_who_has_bound_the_name_and_does_not_listen_has_the_gpu(loop: Loop) -> None:
+    """Else the cell and the status say that a GPU is free which nobody can lease."""
+    one, mine = gpu(), Leases(loop)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(gpu_leases._address(one))
+
+        assert not mine.take(one, "me")
+        assert mine.holder(one) == "another process"
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as harmless:
+        harmless.bind(gpu_leases._address(one))
+        assert mine.holder(one) == ""
+        assert mine.take(one, "me")
+    mine.give_back(one)
+
+
 PROGRAM = """
 import os, socket, sys
 os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))

@@ -51,6 +51,28 @@ def test_a_group_of_a_login_counts_if_it_has_a_limit_and_any_other_group_always(
     assert groups(tmp_path, files | {"proc/self/cgroup": f"0::{path}\n"}) == (f":{path if counts is None else counts}",)
 
 
+def rights(folder: Path, capabilities: str, label: str) -> tuple[str, ...]:
+    status = f"Name:\tpython\nCapAmb:\t{capabilities}\nCapBnd:\t000001ffffffffff\nNoNewPrivs:\t0\n"
+    proc, _ = write(folder, {"proc/self/status": status, "proc/self/attr/current": label})
+    return confinement.rights(proc)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "label", "same"),
+    [
+        ("0000000800000000", "unconfined\n", True),  # of `systemd --user` and of a desktop
+        ("0000000000000000", "code (unconfined)\n", True),  # AppArmor's name for a program that may do all
+        ("0000000000000000", "", True),
+        ("0000000000000400", "unconfined\n", False),
+        ("0000000000000000", "snap.jupyter (enforce)\n", False),
+    ],
+)
+def test_what_takes_nothing_away_is_no_other_place(tmp_path: Path, capabilities: str, label: str, same: bool) -> None:
+    plain = rights(tmp_path, "0000000000000000", "unconfined\n")
+
+    assert (rights(tmp_path, capabilities, label) == plain) is same
+
+
 def test_a_limit_of_any_terminal_above_counts(tmp_path: Path) -> None:
     above = TERMINAL.rpartition("/")[0]
     files = {
