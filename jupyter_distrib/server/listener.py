@@ -23,13 +23,14 @@ class Listener:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = -1
         """Descriptor that is given up to accept a kernel which cannot be served: it would wait for ever."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def listen(self) -> None:
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         self._sock.setblocking(False)
         self._sock.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
 
