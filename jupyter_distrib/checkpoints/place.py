@@ -94,12 +94,13 @@ class CheckpointFolder(FileSystem):
         """Return the login name of the owner of something here; empty for this user."""
         return "" if info.st_uid == self.this_user.uid else other_users.login(info.st_uid)
 
-    def doubt(self, info: os.stat_result) -> str:
-        """Return why the content of a file or of the folder may be of somebody else than this user and root; empty if
+    def doubt(self, fd: int) -> str:
+        """Return why the content of an open file or folder may be of somebody else than this user and root; empty if
         it is theirs."""
+        info = os.fstat(fd)
         if info.st_uid not in (0, os.geteuid()) and (owner := self.owner_beside_me(info)):
             return f"belongs to {owner}"
-        if (writers := other_users.writers(info)) and self.this_user.has_modes:
+        if (writers := other_users.writers(fd)) and self.this_user.has_modes:
             return f"can be written by {writers}"
         return ""
 
@@ -127,9 +128,9 @@ class CheckpointFolder(FileSystem):
         if not stat.S_ISREG(info.st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "this is no file", name)
-        if not doubt and (own := self.doubt(self.info)):
+        if not doubt and (own := self.doubt(self.fd)):
             doubt = f"is in a folder that {own}"
-        return os.fdopen(fd, "rb"), self.doubt(info) or doubt
+        return os.fdopen(fd, "rb"), self.doubt(fd) or doubt
 
     def has(self, name: str) -> bool:
         """Return whether there is anything with this name."""

@@ -6,6 +6,8 @@ import os
 import stat
 from functools import lru_cache
 
+_ACCESS_LIST = "system.posix_acl_access"
+
 
 def login(uid: int) -> str:
     """Return the login name of a user, or `user 12345` for one that this system has no name for."""
@@ -17,13 +19,25 @@ def login(uid: int) -> str:
         return f"user {uid}"
 
 
-def writers(info: os.stat_result) -> str:
-    """Return which users beside the owner may write to a file or folder, by its mode; empty if none may."""
+def writers(file: int | str) -> str:
+    """Return which users beside the owner may write to a file or folder, an open one or one at a path; empty if none
+    may. Raises `OSError`."""
+    info = os.stat(file)
     if info.st_mode & stat.S_IWOTH:
         return "every user"
     if info.st_mode & stat.S_IWGRP and not is_private_group(info.st_gid):
         return "other users of its group"
+    # The bits of the group are the most that a list of single users gives (acl(5)).
+    if info.st_mode & stat.S_IWGRP and _has_access_list(file):
+        return "users of its access list"
     return ""
+
+
+def _has_access_list(file: int | str) -> bool:
+    try:
+        return _ACCESS_LIST in os.listxattr(file)
+    except (AttributeError, OSError):  # not Linux, or a file system without attributes
+        return False
 
 
 @lru_cache(maxsize=8)

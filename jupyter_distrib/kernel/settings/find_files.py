@@ -100,7 +100,7 @@ def _reason_against(path: str) -> str:
     if not stat.S_ISREG(kind.st_mode):
         return "it is no regular file"
     for each in (path, os.path.dirname(path)):
-        if reason := _writable_by_others(os.stat(each)):
+        if reason := _writable_by_others(each):
             return f"{'it' if each == path else 'its folder'} {reason}"
     return f"it is larger than {LARGEST_BYTES / 1e6:.0f} MB" if kind.st_size > LARGEST_BYTES else ""
 
@@ -128,13 +128,13 @@ def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
             return tuple(paths)
         folder = parent
         paths.append(os.path.join(folder, PROJECT_FILE))
-        if _writable_by_others(os.stat(folder)):  # the last: a file in it is told, and not read
+        if _writable_by_others(folder):  # the last: a file in it is told, and not read
             return tuple(paths)
 
 
-def _writable_by_others(info: os.stat_result) -> str:
+def _writable_by_others(path: str) -> str:
     """Return the reason why other users may write a file or folder; empty if they may not."""
-    if info.st_uid != os.getuid():
+    if os.stat(path).st_uid != os.getuid():
         return "belongs to another user"
-    who = writers(info)
+    who = writers(path)
     return f"can be written by {who}" if who else ""
