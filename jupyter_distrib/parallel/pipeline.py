@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.parallel import stage_tensors
 from jupyter_distrib.parallel.gradients import average_gradients
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -61,9 +62,9 @@ class Pipeline:
         device = torch.device(mesh.device_type, torch.accelerator.current_device_index()) if _on_gpu(mesh) else "cpu"
         self.module = stages[self.stage].to(device)
         self._device = torch.device(device)
+        self._loss, self._microbatches, self._kind = loss, microbatches, _SCHEDULES[schedule]
+        self._schedule: Any = None
         self._begin_alike()
-        stage = PipelineStage(self.module, self.stage, self.stages, self._device, group=self._along.get_group())
-        self._schedule = _SCHEDULES[schedule](stage, microbatches, loss_fn=loss)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank's stage, for its optimizer."""
@@ -75,7 +76,9 @@ class Pipeline:
         Ranks that differ in `pp` only give the same batch: the first stage reads the inputs, the last one the target.
         """
         losses: list[torch.Tensor] = []
-        args = (inputs.to(self._device),) if self.stage == 0 else ()
+        inputs = inputs.to(self._device)
+        self._schedule = self._schedule or self._made_for(inputs)
+        args = (inputs,) if self.stage == 0 else ()
         is_last = self.stage == self.stages - 1
         keywords = {"target": target.to(self._device), "losses": losses} if is_last else {}
         self._schedule.step(*args, **keywords)
@@ -87,6 +90,15 @@ class Pipeline:
             dist.all_reduce(mean, group=self._data.get_group())
             mean /= self._data.size()
         return float(mean)
+
+    def _made_for(self, inputs: torch.Tensor) -> Any:
+        """Return the schedule, for batches of this form."""
+        group = self._along.get_group()
+        taken, given = stage_tensors.examples(self.module, inputs.tensor_split(self._microbatches)[0], group)
+        stage = PipelineStage(
+            self.module, self.stage, self.stages, self._device, input_args=taken, output_args=given, group=group
+        )
+        return self._kind(stage, self._microbatches, loss_fn=self._loss)
 
     def _begin_alike(self) -> None:
         """Give the ranks of one stage the same weights."""

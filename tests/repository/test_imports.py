@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors", "system"},
     "runtime": set(),
     "testing": {"pools", "serialization", "wire"},
-    "parallel": {"errors"},
+    "parallel": {"errors", "worker/autoparallel"},
     "extend": {"errors", "kernel/record", "options", "pools", "wire", "worker"},
     # shared layers
     "system": {"errors"},

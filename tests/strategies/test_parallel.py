@@ -36,18 +36,22 @@ def alone():
     return losses
 """
 TRAIN = """
+from unittest import mock
+import torch.distributed as dist
 from jupyter_distrib.parallel import Pipeline
 pipeline = Pipeline(mesh, stages(), loss=F.mse_loss, microbatches=4, schedule={schedule!r})
 optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
 parts = mesh["data"].size() if "data" in mesh.mesh_dim_names else 1
 own = mesh["data"].get_local_rank() if parts > 1 else 0
 losses = []
-for inputs, target in zip(x, y):
-    losses.append(pipeline.step(inputs.chunk(parts)[own], target.chunk(parts)[own]))
-    optimizer.step()
-    optimizer.zero_grad()
+with mock.patch.multiple(dist, **{{name: None for name in dir(dist) if "_object" in name}}):
+    for inputs, target in zip(x, y):
+        losses.append(pipeline.step(inputs.chunk(parts)[own], target.chunk(parts)[own]))
+        optimizer.step()
+        optimizer.zero_grad()
 losses
 """
+"""No rank sends or takes a pickle meanwhile."""
 
 
 @pytest.mark.parametrize(("ranks", "mesh", "schedule"), [(2, "pp=2", "gpipe"), (4, "pp=2,data=2", "1f1b")])
@@ -58,6 +62,17 @@ def test_a_pipeline_trains_as_the_whole_model(shared_notebook: Notebook, ranks: 
     assert "the mesh has a dimension pp: the cell spreads its model and its data itself" in told
     close = "all(abs(a - b) < 1e-6 for mine in losses for a, b in zip(mine, alone(), strict=True)), len(losses)"
     assert shared_notebook.ok(close).result == f"(True, {ranks})"
+
+
+def test_a_step_leaves_the_statistics_of_a_stage_to_its_microbatches(shared_notebook: Notebook) -> None:
+    shared_notebook.ok("""%%distributed --ranks 2 --strategy tp --mesh pp=2 --out seen
+import torch
+from jupyter_distrib.parallel import Pipeline
+stages = [torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)]
+pipeline = Pipeline(mesh, stages, loss=torch.nn.functional.mse_loss, microbatches=2)
+pipeline.step(torch.randn(8, 3), torch.zeros(8, 3))
+int(pipeline.module.num_batches_tracked)""")
+    assert shared_notebook.ok("list(seen)").result == "[2, 2]"
 
 
 ATTENTION = """
@@ -151,6 +166,8 @@ sorted({{name.split(".")[1] for name in ours if "experts" in name}}), max((ours[
         ("pp=2", "Pipeline(mesh, [torch.nn.Linear(1, 1)], loss=None, microbatches=2)", "Pipeline was given 1 stages, and the mesh has 2 ranks along pp"),
         ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=1)", "Pipeline wants at least as many microbatches as stages, 2; got 1."),
         ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=2, schedule='dual')", "Pipeline has the schedules 1f1b and gpipe; got 'dual'."),
+        ("pp=2", "Pipeline(mesh, [torch.nn.LSTM(1, 1)] * 2, loss=None, microbatches=2).step(torch.ones(2, 1), None)",
+         "Pipeline wants stages that return a tensor or a tuple of tensors; stage 0 returned tuple."),
         ("cp=2", "Experts(mesh, [])", "Experts wants a mesh with a dimension ep, such as --mesh ep=2; this one has cp."),
         ("ep=2", "Experts(mesh, [torch.nn.Identity()] * 3)", "Experts was given 3 experts, which 2 ranks along ep cannot divide evenly: give a multiple."),
         ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(torch.ones(3, 1), i.long(), i)", "there are 3 tokens, and the shapes are (2, 1) and (2, 1)."),

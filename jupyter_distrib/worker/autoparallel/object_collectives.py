@@ -23,18 +23,19 @@ from jupyter_distrib.worker.pytorch import private
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-def gather(own_value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order.
+def gather(own_value: Any, group: Any = None) -> list[Any]:
+    """Return the values of all ranks of a group, in rank order.
 
     Args:
         own_value: A value that JSON can hold; its tuples arrive as lists.
+        group: The process group; None: all ranks.
     """
     data, device = json.dumps(own_value).encode(), _device()
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(data)], device=device))
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=group)
     lengths = [int(size) for size in sizes]
     every = [torch.empty(max(lengths), dtype=torch.uint8, device=device) for _ in sizes]
-    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))).to(device))
+    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))).to(device), group=group)
     return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
 
 
