@@ -129,3 +129,30 @@ def _command_lines() -> list[tuple[int, str]]:
                 (pid, (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
             )
     return out
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it."""
+    out = [pid]
+    with suppress(OSError):
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                out += tree(int(child))
+    return out
+
+
+def listeners(pids: list[int]) -> set[str]:
+    """Addresses on which these processes listen for TCP connections."""
+    owned = set()
+    for pid in pids:
+        with suppress(OSError):
+            for fd in (Path("/proc") / str(pid) / "fd").iterdir():
+                with suppress(OSError):
+                    owned.add(os.readlink(fd))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in owned:
+                found.add(columns[1])
+    return found

@@ -52,7 +52,7 @@ from jupyter_distrib.wire.messages import (
     Wrote,
 )
 from tests.notebook import ROOT
-from tests.processes import agents, is_alive, ranks, wait_until, wait_until_gone
+from tests.processes import agents, is_alive, listeners, ranks, tree, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.slow  # kernels and agents come and go
 
@@ -111,16 +111,6 @@ def socket_of(client: PoolClient, folder: Path) -> Path:
     """An agent's last argument is its name. There are several of them if somebody edits the sources meanwhile."""
     words = (Path("/proc") / str(agent_of(client)) / "cmdline").read_text().split("\0")
     return folder / f"{words[-2]}.sock"
-
-
-def tree(pid: int) -> list[int]:
-    """A process and everything below it."""
-    out = [pid]
-    with suppress(OSError):
-        for task in (Path("/proc") / str(pid) / "task").iterdir():
-            for child in (task / "children").read_text().split():
-                out += tree(int(child))
-    return out
 
 
 # ---------------------------------------------------------------------------------------------------- starting
@@ -823,23 +813,6 @@ def test_an_agent_that_starts_removes_what_killed_ranks_have_left(folder: Path) 
 
 
 # ---------------------------------------------------------------------------------------------------- security
-
-
-def listeners(pids: list[int]) -> set[str]:
-    """Addresses on which these processes listen for TCP connections."""
-    owned = set()
-    for pid in pids:
-        with suppress(OSError):
-            for fd in (Path("/proc") / str(pid) / "fd").iterdir():
-                with suppress(OSError):
-                    owned.add(os.readlink(fd))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == "0A" and f"socket:[{columns[9]}]" in owned:
-                found.add(columns[1])
-    return found
 
 
 LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")

@@ -116,3 +116,16 @@ def test_packages_of_a_lower_layer_do_not_come_before_those_of_the_environment(
     assert (first / "jupyter_distrib").resolve() == lower / "jupyter_distrib"
     monkeypatch.setattr(sys, "path", [str(lower), str(tmp_path / "other" / "site-packages")])
     assert Home(name="agent-x")._environment(run)["PYTHONPATH"].split(os.pathsep)[0] == str(lower)
+
+
+@pytest.mark.parametrize("what", ["PROTOCOL", "_sources", "torch"])
+def test_another_version_has_an_agent_of_its_own(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = server_home.fingerprint()
+    match what:
+        case "PROTOCOL":
+            monkeypatch.setattr(server_home, what, "another")
+        case "_sources":
+            monkeypatch.setattr(server_home, what, lambda: ["session.py:1:2"])
+        case _:
+            monkeypatch.setattr(server_home.process_environment, "version", lambda name: f"{name} 99")
+    assert server_home.fingerprint() != before

@@ -591,3 +591,36 @@ def test_files_that_ranks_write_have_the_modes_that_the_notebook_wants(book: Not
         outcome = book.ok(f"{cell}oct(path.stat().st_mode)")
         book.ok("_ = os.umask(before)")
         assert outcome.result == f"rank 0: '{mode}'"
+
+
+BEFORE = """
+import os, signal, sys
+forks = []
+os.register_at_fork(before=lambda: forks.append(1))
+def found():
+    return {
+        "signals": [signal.getsignal(each) for each in signal.valid_signals()], "torch": "torch" in sys.modules,
+        "forks": list(forks), "folder": os.getcwd(), "environment": dict(os.environ), "mask": signal.pthread_sigmask(0, []),
+    }
+mine = [1, 2]
+was, names = found(), {*globals(), "names", "was"}
+"""
+
+
+def test_the_kernel_stays_as_it_was_also_after_a_cell_that_fails(tmp_path: Path) -> None:
+    """It is not forked, does not load torch, joins no group, and nothing in it changes but what the cell names."""
+    change = (
+        "%%distributed --ranks 2 --strategy ddp --out kept --keep more\nmine.append(3)\nmore = other = os.chdir('/')\n"
+    )
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(BEFORE)
+        book.fails(f"{change}raise ValueError('on the ranks')")
+        assert (
+            book.ok("found() == was, mine, set(globals()) & {'kept', 'more', 'other'}").result
+            == "(True, [1, 2], set())"
+        )
+        book.ok(f"{change}rank")
+        assert book.ok("found() == was, mine").result == "(True, [1, 2])"
+        new = "sorted(name for name in set(globals()) - names if not name.startswith('_'))"
+        assert book.ok(new).result == "['kept', 'more']"

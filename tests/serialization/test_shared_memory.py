@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,6 +147,11 @@ def test_the_memory_is_sealed_against_change_and_truncation() -> None:
             os.pwrite(fd, b"y", 0)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 1)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 1 << 20)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0)
+        assert not os.get_inheritable(fd)
     finally:
         os.close(fd)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.kernel.session import travelling_environment
 from tests.notebook import Notebook
 from tests.wheels import environment, install, wheel
 
@@ -98,3 +99,17 @@ def test_s13_a_limit_refuses_with_the_size(book: Notebook, packages: Path, home:
 def test_a_word_that_is_none(book: Notebook) -> None:
     outcome = book.cell("%%distributed --pool other --environment some\npass")
     assert "--environment wants one of off, check, sync; got 'some'" in outcome.text
+
+
+def test_other_machines_get_what_the_notebook_has_set_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_start = {
+        "HF_TOKEN": "secret",
+        "PATHS": "old",
+        "NCCL_DEBUG": "INFO",
+        "GLOO_X": "1",
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    }
+    now = {**at_start, "PATHS": "new", "OWN": "1", "RAY_AUTH_TOKEN": "secret"}
+    monkeypatch.setattr(travelling_environment, "_at_start", lambda: at_start)
+    monkeypatch.setattr(travelling_environment.process_environment, "variables", lambda: now)
+    assert travelling_environment.that_travel().keys() == now.keys() - {"HF_TOKEN", "RAY_AUTH_TOKEN"}

@@ -26,7 +26,7 @@ from jupyter_distrib.pools.command.command import Template
 from jupyter_distrib.pools.command.connect import HostConnection, connect
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from tests.processes import wait_until
+from tests.processes import listeners, tree, wait_until
 
 START = {"label": "a test", "session": "s", "interface": "lo", "env": {}}
 
@@ -105,6 +105,21 @@ def test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing(
         assert len(folders(kind)) == 1
         assert relays(kind)
     assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
+
+
+@pytest.mark.slow
+def test_a_relay_opens_no_port_and_its_folder_is_the_users_alone() -> None:
+    kind = f"private{os.getpid()}"
+    before = os.umask(0)
+    try:
+        with reached("env HOST={host} {python}", kind=kind):
+            [relay], [folder] = relays(kind), folders(kind)
+            assert listeners(tree(relay)) == set()
+            modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+            assert len(modes) > 1
+            assert [path for path, mode in modes.items() if mode & 0o077] == []
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.slow

@@ -117,3 +117,17 @@ def test_no_more_parts_are_on_their_way_than_the_slowest_host_takes() -> None:
             calls.get(timeout=20)()
     assert len(slow) == SIZE // transfer.Pipes.part_bytes
     os.close(fd)
+
+
+def test_files_in_a_shared_folder_are_the_users_alone(tmp_path: Path) -> None:
+    """Values are unpickled from them, and the folder around them may be a team's."""
+    tmp_path.chmod(0o777)
+    carrier, before = transfer.SharedFolder(str(tmp_path)), os.umask(0)
+    try:
+        part = Path(str(carrier.packed(memoryview(b"x"), cast("Any", None), last=False)))
+    finally:
+        os.umask(before)
+    assert part.read_bytes() == b"x"
+    assert [path.stat().st_mode & 0o777 for path in (part.parent, part)] == [0o700, 0o600]
+    assert part.parent.parent == tmp_path
+    carrier.close()

@@ -1,4 +1,4 @@
-"""Which cluster `auto` means, without Ray."""
+"""Which cluster `auto` means, and which clusters are refused, without Ray."""
 
 from __future__ import annotations
 
@@ -39,3 +39,36 @@ def test_a_cluster_of_another_user_is_not_joined_unasked(
             with pytest.raises(PoolError, match="no Ray cluster of yours runs on this machine"):
                 cluster.resolve("auto")
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "insecure", "said"),
+    [
+        ("", "", False, "asks for no token, so that whoever reaches it can run code on it"),
+        ("", "mine", False, "asks for no token, so that whoever reaches it can run code on it"),
+        ("", "", True, cluster._DISABLED),
+        ("right", "", True, "asks for a token: put it into"),
+        ("right", "wrong", True, "does not take this token"),
+        ("right", "right", False, "token"),
+    ],
+)
+def test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it(
+    wanted: str, own: str, insecure: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none that asks for no token is sent one."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", own)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    sent = []
+
+    def refuses(_: cluster.Address, token: str) -> bool:
+        sent.append(token)
+        return token != wanted
+
+    monkeypatch.setattr(cluster, "check_port", lambda _: None)
+    monkeypatch.setattr(cluster, "_refuses", refuses)
+    try:
+        found = cluster.look("127.0.0.1:6379", insecure=insecure)[1]
+    except PoolError as error:
+        found = str(error)
+    assert said in found
+    assert sent == (["", own] if wanted and own else [""])

@@ -89,6 +89,19 @@ def test_nothing_that_comes_is_unpickled(monkeypatch: pytest.MonkeyPatch, wire: 
         object_collectives.from_rank_0(None)
 
 
+def test_nothing_that_is_gathered_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = pickle.dumps(print)
+
+    def all_gather(every: list[torch.Tensor], _: torch.Tensor, group: None) -> None:
+        is_size = every[0].dtype == torch.int64
+        every[0].copy_(torch.tensor([len(evil)]) if is_size else torch.frombuffer(bytearray(evil), dtype=torch.uint8))
+
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    with pytest.raises((json.JSONDecodeError, UnicodeDecodeError)):
+        object_collectives.gather("")
+
+
 @pytest.mark.parametrize(
     ("backends", "device"),
     [("cpu:gloo,cuda:nccl", "cpu"), ("cpu:gloo", "cpu"), ("cuda:nccl", "cuda"), ("xpu:xccl", "xpu"), ("", "cpu")],
