@@ -342,7 +342,7 @@ function seen(run: Run, nowS: number, went: string, t: Say): OutputLike {
     output_type: 'display_data',
     data: {
       'text/plain': [...lines, ...members.map(texts => texts.join('  '))].join('\n'),
-      'text/html': `<div>${cells('div', lines)}${table}</div>`
+      'text/html': `<div>${cells('pre', lines)}${table}</div>` // front ends typeset formulas everywhere but in <pre>
     },
     metadata: { jupyter_distrib: { run: run.run, settled: true } }
   };

@@ -160,6 +160,10 @@ test('of a run whose kernel has ended, what was seen last stays', () => {
     assert.ok(text.includes(part) && html.includes(part), part);
   }
   assert.ok(!html.includes('<img'));
+  const formula = String.raw`$\href{javascript:alert(1)}{x}$`;
+  const shown = String(view.lastSeen(run({ line: formula }), 1041, t).data?.['text/html']);
+  assert.ok(shown.includes(`<pre>${formula}</pre>`), shown);
+  assert.ok(!shown.replace(/<pre>.*?<\/pre>/gs, '').includes('href'));
   assert.ok(isSettled(output, evil.run));
   assert.match(String(view.lastSeen(run({ detached: true }), 1041, t).data?.['text/plain']), /goes on: %distributed_attach a1b2c3-7/);
 });
