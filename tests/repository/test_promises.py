@@ -147,9 +147,16 @@ HELD: dict[str, dict[str, str]] = {
         "| `worker/spawned_process.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
         "**A checkpoint of somebody else** loads if its values are numbers, texts, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
-        "`save` refuses a folder that belongs to another user, since they could change what is in it.": (
+        "`save` refuses a folder that belongs to another user than you and root, since they could change what is in it; root may write into any that is not open to every user, as in a container.": (
             "checkpoints/test_other_users.py::test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good "
-            "checkpoints/test_other_users.py::test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_and_never_read"
+            "checkpoints/test_other_users.py::test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_and_never_read "
+            "checkpoints/test_other_users.py::test_root_saves_into_a_folder_of_somebody_else_unless_everybody_may_write_there "
+            "checkpoints/test_other_users.py::test_a_folder_of_root_is_as_good_as_ones_own"
+        ),
+        "If another folder takes the place of yours during a run, nothing is made or removed there.": (
+            "checkpoints/test_other_users.py::test_a_series_whose_place_another_folder_takes_makes_and_removes_nothing_there "
+            "checkpoints/test_other_users.py::test_a_checkpoint_whose_place_another_one_takes_before_it_is_written_leaves_that_one "
+            "checkpoints/test_other_users.py::test_no_rank_writes_into_what_has_taken_the_place_of_its_new_folder"
         ),
         "`resume` passes over `save-*` folders that belong neither to you nor to the owner of the folder around them, and says so.": (
             "checkpoints/test_other_users.py::test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest "
