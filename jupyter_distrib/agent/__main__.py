@@ -14,7 +14,6 @@ from jupyter_distrib.system.launch import AGENT, launch, own_mark
 
 
 def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> None:
-    os.umask(0o077)
     if alone and os.fork():
         os._exit(0)
     signals.reset()  # ranks would inherit what is ignored or blocked here

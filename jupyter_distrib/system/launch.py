@@ -31,8 +31,8 @@ def exec_agent(
     """Start a module that serves on a socket at `path`, which accepts connections at once.
 
     The process inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach
-    it. The first of `arguments` is the module; the others follow the socket's descriptor on its command line. It reads
-    `told` from its standard input, since command lines are visible to all.
+    it. Its files are for this user alone. The first of `arguments` is the module; the others follow the socket's
+    descriptor on its command line. It reads `told` from its standard input, since command lines are visible to all.
     """
     module, *rest = arguments
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -47,6 +47,7 @@ def exec_agent(
             stderr=log,
             start_new_session=True,
             cwd="/",
+            umask=0o077,
             env=env,
         )
     if process.stdin is not None:

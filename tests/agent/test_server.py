@@ -24,6 +24,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools import server_home
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
+from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.testing import PoolClient, pool_client
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, encode
@@ -847,6 +848,18 @@ def test_socket_and_logs_are_the_users_alone(client: PoolClient, shared: Path) -
     client.run(client.group(1), "print('x')")
     for path in shared.iterdir():
         assert not stat.S_IMODE(path.stat().st_mode) & (0o077 if path.is_file() else 0o022), path
+
+
+def test_what_agents_and_coordinators_write_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import os, sys\nprint(oct(os.umask(0)), os.environ['X'], sys.stdin.read())")
+    before, log = os.umask(0), tmp_path / "log"
+    try:
+        with log.open("wb") as file:
+            env = {**os.environ, "PYTHONPATH": str(tmp_path), "X": "x"}
+            exec_agent(str(tmp_path / "sock"), file, ("server",), env, told="told").wait(20)
+    finally:
+        os.umask(before)
+    assert log.read_text() == "0o77 x told\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")

@@ -54,7 +54,6 @@ def serve(
         options: The pool's options, as texts.
     """
     socket_fd, directory, name = int(arguments[0]), arguments[1], arguments[2]
-    os.umask(0o077)
     signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +44,6 @@ class Serving:
 
 def prepare() -> None:
     """Set up the process, which serves a socket of the user's alone and ends by itself."""
-    os.umask(0o077)
     signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -50,7 +50,9 @@ def test_the_commands_that_the_page_shows_are_taken() -> None:
 def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
     words = Ssh(ssh="ssh -F 'my file'", python="~/my env/bin/python").words("me@a")
     assert words[:3] == ["ssh", "-F", "my file"]
-    assert "-oBatchMode=yes" in words
+    assert {"-T", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oControlMaster=no"} < {
+        *words
+    }
     assert words[-3:] == ["--", "me@a", "~/'my env/bin/python' -I -m code"]
 
 
