@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,8 @@ from jupyter_distrib.kernel.sidebar import bridge, broadcast
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ROOT = Path(__file__).parent.parent
+ABORTS_THE_NEXT = version("ipykernel").startswith("6.")
+"""Whether a kernel aborts the cell that comes right after a failed one, as ipykernel 6 does."""
 
 
 @dataclass
@@ -152,7 +155,9 @@ class Notebook:
             "allow_stdin": keyboard,
         }
         metadata = {"cellId": cell_id} if cell_id else {}
-        message = self.client.session.msg("execute_request", {**content, "stop_on_error": True}, metadata=metadata)
+        message = self.client.session.msg(
+            "execute_request", {**content, "stop_on_error": not ABORTS_THE_NEXT}, metadata=metadata
+        )
         self.client.shell_channel.send(message)
         self._message = message["header"]["msg_id"]
 
