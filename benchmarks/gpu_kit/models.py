@@ -197,6 +197,14 @@ def losses(device: torch.device, rank: int, wrap: Callable[[nn.Module], Any], st
     return out
 
 
+def time_here(name: str, steps: str, size: str) -> None:
+    """Be the one rank of torchrun; print the seconds of a step."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    print(timed(name, device, nn.parallel.DistributedDataParallel, int(steps), size == "full"))
+    torch.distributed.destroy_process_group()
+
+
 def main(backend: str, store: str, device_name: str) -> None:
     """Be one rank of the plain program with DistributedDataParallel; print its losses."""
     rank, count, device = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.device(device_name)
@@ -208,4 +216,7 @@ def main(backend: str, store: str, device_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "timed":
+        time_here(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 import time
 from ast import literal_eval
@@ -25,7 +24,7 @@ GIB = 1 << 30
 NO_NCCL = "NCCL does not take two ranks on one GPU here"
 """Begins the reason for which steps are left out; once it is known, `NO_NCCL_KNOWN` tells it to the steps behind."""
 NO_NCCL_KNOWN = "GPU_KIT_NO_NCCL"
-Backend = Literal["gloo", "nccl"]
+Backend = Literal["gloo", "nccl", "one"]
 PID = "import os\nos.getpid()"
 
 
@@ -85,8 +84,7 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._stack.close()  # the runner removes the folder, once it has read the logs
 
     @property
     def on_gpu(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import re
@@ -17,8 +18,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +31,7 @@ from benchmarks.gpu_kit import (
     machine,
     report,
     steps_figures,
+    steps_libraries,
     steps_many,
     steps_memory,
     steps_start,
@@ -39,8 +43,14 @@ from benchmarks.gpu_kit.place import MARK, NO_NCCL, NO_NCCL_KNOWN, Place
 from benchmarks.gpu_kit.report import Row
 from benchmarks.gpu_kit.step import STEPS, Findings, Skipped, Step, Where, read
 
-DECLARED = (steps_start, steps_memory, steps_stop, steps_training, steps_many, steps_figures)
+DECLARED = (steps_start, steps_memory, steps_stop, steps_training, steps_many, steps_libraries, steps_figures)
 """The files of steps; importing one declares what is in it."""
+FIRST = ("M1", "K2", "K8b", "K9", "K8a", "K8c", "K10", "K11", "K4", "K15", "M2", "K23", "K24", "K25", "K26", "K27")
+"""The steps that tell most come first, since a machine may be had for minutes only."""
+LOGS = "gpu-kit-logs.tar.gz"
+"""The archive with the logs of what failed."""
+MOST_OF_A_LOG = 1 << 20
+"""Bytes at the end of each log that are kept."""
 TOTAL_S, TOTAL_WITHOUT_GPU_S = 510.0, 1800.0
 SLOWER_WITHOUT_GPU = 3.0
 """The factor for the limits of steps where there is no GPU: on a few shared cores, nobody pays for the minutes."""
@@ -76,10 +86,11 @@ def main() -> int:
         print(f"No GPU ({found.why_no_gpu}): feigned GPUs and CPU ranks instead.", flush=True)
     total_s = options.total_s or (TOTAL_S if found.gpus else TOTAL_WITHOUT_GPU_S)
     folder = options.results or default_folder(on_gpu=bool(found.gpus))
+    (folder / LOGS).unlink(missing_ok=True)
     rows: list[Row] = []
     for name in options.steps:
         left_s = total_s - (time.monotonic() - began_s)
-        rows.append(run_step(STEPS[name], found.gpus, left_s, options.also))
+        rows.append(run_step(STEPS[name], found.gpus, left_s, options.also, logs=folder / LOGS))
         if rows[-1].reason.startswith(NO_NCCL):
             os.environ[NO_NCCL_KNOWN] = rows[-1].reason
         print(f"{rows[-1].verdict} {name} ({rows[-1].took_s:.1f} s): {report.short(rows[-1])}", flush=True)
@@ -89,11 +100,12 @@ def main() -> int:
 
 
 def in_order() -> list[str]:
-    """Return the names of all steps: K1, K2, ..., K8a, ..., then what needs more GPUs."""
+    """Return the names of all steps: what tells most, then K1, K2, ..., K8a, ..., then what needs more GPUs."""
 
-    def key(name: str) -> tuple[bool, int, str]:
+    def key(name: str) -> tuple[int, bool, int, str]:
         number, letter = re.findall(r"\d+|[a-z]$|$", name)[:2]
-        return not name.startswith("K"), int(number), letter
+        place = FIRST.index(name) if name in FIRST else len(FIRST)
+        return place, not name.startswith("K"), int(number), letter
 
     return sorted(STEPS, key=key)
 
@@ -105,8 +117,8 @@ def default_folder(*, on_gpu: bool) -> Path:
     return machine.ROOT / ("benchmarks/results" if on_gpu else "artifacts")
 
 
-def run_step(step: Step, gpus: Sequence[Gpu], left_s: float, also: str | None = None) -> Row:
-    """Run one step in a process of its own, and end everything that it leaves."""
+def run_step(step: Step, gpus: Sequence[Gpu], left_s: float, also: str | None = None, *, logs: Path) -> Row:
+    """Run one step in a process of its own, and end everything that it leaves; add to `logs` if it fails."""
     where, reason = place_of(step, len(gpus))
     if where is None:
         return _row(step, step.without_gpu or "gpu", "SKIP", reason)
@@ -129,14 +141,17 @@ def run_step(step: Step, gpus: Sequence[Gpu], left_s: float, also: str | None = 
         start_new_session=True,
     )
     try:
-        skipped, broke = _wait(process, limit_s)
+        skipped, broke, output = _wait(process, limit_s)
     finally:
         left = _end(process, mark)
     took_s, checks = time.monotonic() - began_s, tuple(read(findings))
-    shutil.rmtree(folder, ignore_errors=True)
     if left:
         broke = f"{broke}; these processes do not end: {left}".removeprefix("; ")
     verdict = report.verdict(checks, broke, skipped)
+    if verdict == "FAIL":
+        (folder / "output").write_text(output)
+        _keep_logs(step.name, folder, logs)
+    shutil.rmtree(folder, ignore_errors=True)
     return replace(_row(step, where, verdict, broke or skipped), took_s=round(took_s, 1), checks=checks)
 
 
@@ -155,20 +170,43 @@ def _path() -> str:
     return os.pathsep.join(filter(None, (str(machine.ROOT), os.environ.get("PYTHONPATH"))))
 
 
-def _wait(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:
-    """Wait for the end of a step. Return why it was left out, and what it broke off with."""
+def _keep_logs(name: str, folder: Path, archive: Path) -> None:
+    """Add what a failed step has printed, and the ends of all its logs, to the archive."""
+    found = {f"{name}/output": folder / "output"}
+    for path in sorted(folder.glob("p-*/logs/**/*")):
+        if path.is_file() and not path.is_symlink():
+            found[f"{name}/{path.relative_to(folder)}"] = path
+    new = archive.with_suffix(".new")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(new, "w:gz") as out:
+        if archive.exists():
+            with tarfile.open(archive) as old:
+                for member in old:
+                    out.addfile(member, old.extractfile(member))
+        for member_name, path in found.items():
+            content = path.read_bytes()[-MOST_OF_A_LOG:]
+            member = tarfile.TarInfo(member_name)
+            member.size = len(content)
+            out.addfile(member, io.BytesIO(content))
+    new.replace(archive)
+
+
+def _wait(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, str]:
+    """Wait for the end of a step. Return why it was left out, what it broke off with, and all that it printed."""
     try:
         output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return "", f"not done within its limit of {limit_s:.0f} s"
+    except subprocess.TimeoutExpired as late:
+        printed = late.output or b""
+        output = printed if isinstance(printed, str) else printed.decode(errors="replace")
+        return "", f"not done within its limit of {limit_s:.0f} s", output
     said = output.rpartition(LAST_WORD)[2].strip() if LAST_WORD in output else output.strip()[-700:]
     match process.returncode:
         case 0:
-            return "", ""
+            return "", "", output
         case _ if process.returncode == SKIPPED:
-            return said, ""
+            return said, "", output
         case status:
-            return "", said or f"status {status}"
+            return "", said or f"status {status}", output
 
 
 def _end(process: subprocess.Popen[str], mark: str) -> list[int]:
@@ -199,6 +237,7 @@ def _be(step: Step, place: Place, findings: Path) -> int:
         print(LAST_WORD, skipped)
         return SKIPPED
     except Exception as error:
+        traceback.print_exc()
         print(LAST_WORD, f"{type(error).__name__}: {error}"[-700:])
         return 1
     return 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 
+from benchmarks.gpu_kit.machine import ROOT
 from benchmarks.gpu_kit.place import PID, Book, Place
 from benchmarks.gpu_kit.step import Findings, step
 from benchmarks.gpu_kit.steps_stop import MEET
+from benchmarks.gpu_kit.steps_training import PLAIN
 
 MB = 1 << 20
 PRODUCT = """
@@ -43,6 +48,47 @@ def costs(place: Place, find: Findings) -> None:
         find.that("all of it ran", len(book.values(one, PID)) == 1)
     if place.on_gpu:
         find.figure("nvmlInit and a look at all GPUs", f"{1e3 * _nvml_s():.1f} ms")
+
+
+BARE = "import torch; torch.zeros(1, device={device!r}).item()"
+
+
+@step("M2", "beside a bare `python -c` and torchrun on this machine", limit_s=90, without_gpu="cpu")
+def beside(place: Place, find: Findings) -> None:
+    device = "cuda" if place.on_gpu else "cpu"
+    bare_s = [_program(place, "-c", BARE.format(device=device))[0] for _ in range(3)]
+    find.figure("python -c with one tensor", _spread(bare_s))
+    with place.notebook() as book:
+        first_s = book.ok(f"%%distributed {place.ranks()}\nimport torch\ntorch.zeros(1, device=device).item()").wall_s
+        find.figure("the first cell with one tensor, after %load_ext", f"{first_s:.2f} s")
+        steps, full = (20, "full") if place.on_gpu else (2, "small")
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+        torchrun += ["--master-port", "29517", "-m", "benchmarks.gpu_kit.models", "timed"]
+        for name in ("resnet", "gpt"):
+            own, whole_s, theirs = [], [], []
+            for _ in range(2):
+                call = f"models.timed({name!r}, device, {PLAIN}, {steps}, {full == 'full'})"
+                cell = f"from benchmarks.gpu_kit import models\n{call}"
+                own += book.values(f"{place.ranks()} --strategy ddp", cell)
+                took_s, told = _program(place, *torchrun, name, str(steps), full)
+                whole_s.append(took_s)
+                theirs.append(float(told.splitlines()[-1]))
+            find.figure(f"{name}: the whole torchrun", _spread(whole_s))
+            told = f"{min(own) / min(theirs):.3f} of torchrun's ({1e3 * min(own):.2f}, {1e3 * min(theirs):.2f} ms)"
+            find.that(
+                f"{name}: a step is at most 1.03 of torchrun's",
+                min(own) <= 1.03 * min(theirs) or not place.on_gpu,
+                told,
+            )
+
+
+def _program(place: Place, *arguments: str) -> tuple[float, str]:
+    """Run Python with these arguments; return the seconds it took and what it printed."""
+    env = {**os.environ, **place.environment(), "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+    return time.monotonic() - began_s, done.stdout
 
 
 def _regrouped(book: Book, group: str) -> float:

@@ -34,7 +34,7 @@ def dead_context(place: Place, find: Findings) -> None:
             failed = book.cell(f"%%distributed {one}\n{ASSERTS if place.on_gpu else FEIGNED_ASSERT}")
             _break_contexts(place, "")
             find.that(f"{case}: the assert is told", "device-side assert" in failed.text, failed.text[-300:])
-            find.that(f"{case}: with the line", bool(re.search(r"line [12]\b|----> ?[12]\b|:[12]\b", failed.text)))
+            find.that(f"{case}: with the line", bool(re.search(r"line [23]\b|----> ?[23]\b|:[23]\b", failed.text)))
             find.that(f"{case}: and that the context is broken", "context" in failed.text, failed.text[-300:])
             if keeps:
                 lost = book.cell(f"%%distributed {one}\nw")
@@ -217,3 +217,68 @@ def killed_kernel(place: Place, find: Findings) -> None:
 
 def _seconds(took_s: float | None) -> str:
     return "not within 10 s" if took_s is None else f"{took_s:.2f} s"
+
+
+FAILS = """
+import torch
+big = torch.ones({size}, dtype=torch.uint8, device=device)
+{end}
+"""
+
+
+@step(
+    "K24",
+    "the memory of a cell that failed is given back while the notebook idles",
+    limit_s=45,
+    without_gpu=None,
+)
+def failed_and_idle(place: Place, find: Findings) -> None:
+    one = place.ranks()
+    size, too_much = place.memory_bytes // 2, 2 * place.memory_bytes
+    ends = {
+        "raise": "raise ValueError('with all that memory')",
+        "out of memory": f"torch.empty({too_much}, dtype=torch.uint8, device=device)",
+    }
+    with place.notebook() as book:
+        book.settled(one)
+        before = place.used_bytes()
+
+        def held() -> int:
+            return place.used_bytes() - before
+
+        for what, end in ends.items():
+            with find.going_on(what):
+                failed = book.cell(f"%%distributed {one}\n{FAILS.format(size=size, end=end)}")
+                find.that(f"{what}: it is told", failed.status == "error", failed.text[-300:])
+                back_s = until(lambda: held() < size // 4, 8.0, 0.1)
+                find.that(
+                    f"{what}: {size / GIB:.1f} GiB are back within 3 s, without another cell",
+                    back_s is not None and back_s <= 3.0,
+                    f"{_seconds(back_s)}; {held() / GIB:.2f} GiB held",
+                )
+
+
+@step("K25", "a large value comes back with little more host memory than it has", limit_s=60, without_gpu="cpu")
+def host_memory(place: Place, find: Findings) -> None:
+    one = place.ranks()
+    size = min(10 * GIB, place.memory_bytes // 4, _free_memory() // 6) if place.on_gpu else 200 * MB
+    with place.notebook() as book:
+        book.settled(one)
+        free = [_available()]
+        book.start(f"%%distributed {one} --out big\nimport torch\ntorch.ones({size}, dtype=torch.uint8, device=device)")
+        began_s = time.monotonic()
+        while not (answered := book.client.shell_channel.msg_ready()) and time.monotonic() - began_s < 30:
+            free.append(_available())
+            time.sleep(0.01)
+        outcome = book.finish(20.0)
+        find.that(f"{size / GIB:.1f} GiB come back", outcome.status == "ok" and answered, outcome.text[-300:])
+        peak = (free[0] - min(free)) / size
+        quiet = place.on_gpu  # elsewhere, others use the machine too
+        find.that("the host's memory at its peak is at most 1.3 of the value", peak <= 1.3 or not quiet, f"{peak:.2f}")
+        find.figure("that took", f"{outcome.wall_s:.2f} s, {size / GIB / outcome.wall_s:.1f} GiB/s")
+
+
+def _available() -> int:
+    """Return what Linux says could be had without swapping."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))

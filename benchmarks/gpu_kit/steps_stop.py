@@ -171,10 +171,15 @@ def check_raises(group: Group, find: Findings) -> None:
         group.check_nccl(book)
         book.settled(group.options)
         raising = "if number == 50 and rank == 1: raise ValueError('of rank 1')"
-        failed = book.cell(f"%%distributed {group.options}\n{MODEL}{endless(place, 'raises', raising)}", 20.0)
+        flags = place.flags("raises", group.count)
+        book.start(f"%%distributed {group.options}\n{MODEL}{endless(place, 'raises', raising)}")
+        until_all(flags)
+        began_s = time.monotonic()
+        failed = book.finish(20.0)
+        took_s = time.monotonic() - began_s
         find.that("the cause is rank 1's ValueError", failed.ename == "ValueError", failed.text[-400:])
         find.that("rank 1 is named", "rank 1" in failed.text.lower(), failed.text[-200:])
-        find.within("the cell ends", failed.wall_s, 4.0)
+        find.within("the cell ends", took_s, 4.0)
         check_trains(book, group, find, "after it")
 
 
@@ -345,3 +350,98 @@ def breakpoint_in_rank(place: Place, find: Findings) -> None:
         met = book.cell("print(list(met))").stdout.strip()
         find.that("the others have waited", met == "[2.0, 2.0]", met or outcome.text[-400:])
         find.that("the ranks are the same", book.values(options, PID) == pids)
+
+
+NEVER_ENDS = """
+import torch
+{flag}
+{wait}
+"""
+
+
+@step(
+    "K23",
+    "Stop in a kernel that never ends: the rank is replaced, and its memory given back",
+    limit_s=45,
+    without_gpu="cpu",
+)
+def endless_kernel(place: Place, find: Findings) -> None:
+    one = place.ranks()
+    # Without a GPU: C code in which Python looks for no signal.
+    wait = "torch.cuda._sleep(1 << 42)\ntorch.ones(1, device=device).item()" if place.on_gpu else "sum(iter(int, 1))"
+    with place.notebook() as book:
+        (pid,) = book.settled(one)
+        before = place.used_bytes() if place.on_gpu else 0
+        flags = place.flags("never", 1)
+        code = NEVER_ENDS.format(flag=place.flag_line("never"), wait=wait)
+        took_s, outcome = book.stopped(f"%%distributed {one}\n{code}", flags, 0.5)
+        find.that("Stop ends the cell", outcome.status == "error", outcome.text[-300:])
+        find.within("Stop", took_s, 5.0)
+        after = book.cell(f"%%distributed {one} --out after\n{MEET_ALONE}")
+        find.that("the next cell runs", after.status == "ok", after.text[-300:])
+        find.within("the next cell", after.wall_s, 6.0)
+        (other,) = book.values(one, PID)
+        find.that("in another process", other != pid, f"{pid}, {other}")
+        if place.on_gpu:
+            back_s = until(lambda: place.used_bytes() - before < 1 << 28, 10.0, 0.05)
+            find.that(
+                "no memory of the old rank is left", back_s is not None, "not within 10 s" if back_s is None else ""
+            )
+
+
+MEET_ALONE = "import torch\ntorch.ones(1, device=device).item()"
+
+
+DESTROYS = """
+import torch
+torch.distributed.init_process_group({backend!r})
+t = torch.ones(1 << 20, device=device)
+try:
+    for number in __import__('itertools').count():
+        torch.distributed.all_reduce(t)
+        if number == 20:
+            {flag}
+            {at_20}
+finally:
+    torch.distributed.destroy_process_group()
+"""
+
+
+@step(
+    "K31",
+    "a script that destroys its group in the end is stopped, and told of a failure, as fast as any",
+    limit_s=60,
+    without_gpu="cpu",
+)
+def destroys(place: Place, find: Findings) -> None:
+    group = Group(place=place)
+    options = place.ranks(group.count)
+    with place.notebook(**group.environment()) as book:  # type: ignore[arg-type]
+        group.check_nccl(book)
+        pids = book.settled(options)
+        book.ok(f"%%distributed {options} --keep w\nw = rank")
+        for what, at_20 in (
+            ("one raises", "if rank == 1: raise ValueError('of rank 1')"),
+            ("one waits alone", "if rank == 1: __import__('signal').pause()"),
+            ("all run", "pass"),
+        ):
+            with find.going_on(what):
+                code = DESTROYS.format(backend=place.backend, flag=place.flag_line("destroys"), at_20=at_20)
+                flags = place.flags("destroys", group.count)
+                for flag in flags:
+                    flag.unlink(missing_ok=True)
+                book.start(f"%%distributed {options}\n{code}")
+                until_all(flags)
+                time.sleep(0.3)
+                began_s = time.monotonic()
+                if what != "one raises":
+                    book.interrupt()
+                outcome = book.finish(20.0)
+                find.within(f"{what}: the cell ends", time.monotonic() - began_s, 2.0)
+                name = "ValueError" if what == "one raises" else "KeyboardInterrupt"
+                find.that(f"{what}: with the cause", outcome.ename == name, outcome.text[-300:])
+                now = book.values(options, PID)
+                find.that(f"{what}: the ranks stay", now == pids, f"{pids}, {now}")
+        kept = book.cell(f"%%distributed {options} --out kept\nw")
+        find.that("with what was kept", kept.status == "ok", kept.text[-300:])
+        check_trains(book, group, find, "after it")

@@ -218,27 +218,28 @@ def sharded_in(value: object) -> list[Any]:
     return found
 
 
-def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
+def pack_value(value: object, *, by_value: bool, run: str, deferred: bool = False) -> Packed:
     """Pickle the value that a cell returned. If it or items of it cannot be pickled, they become `Unreturned`.
 
     Args:
         value: The value of the cell's last expression.
         by_value: Whether a kernel that did not start the run may read it.
         run: The run's id, from which ranks of one run give classes of the cell a common identity.
+        deferred: Leave large storages on their device until `to_parcel` writes them; nothing else can read them then.
     """
     try:
-        return pack_result(value, by_value, run)
+        return pack_result(value, by_value, run, deferred=deferred)
     except Exception as error:  # noqa: BLE001 - foreign code
         replacement = _without_bad_items(value, reason_of(error), by_value, run)
     try:
-        return pack_result(replacement, by_value, run)
+        return pack_result(replacement, by_value, run, deferred=deferred)
     except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
         return pack_result(placeholder(value, reason_of(error)), by_value, run)
 
 
-def pack_result(value: object, by_value: bool, run: str) -> Packed:
+def pack_result(value: object, by_value: bool, run: str, *, deferred: bool = False) -> Packed:
     """Pickle a value of a rank as it is; raises what its pickling raises."""
-    return _packed(partial(ResultPickler, run, by_value), value, results=True)
+    return _packed(partial(ResultPickler, run, by_value), value, results=True, deferred=deferred)
 
 
 def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> object:
@@ -309,13 +310,15 @@ def kept_value(key: str) -> object:
 # ------------------------------------------------------------------------------------------------ pickles, parcels
 
 
-def _packed(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool) -> Packed:
+def _packed(
+    make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool, deferred: bool = False
+) -> Packed:
     """Pickle, and again if the first pass found large storages that are hardly used or are on an accelerator."""
     first = Tensors(results=results, look_first=True)
     packed = _packed_once(make, value, first)
     compact = first.wasteful()
     if compact or first.left_out:
-        packed = _packed_once(make, value, Tensors(results=results, compact=compact))
+        packed = _packed_once(make, value, Tensors(results=results, compact=compact, deferred=deferred))
     return packed
 
 

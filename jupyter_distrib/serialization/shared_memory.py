@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.serialization import device_memory
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import free_memory_bytes
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -86,8 +87,10 @@ class Content:
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Copy the buffers until `given_up` returns True."""
         for start, view in zip(self._starts, self._buffers, strict=True):
+            read = device_memory.reader_of(view)
             for at in range(0, view.nbytes, STEP_BYTES):
-                piece = view[at : at + STEP_BYTES]
+                size_bytes = min(STEP_BYTES, view.nbytes - at)
+                piece = view[at : at + size_bytes] if read is None else read(at, size_bytes)
                 if given_up():
                     return
                 self._memory.add(piece, start + at)

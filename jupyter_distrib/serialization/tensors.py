@@ -26,6 +26,8 @@ from collections import defaultdict
 from contextvars import ContextVar
 from typing import Any
 
+from jupyter_distrib.serialization import device_memory
+
 DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
 """The device of captured accelerator tensors, while a rank unpickles its inputs."""
 
@@ -53,6 +55,7 @@ class Tensors:
         compact: frozenset[int] = frozenset(),
         found: list[Any] | None = None,
         look_first: bool = False,
+        deferred: bool = False,
     ) -> None:
         """Prepare for one pickling.
 
@@ -61,7 +64,9 @@ class Tensors:
             compact: The result of `wasteful` after a first pass: storages whose only tensor is copied.
             found: A list in which sharded tensors are only collected; the pickle is then of no use.
             look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is called.
+            deferred: Leave large storages of an accelerator there until their bytes are written into shared memory.
         """
+        self._deferred = deferred
         self._found = found
         self._looks_first = look_first
         self.left_out = False
@@ -163,6 +168,8 @@ class Tensors:
         if moves and self._looks_first and size > _SMALL_BYTES:
             self.left_out = True
             return same, (None,)
+        if moves and self._deferred and size > _SMALL_BYTES:
+            return rebuild_storage, (pickle.PickleBuffer(device_memory.unread(storage)), False)
         return rebuild_storage, (_memory(on_host(storage) if moves else storage), moves and not self._results)
 
     def _only(self, storage: Any) -> Any:

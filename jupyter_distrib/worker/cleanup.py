@@ -16,6 +16,9 @@ COLLECT_AFTER_S = 0.02
 """The idle time after which a rank collects garbage: not while the next cell may be on its way."""
 WARM_AFTER_S = 0.2
 """The idle time after which a rank that has had no cell warms its device: not while the first one is on its way."""
+FREE_AFTER_S = 0.5
+"""The idle time after which a failed cell's large values on the GPU are freed: a debugger that opens by itself is
+first."""
 RELEASE_AFTER_S = 1.0
 """The idle time after which a rank gives back memory of its GPU that it holds in reserve."""
 
@@ -29,6 +32,8 @@ class Cleanup:
         """Whether the device has computed nothing yet."""
         self._garbage = self._reserved = False
         """Whether a cell has left garbage, and memory of the GPU in reserve."""
+        self._free: Callable[[], None] | None = None
+        """The function that frees the GPU's memory of a failed cell."""
         self.is_urgent = False
         """Whether the last cell's data refer to themselves, so that they would take memory beside the next cell's."""
         self._kept_by = ""
@@ -49,7 +54,13 @@ class Cleanup:
             self.is_urgent = cell.defines_code(namespace)
         # Memory of a GPU that runs out does not make Python collect.
         self.is_urgent = self.is_urgent or self._has_gpu
-        self._garbage, self._reserved = True, self._has_gpu
+        self._free, self._garbage, self._reserved = None, True, self._has_gpu
+
+    def after_failure(self, free: Callable[[], None]) -> None:
+        """Leave a failed cell's values to a debugger, but free what is large on a GPU when the rank idles."""
+        self._cold = False
+        if self._has_gpu:
+            self._free, self._garbage, self._reserved = free, True, True
 
     def forget(self, keys: tuple[str, ...]) -> None:
         """Drop kept values."""
@@ -63,6 +74,8 @@ class Cleanup:
         """Yield what is to be done next, each after the time that the rank must be idle for it."""
         if self._cold:
             yield WARM_AFTER_S, self._warm
+        if self._free is not None:
+            yield FREE_AFTER_S, self._free_values
         if self._garbage:
             yield COLLECT_AFTER_S, self.collect
         if self._reserved:
@@ -71,6 +84,11 @@ class Cleanup:
     def collect(self) -> None:
         self._garbage = self.is_urgent = False
         gc.collect()
+
+    def _free_values(self) -> None:
+        free, self._free = self._free, None
+        if free is not None:
+            free()
 
     def _warm(self) -> None:
         self._cold = False

@@ -84,9 +84,18 @@ class RankPdb(pdb.Pdb):
         self._traced.clear()
         self.reset()
 
-    def examine(self, traceback: types.TracebackType | None) -> None:
-        """Answer questions about the frames of an exception, until the user has no more."""
+    def examine(self, traceback: types.TracebackType | None, *, freed: int = 0) -> None:
+        """Answer questions about the frames of an exception, until the user has no more.
+
+        Args:
+            traceback: The frames.
+            freed: The number of their variables that are gone.
+        """
         self.reset()
+        if freed:
+            values = "1 variable" if freed == 1 else f"{freed} variables"
+            self.message(f"The GPU's memory of {values} was freed after the failure: to stop with all values, run the")
+            self.message("cell with --debug.")
         self.interaction(None, traceback)
 
     # ------------------------------------------------------------------------------------------------ pdb's own parts

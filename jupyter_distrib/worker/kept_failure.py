@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jupyter_distrib.wire.messages import Debug, DebuggerLeft, Event, Execute
+from jupyter_distrib.worker import failed_values
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 
@@ -27,10 +28,18 @@ class KeptFailure:
     def __init__(self, cleanup: Cleanup, channel: DebuggerChannel, send: Callable[[Event], None]) -> None:
         self._cleanup, self._channel, self._send = cleanup, channel, send
         self._failure: _Failure | None = None
+        self._freed = 0
+        """The number of its variables that were freed."""
 
     def keep(self, command: Execute, module: types.ModuleType, error: BaseException) -> None:
-        """Keep a failure in place of the cleanup after its cell."""
+        """Keep a failure in place of the cleanup after its cell; soon without what is large on a GPU."""
         self._failure = _Failure(command=command, module=module, error=error)
+        self._freed = 0
+        self._cleanup.after_failure(self._free)
+
+    def _free(self) -> None:
+        if self._failure is not None:
+            self._freed += failed_values.free(self._failure.error, frozenset(self._failure.command.setting.keep))
 
     def drop(self) -> None:
         """Drop the failure, if there is one, and clean up after its cell."""
@@ -53,6 +62,6 @@ class KeptFailure:
 
         self._channel.begin(order.run, failure.command.cell.filename, examining=True)
         try:
-            return RankPdb(self._channel).examine(failure.error.__traceback__)
+            return RankPdb(self._channel).examine(failure.error.__traceback__, freed=self._freed)
         finally:
             self._channel.finish()

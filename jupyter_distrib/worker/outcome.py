@@ -75,7 +75,7 @@ def _sizes(kept: dict[str, object]) -> dict[str, int]:
 
 def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:
     try:
-        return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
+        return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run, deferred=True))
     except PayloadError as error:  # there is no room for the value
         instead = payload.placeholder(value, str(error))
         return payload.to_parcel(payload.pack_value(instead, by_value=by_value, run=run))

@@ -258,6 +258,17 @@ def test_a_kept_model_that_has_not_computed_yet_outlives_a_failed_cell(book: Not
     )
 
 
+def test_a_sharded_model_can_be_moved_after_it_has_trained(book: Notebook) -> None:
+    """torch swaps the tensors of such a model, and refuses that while anybody holds weak references to them."""
+    keep = "%%distributed --ranks 2 --strategy fsdp --keep model,optimizer"
+    make = "model = build()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    again = "model.to(device)\ntrain(model, optimizer)"
+    book.ok(f"{keep} --out first\n{make}\nlosses = train(model, optimizer)\n{again}\nlosses")
+    book.ok(f"{keep} --out last\n{again}")
+
+    assert book.ok("sum(last[0]) < sum(first[0])").result == "True"
+
+
 def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     book.start(

@@ -5,6 +5,7 @@ and torch say there, never the package.
                          ranks are ordered to `cuda:0`. What they would do with nccl they do with gloo.
     GPU_KIT_TWICE=nccl   the same, and each rank tells NCCL that it is a host of its own (NCCL_HOSTID). NCCL then passes
                          its check for one GPU given twice, and goes over sockets.
+    GPU_KIT_TWICE=one    the same without NCCL_HOSTID: NCCL refuses the GPU that is given twice
     GPU_KIT_GPU=UUID     the GPU that is told twice, if not the first
     GPU_KIT_NVML=memory  NVML does not tell the memory, as on GB10
     GPU_KIT_NVML=lost    NVML tells one more GPU, which is lost
@@ -157,7 +158,8 @@ def main() -> None:
     if is_program("jupyter_distrib.worker.forkserver") or is_program("jupyter_distrib.worker.standalone"):
         if twice:
             share_the_gpu(twice)
-            be_hosts_of_their_own()
+            if twice != "one":
+                be_hosts_of_their_own()
         if broken:
             import torch
 

@@ -140,7 +140,8 @@ def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
     """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP then requires shards on
     the CPU."""
     if not offload:
-        root.to(device)
+        if any(each.device != device for each in (*root.parameters(), *root.buffers())):
+            root.to(device)
         return
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):

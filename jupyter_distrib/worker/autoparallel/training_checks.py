@@ -3,7 +3,7 @@ say. One object for each run; rank's main thread. No check fails a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet, ref
 
@@ -83,7 +83,7 @@ class TrainingChecks:
         if self._loaders.backwards == 1 and not self._spread.active:
             self._old_gradients = [
                 (ref(each), ref(each.grad), private.version_of(each.grad))
-                for each in _with_gradient(ownership.present(nn.Module))
+                for each in _watchable(_with_gradient(ownership.present(nn.Module)))
                 if each.grad is not None
             ]
         if self._loaders.backwards <= LOOKS:
@@ -99,7 +99,7 @@ class TrainingChecks:
         self._together = self._together or reached
         if not reached and not self._alone:
             self._alone = True
-            self._versions = [(ref(each), private.version_of(each)) for each in self._with_new_gradient()]
+            self._versions = [(ref(each), private.version_of(each)) for each in _watchable(self._with_new_gradient())]
         if self._loaders.backwards <= LOOKS:
             self._compared(self._tell_if_same_losses)
 
@@ -122,7 +122,7 @@ class TrainingChecks:
             )
         if self._alone or not hungry:
             self._fed.add(optimizer)
-            self._trained += map(ref, ownership.parameters_of(optimizer))
+            self._trained += map(ref, _watchable(ownership.parameters_of(optimizer)))
 
     def end(self) -> None:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
@@ -217,6 +217,12 @@ class TrainingChecks:
 
 def _with_gradient(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
     return [each for module in modules for each in ownership.own_parameters(module) if each.grad is not None]
+
+
+def _watchable(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield those to which weak references may be held: `Module.to` swaps the others, and fails where there is one."""
+    if not torch.__future__.get_swap_module_params_on_conversion():
+        yield from (each for each in tensors if type(each) in (torch.Tensor, nn.Parameter))
 
 
 def _at(place: str) -> str:

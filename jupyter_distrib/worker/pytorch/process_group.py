@@ -33,6 +33,8 @@ ABORT_S = 1.0
 """The seconds after which sockets are cut even if NCCL has not aborted."""
 GIVE_UP_S = 5.0
 """The seconds after which a rank whose groups have not been aborted is given up."""
+LOOK_UP_S = 0.05
+"""The seconds after which a stop is noticed where the rank waits for its device."""
 DRAIN_S = 0.5
 """The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
 FALLBACK = "JUPYTER_DISTRIB_BACKEND_FALLBACK"
@@ -87,7 +89,7 @@ class Rendezvous:
             RuntimeError: NCCL does not abort, so that this rank has to be replaced.
         """
         self._show()
-        if self._waits_on_device():  # never `destroy`, which waits for kernels that wait for other ranks
+        if self.waits_on_device():  # never `destroy`, which waits for kernels that wait for other ranks
             self.abort(lambda: None)
         if self._aborting is not None:
             self._aborting.join(GIVE_UP_S)
@@ -205,7 +207,7 @@ class Rendezvous:
 
     def abort(self, then: Callable[[], None]) -> None:
         """Abort NCCL while its sockets are whole; gloo is freed when they are cut. See `Groups.abort`."""
-        if not self._waits_on_device():
+        if not self.waits_on_device():
             return then()
         if self._aborting is None or not self._aborting.is_alive():
             self._aborting = _daemon(self._abort)
@@ -223,12 +225,23 @@ class Rendezvous:
             self._take_device()
             private.abort_groups()
 
-    def _waits_on_device(self) -> bool:
+    def waits_on_device(self) -> bool:
         """Return whether a group's collectives are work of the device, which destroying the group would wait for."""
         return any(name in private.backends(group) for _, group, _ in private.known_groups() for name in _ON_DEVICE)
 
+    def wait_for_device(self) -> None:
+        """Wait for all work of the device, so that a stop ends the wait."""
+
+        def wait() -> None:
+            self._take_device()
+            torch.get_device_module(identity.device()).synchronize()
+
+        waiting = _daemon(wait)
+        while waiting.is_alive():
+            waiting.join(LOOK_UP_S)
+
     def wait_s(self) -> float:
-        return DRAIN_S if self._waits_on_device() else 0.0
+        return DRAIN_S if self.waits_on_device() else 0.0
 
     def can_stay(self) -> bool:
         """Return whether the strategy's group can be used on, or there is none: about others little is known."""
@@ -279,7 +292,7 @@ def install(rendezvous: Rendezvous) -> None:
 
 
 def _daemon(call: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=call, name="jupyter_distrib-abort", daemon=True)
+    thread = threading.Thread(target=call, name="jupyter_distrib-groups", daemon=True)
     thread.start()
     return thread
 
@@ -347,6 +360,12 @@ def _destroy_process_group(group: Any = None) -> None:
     if dist.is_initialized():
         current.automatic = False
     current.hold()
+    on_device = current.waits_on_device()
+    # torch's own waits, with a lock that an abort needs, for collectives that others may never enter.
+    if sys.exception() is not None and (on_device or not dist.is_initialized()):  # as in the `finally` of a script
+        return current.abort(lambda: None)
+    if on_device:
+        current.wait_for_device()
     _torch_destroy(group)
 
 

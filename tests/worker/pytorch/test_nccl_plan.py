@@ -114,6 +114,40 @@ def test_after_an_exception_of_one_rank_all_ranks_abort(book: Notebook, tmp_path
     assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
 
 
+SCRIPT = """%%distributed --gpus 2
+import torch, torch.distributed as dist
+dist.init_process_group()
+try:
+    for step in range(10**9):
+        dist.all_reduce(torch.ones(1))
+        if step == 50:
+            print("ready", rank, flush=True)
+            {at_50}
+finally:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("ends", ["raises", "stopped", "returns"])
+def test_a_script_that_destroys_its_group_in_the_end_never_waits_for_ranks_that_do_not_come(
+    book: Notebook, tmp_path: Path, ends: str
+) -> None:
+    before = trained(book)
+    at_50 = {"raises": "if rank == 1: raise ValueError('mine')", "stopped": "pass", "returns": "break"}[ends]
+    book.start(SCRIPT.format(at_50=at_50))
+    if ends == "stopped":
+        book.until("ready 0")
+        book.interrupt()
+    outcome = book.finish()
+
+    assert outcome.ename == {"raises": "ValueError", "stopped": "KeyboardInterrupt", "returns": ""}[ends]
+    # The first call makes way for the script's own group.
+    assert {call for rank in (0, 1) for call in calls(tmp_path, rank)[1:]} == {
+        "destroy" if ends == "returns" else "abort"
+    }
+    assert trained(book) == before
+
+
 def test_v2_a_rank_that_had_ended_aborts_with_the_one_that_is_stopped(book: Notebook, tmp_path: Path) -> None:
     before = trained(book)
 

@@ -1,0 +1,69 @@
+"""Buffers of a pickle whose bytes are still on a device: `unread` makes one, which takes no memory of the host;
+`reader_of` returns what copies it piece by piece, through one piece of pinned memory.
+
+Any thread; torch is imported already where there is a storage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Read = Callable[[int, int], memoryview]
+"""The function that returns so many bytes from a place on; they are valid until it is called again."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_PROT_NONE = 0
+"""The protection of addresses that cannot be read: a reader that does not ask `reader_of` crashes, not errs."""
+
+
+def unread(storage: Any) -> Any:
+    """Return an object with the buffer protocol that stands for a storage of a device, and keeps it alive.
+
+    Raises:
+        MemoryError: There are no addresses left.
+    """
+    size_bytes = storage.nbytes()
+    address = _libc.mmap(None, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise MemoryError
+    array = (ctypes.c_ubyte * size_bytes).from_address(address)
+    weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
+    array.read = _reader(storage)
+    return array
+
+
+def reader_of(view: memoryview) -> Read | None:
+    """Return the function that reads such a buffer, or None if the view has its bytes itself."""
+    return getattr(view.obj, "read", None) if isinstance(view.obj, ctypes.Array) else None
+
+
+def _reader(storage: Any) -> Read:
+    torch: Any = sys.modules["torch"]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    host: Any = None
+
+    def read(start: int, size_bytes: int) -> memoryview:
+        nonlocal host
+        if host is None or host.numel() < size_bytes:
+            host = _on_host(torch, size_bytes)
+        piece = host[:size_bytes]
+        piece.copy_(whole[start : start + size_bytes])  # waits for the device
+        return memoryview((ctypes.c_ubyte * size_bytes).from_address(piece.data_ptr())).cast("B")
+
+    return read
+
+
+def _on_host(torch: Any, size_bytes: int) -> Any:
+    """Return memory of the host, pinned if that can be had: copies into it are several times as fast."""
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(size_bytes, dtype=torch.uint8)
