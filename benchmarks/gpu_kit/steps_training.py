@@ -240,8 +240,11 @@ def graphs(place: Place, find: Findings) -> None:
         ("torch.compile", COMPILED.format(how="" if place.on_gpu else ", backend='aot_eager'"))
     ]
     if place.on_gpu:
-        cells = [(f"CUDA graph after {warm} steps", GRAPH.format(warm=warm)) for warm in (0, 3)] + cells
+        cells.insert(0, ("CUDA graph after 3 steps", GRAPH.format(warm=3)))
     with place.notebook() as book:
+        if place.on_gpu:
+            refused = book.cell(f"%%distributed {options}\n{GRAPH.format(warm=0)}", 60.0)
+            find.that("CUDA graph after no step: it says what to do", "warm-up" in refused.text, refused.text[-400:])
         for what, code in cells:
             with find.going_on(what):
                 outcome = book.cell(f"%%distributed {options}\n{code}", 60.0)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,14 @@ def test_a_step_runs_on_gpus_if_they_are_there_and_else_only_where_it_makes_sens
     assert run.place_of(step(without_gpu, needs), there) == (where, reason)
 
 
+def test_what_tells_most_comes_first_and_no_step_is_left_out() -> None:
+    assert tuple(run.in_order()[: len(run.FIRST)]) == run.FIRST
+    assert sorted(run.in_order()) == sorted(STEPS)
+
+
 def test_all_steps_are_there() -> None:
     """One for each thing that only a GPU can show."""
-    wanted = [f"K{number}" for number in range(1, 23) if number != 8] + [f"K8{letter}" for letter in "abcde"]
+    wanted = [f"K{number}" for number in range(1, 32) if number != 8] + [f"K8{letter}" for letter in "abcde"]
     assert set(wanted) <= set(STEPS)
     assert sum(one.limit_s >= 10 for one in STEPS.values()) == len(STEPS)
 
@@ -139,6 +145,11 @@ def test_the_kit_goes_on_whatever_becomes_of_a_step(tmp_path: Path) -> None:
     assert rows["dies"]["reason"] == "status -9"
     assert rows["skips"]["reason"] == "there is no such thing here"
     assert rows["needs"]["reason"] == "needs a GPU"
+    with tarfile.open(tmp_path / run.LOGS) as logs:
+        kept = {name.partition("/")[0] for name in logs.getnames()}
+        assert kept == {name for name in names if rows[name]["verdict"] == "FAIL"}
+        (output,) = [each for each in logs.getnames() if each == "raises/output"]
+        assert b"ValueError: what it raised" in logs.extractfile(output).read()  # type: ignore[union-attr]
     assert [check["ok"] for check in rows["goes on"]["checks"]] == [False, True]  # type: ignore[attr-defined]
     (child,) = rows["hangs"]["checks"]  # type: ignore[misc]
     assert not is_alive(int(child["measured"]))

@@ -734,3 +734,16 @@ def test_a_strategy_of_another_package_is_found_by_its_entry_point(tmp_path: Pat
             in book.fails(f"{line} gone\n1").traceback
         )
         assert book.ok(f"{line} ddp\n1").result == "rank 0: 1"
+
+
+def test_a_model_that_is_first_met_in_a_cuda_graph_is_refused_with_what_to_do(book: Notebook) -> None:
+    failed = book.fails(
+        f"{DDP}\nimport torch\nfrom unittest import mock\n"
+        "with mock.patch('jupyter_distrib.worker.autoparallel.data_parallel.is_capturing', lambda: True):\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()"
+    )
+
+    assert "train a few steps before the capture" in failed.traceback

@@ -32,6 +32,7 @@ from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, Trainin
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
+from jupyter_distrib.worker.host_copy import is_capturing
 from jupyter_distrib.worker.pytorch import phase_clock, private
 from jupyter_distrib.worker.strategy import StrategyRun
 
@@ -221,6 +222,11 @@ class DataParallel:
     def _new(
         self, roots: list[nn.Module], loose: list[torch.Tensor], left_alone: Sequence[torch.Tensor], *, fresh: bool
     ) -> GradientReducer:
+        if is_capturing():
+            raise DistributedError(
+                "--strategy ddp meets this model for the first time while a CUDA graph is captured, where ranks cannot "
+                "agree on it: train a few steps before the capture, which torch asks for as well (warm-up)."
+            )
         tensors = {id(each) for each in ownership.tensors_of(roots, loose)}
         smaller = [each for each in self._reducers.all() if _overlaps(each, tensors)]
         inside = {id(module) for root in roots for module in root.modules()}
