@@ -22,8 +22,9 @@ _ACTIVE = re.compile(
 """Commands of MathJax and KaTeX that make a link, load or style something, or define other names for such commands; a
 first argument of several goes with its command: the address of a link."""
 _FORMULA = re.compile(r"\$|\\[(\[]|\\begin")
-_VERBATIM = re.compile(r"(<pre\b[^>]*>.*?</pre>)", re.DOTALL)
-"""Text in which no front end looks for formulas."""
+_LEFT_ALONE = re.compile(r"(<pre\b[^>]*>.*?</pre>|<[^>]*>)", re.DOTALL)
+"""Markup, and text in which no front end looks for formulas. What is taken out never reaches into a tag, since the rest
+of that tag would become other markup."""
 
 
 def with_html(data: Mapping[str, str]) -> dict[str, str]:
@@ -44,10 +45,14 @@ def _rendered(source: str) -> str | None:
 
 def inert(html: str) -> str:
     """Return HTML without the commands of TeX that do something: front ends typeset formulas in all text of a page,
-    whoever has written it. A space takes the place of what goes, so that nothing new comes about."""
+    whoever has written it. A space takes the place of what goes, so that nothing new comes about.
+
+    Args:
+        html: Well-formed HTML, in whose texts and attributes `<` and `>` are escaped.
+    """
     if _FORMULA.search(html) is None:
         return html
-    parts = _VERBATIM.split(html)
+    parts = _LEFT_ALONE.split(html)
     return "".join(part if place % 2 else _ACTIVE.sub(" ", part) for place, part in enumerate(parts))
 
 

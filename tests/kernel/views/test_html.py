@@ -64,7 +64,16 @@ FORMULAS = [
     r"$\includegraphics[width=1em]{https://t.example/x.png}\unicode{65}\bbox[position:fixed]{x}$",
     r"$\mmlToken{mi}[href='javascript:alert(1)']{x}$</pre>$\href{javascript:alert(1)}{x}$",
     r"<pre>x</pre>$\href{javascript:alert(1)}{x}$<pre>",
+    r"$<b>\href{a}</b>{javascript:alert(1)}<i>\style{</i>}{x}$",
 ]
+QUOTED = [
+    r'<b title="$\href{">} {q<i title=" onmouseover=alert(1) x=">x</i></b>',
+    r'$<i title="\class{">} {q<img alt=" onerror=alert(1) src=x x=">x</i>',
+    r'$<a href="https://x/\url{">} {q<abbr title=" onclick=alert(1) x=">x</abbr></a>',
+    r'$<td title="\htmlData{">} { <p title="><script>alert(1)</script>" id="x">x</p></td>',
+    r'$\cssId{<b title="} {x onmouseover=alert(1) ">x</b>',
+]
+"""TeX commands whose argument begins in an attribute and ends outside of it, or the other way round."""
 COMMAND = re.compile(
     r"\\(?:href|url|includegraphics|html\w*|data|style|class|cssId|require|unicode|bbox|mmlToken|let|\w*def|newcommand)"
     r"(?![A-Za-z])"
@@ -159,7 +168,7 @@ def test_addresses_in_notes_are_links_and_nothing_else_is() -> None:
     assert "&lt;a href=" in html
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", [*ATTACKS, *FORMULAS, *QUOTED])
 def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
     html = as_html(
         a_record(
@@ -178,7 +187,7 @@ def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
     assert "\x1b" not in html
 
 
-@pytest.mark.parametrize("attack", FORMULAS)
+@pytest.mark.parametrize("attack", [*FORMULAS, *QUOTED])
 def test_no_formula_that_a_rank_writes_or_displays_can_do_anything(attack: str) -> None:
     """Front ends typeset formulas in all text of a page but `pre`; over some tags and comments in it they read."""
     html = as_html(
