@@ -4,7 +4,9 @@ thread; standard library only."""
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
+from contextlib import suppress
 from functools import cache
 
 
@@ -15,11 +17,34 @@ def of_group(group: str) -> importlib.metadata.EntryPoints:
 
 @cache
 def _of_all_packages() -> importlib.metadata.EntryPoints:
-    """Return the entry points of what is installed; not those that lie in the present folder, on which Python's path
-    begins in a notebook: a folder from elsewhere would name the code that is loaded."""
-    path = [folder for folder in sys.path if folder not in ("", ".")]
+    """Return the entry points of what is installed; not those that lie in the present folder: a folder from elsewhere
+    would name the code that is loaded."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    for each in importlib.metadata.distributions(path=path):
+    for each in importlib.metadata.distributions(path=_folders()):
         # `name` would parse the metadata as a mail, and torch's is long.
         found.setdefault(each._normalized_name, each)  # type: ignore[attr-defined]  # noqa: SLF001
     return importlib.metadata.EntryPoints(entry for each in found.values() for entry in each.entry_points)
+
+
+def _folders() -> list[str]:
+    """Return the folders of Python's path that are in it wherever this process was started.
+
+    A notebook's path has the present folder as an empty text. As an absolute path it is there after `python -m`, and
+    where PYTHONPATH has an empty part or a relative one, as `PYTHONPATH=$PYTHONPATH:/opt/lib` makes it: in front of the
+    standard library, which what `.pth` files name is behind.
+    """
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    relative = {"", *(each for each in given if not os.path.isabs(each))}
+    here = []
+    with suppress(OSError):  # the present folder is gone
+        here.append(os.getcwd())
+    while here and here[-1] != (above := os.path.dirname(here[-1])):
+        here.append(above)  # it may have been changed to one below
+    of_start = {os.path.abspath(os.path.join(folder, each)) for folder in here for each in relative} - {*given}
+    library = os.path.dirname(os.__file__)
+    front = sys.path.index(library) if library in sys.path else len(sys.path)
+    return [
+        folder
+        for place, folder in enumerate(sys.path)
+        if os.path.isabs(folder) and (place > front or folder not in of_start)
+    ]

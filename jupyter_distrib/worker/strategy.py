@@ -13,7 +13,6 @@ imports torch inside its methods only. What strategies share is in `worker/autop
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -172,7 +171,7 @@ def load(name: str) -> type[Strategy]:
     """
     if name in _built_in():
         return _class_of(name)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+    for point in entry_points.of_group(ENTRY_POINTS).select(name=name):
         try:
             return _checked(point.load())
         except Exception as error:

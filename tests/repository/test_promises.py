@@ -35,6 +35,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/settings/test_config_files.py::test_what_a_project_may_not_set_leaves_the_users_own_and_is_told "
             "kernel/settings/test_config_files.py::test_a_project_that_saves_nothing_keeps_only_its_own_runs_out "
             "kernel/settings/test_pool_names.py::test_packages_that_lie_in_the_notebooks_folder_bring_no_code "
+            "kernel/settings/test_pool_names.py::test_a_package_in_the_notebooks_folder_does_not_replace_an_installed_strategy "
             "kernel/settings/test_pool_names.py::test_a_program_that_only_a_projects_file_names_is_not_run "
             "kernel/settings/test_pool_names.py::test_a_projects_file_does_not_start_the_users_own_remote_pool "
             "kernel/record/test_git_folder.py::test_no_program_runs_that_the_folder_names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 import venv
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.installed_package import bring
+from tests.notebook import ROOT, Notebook
 
 FILE = """
 pool = "two"
@@ -257,16 +259,20 @@ def test_trust_is_asked_once_and_holds_in_the_next_kernel(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_packages_that_lie_in_the_notebooks_folder_bring_no_code(tmp_path: Path) -> None:
-    """A folder from elsewhere with a distribution in it: Python's path begins with the folder."""
-    trace = tmp_path / "it_has_run"
-    (tmp_path / "brought.py").write_text(f"open({str(trace)!r}, 'w')\n")
-    (tmp_path / "brought-1.0.dist-info").mkdir()
-    (tmp_path / "brought-1.0.dist-info" / "METADATA").write_text("Name: brought\nVersion: 1.0\n")
+@pytest.mark.parametrize("first", [None, "", ".", "..{sep}folder"])
+def test_packages_that_lie_in_the_notebooks_folder_bring_no_code(tmp_path: Path, first: str | None) -> None:
+    """A folder from elsewhere with a distribution in it. Python's path has the folder, and begins with it if PYTHONPATH
+    begins with an empty or relative part."""
+    home, trace = tmp_path / "folder", tmp_path / "it_has_run"
+    home.mkdir()
+    (home / "brought.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    (home / "brought-1.0.dist-info").mkdir()
+    (home / "brought-1.0.dist-info" / "METADATA").write_text("Name: brought\nVersion: 1.0\n")
     groups = ("pools", "strategies", "observers", "trackers")
     points = "\n".join(f"[jupyter_distrib.{group}]\nbrought = brought:brought" for group in groups)
-    (tmp_path / "brought-1.0.dist-info" / "entry_points.txt").write_text(points)
-    with Notebook(tmp_path) as book:
+    (home / "brought-1.0.dist-info" / "entry_points.txt").write_text(points)
+    env = {} if first is None else {"PYTHONPATH": f"{first.format(sep=os.sep)}{os.pathsep}{ROOT}"}
+    with Notebook(home, env) as book:
         assert (
             book.ok("import importlib.metadata as m\nlen(m.entry_points(group='jupyter_distrib.pools'))").result != "0"
         )
@@ -274,3 +280,16 @@ def test_packages_that_lie_in_the_notebooks_folder_bring_no_code(tmp_path: Path)
         book.ok("%%distributed --ranks 1\nrank")
         book.ok("%distributed_pool")
         assert not trace.exists()
+
+
+def test_a_package_in_the_notebooks_folder_does_not_replace_an_installed_strategy(tmp_path: Path) -> None:
+    home, installed, trace = tmp_path / "home", tmp_path / "installed", tmp_path / "it_has_run"
+    points = "[jupyter_distrib.strategies]\nmine = {module}:Mine\n"
+    honest = "from jupyter_distrib.extend import Strategy\nclass Mine(Strategy):\n    pass\n"
+    home.mkdir(), installed.mkdir()
+    env = bring(installed, points.format(module="honest"), honest=honest)
+    bring(home, points.format(module="planted"), planted=f"open({str(trace)!r}, 'w')\n{honest}")
+    with Notebook(home, {"PYTHONPATH": f".{os.pathsep}{env['PYTHONPATH']}"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.ok("%%distributed --ranks 2 --strategy mine\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert not trace.exists()
