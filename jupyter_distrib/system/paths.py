@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import stat
 import tempfile
 import time
@@ -11,25 +13,75 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import record_file
+from jupyter_distrib.system.record_file import DamagedFile
 
 UNFINISHED_S = 60.0
 """Seconds after which nobody is still writing a file."""
 _UNFINISHED = ".unfinished"
+_BESIDE = "runtime_folder"
 SOCKET_PATH_LIMIT = 107
 """Length of the longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
 
 
 def runtime_directory() -> Path:
-    """Return the folder for sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides
-    it."""
+    """Return the folder for sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides it.
+
+    The name of the usual folder is known to all, so anybody may have made it first. Then another one beside it is
+    returned, whose name is kept in the folder for state, so that all processes of this user find the same.
+
+    Raises:
+        PoolError: There is none for this user alone.
+    """
     chosen = os.environ.get("JUPYTER_DISTRIB_RUNTIME_DIR")
     if chosen:
         return private(Path(chosen))
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK) and len(base) < 60:
+    if base and len(base) < 60 and _is_ours(base):
         return private(Path(base) / "jupyter_distrib")
     folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - what is made in it is private
-    return private(Path(folder) / f"jupyter_distrib-{os.getuid()}")
+    usual = Path(folder) / f"jupyter_distrib-{os.getuid()}"
+    if (beside := _kept_beside(usual)) is not None:
+        return beside
+    try:
+        return private(usual)
+    except PoolError:
+        return _made_beside(usual)
+
+
+def _is_ours(folder: str) -> bool:
+    """Return whether a folder belongs to this user, who may write to it: variables may be left from another user."""
+    try:
+        return os.stat(folder).st_uid == os.getuid() and os.access(folder, os.W_OK)
+    except OSError:
+        return False
+
+
+def _kept_beside(usual: Path) -> Path | None:
+    """Return the folder that was made beside the usual one; None if there is none, as after a reboot."""
+    with suppress(OSError, PoolError, DamagedFile):
+        name = record_file.text_of(state_directory() / _BESIDE, 100)
+        if re.fullmatch(rf"{re.escape(usual.name)}-[0-9a-f]{{8}}", name):
+            folder = usual.with_name(name)
+            return private(folder) if folder.is_dir() else None
+    return None
+
+
+def _made_beside(usual: Path) -> Path:
+    """Make a folder beside the usual one, with a name that nobody knows beforehand; only one, however many ask."""
+    try:
+        with opened(state_directory() / f"{_BESIDE}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (kept := _kept_beside(usual)) is not None:
+                return kept
+            folder = private(usual.with_name(f"{usual.name}-{os.urandom(4).hex()}"))
+            write_whole(state_directory() / _BESIDE, folder.name)
+            return folder
+    except OSError as error:
+        raise PoolError(
+            f"{usual} belongs to another user, and the name of another folder cannot be kept in {error.filename} "
+            f"({error.strerror}): set JUPYTER_DISTRIB_RUNTIME_DIR to a folder of your own."
+        ) from error
 
 
 def log_directory(otherwise: Path | None = None) -> Path:

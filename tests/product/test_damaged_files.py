@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -167,3 +168,27 @@ def test_cells_run_whatever_the_files_are(tmp_path: Path, folders: tuple[Path, P
         assert book.ok("job.result();print(job.logs(0))").stdout == "again\n\n"
         book.ok("%%distributed --ranks 1 \nprint('saved')")
         assert wait_until(lambda: "done" in book.ok("%distributed_runs").result, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_two_notebooks_share_an_agent_where_a_stranger_has_made_the_folder_for_sockets(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="jd", dir="/tmp") as shared:  # its path is short, as of a folder for all
+        os.chmod(shared, 0o1777)
+        os.mkdir(theirs := f"{shared}/jupyter_distrib-{os.getuid()}", 0o777)
+        os.chown(theirs, 12345, 12345)
+        env = {
+            "JUPYTER_DISTRIB_RUNTIME_DIR": "",
+            "XDG_RUNTIME_DIR": "",
+            "TMPDIR": shared,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+        with Notebook(tmp_path, env) as one, Notebook(tmp_path, env) as other:
+            for book in (one, other):
+                book.ok("%load_ext jupyter_distrib")
+                assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+            found = agents(Path(f"{theirs}-"))
+            assert len(found) == 1
+        os.kill(found[0], signal.SIGTERM)
+        assert not wait_until_gone(found, 60)
+        assert os.listdir(theirs) == []

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,84 @@ def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", None)
     chosen = paths.runtime_directory()
     assert len(str(chosen / f"agent-{'0' * 16}.sock")) <= paths.SOCKET_PATH_LIMIT
+
+
+@pytest.fixture
+def shared_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the temporary files of all users, with a short path; the user has no runtime folder of the system."""
+    for name in ("JUPYTER_DISTRIB_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with tempfile.TemporaryDirectory(prefix="jd", dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        yield Path(folder)
+
+
+def take_usual(folder: Path, how: str) -> Path:
+    """Have a stranger take the place of the folder for sockets, and return that place."""
+    usual = folder / f"jupyter_distrib-{os.getuid()}"
+    steps = {
+        "folder": "os.mkdir(sys.argv[1]); os.chmod(sys.argv[1], 0o777)",
+        "file": "open(sys.argv[1], 'w')",
+        "link": "os.symlink('/tmp', sys.argv[1])",
+        "dangling link": "os.symlink('/no/such/place', sys.argv[1])",
+        "pipe": "os.mkfifo(sys.argv[1])",
+    }
+    become = "import os, sys; os.setgroups([]); os.setgid(12345); os.setuid(12345); "
+    subprocess.run([sys.executable, "-c", become + steps[how], str(usual)], check=True)
+    return usual
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("how", ["folder", "file", "link", "dangling link", "pipe"])
+def test_a_stranger_who_makes_the_usual_folder_first_stops_nobody(shared_tmp: Path, how: str) -> None:
+    usual = take_usual(shared_tmp, how)
+    chosen = paths.runtime_directory()
+    assert (chosen.parent, mode(chosen), chosen.stat().st_uid) == (shared_tmp, 0o700, os.getuid())
+    assert chosen != usual
+    assert len(str(chosen / f"agent-{'0' * 16}-10.sock")) <= paths.SOCKET_PATH_LIMIT
+    code = "from jupyter_distrib.system import paths; print(paths.runtime_directory())"
+    others = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert {other.communicate()[0].strip() for other in others} == {str(chosen)}, "all processes use the same"
+    usual.rmdir() if how == "folder" else usual.unlink()
+    assert paths.runtime_directory() == chosen, "agents are in it"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_after_a_reboot_the_name_that_was_used_before_helps_no_stranger(shared_tmp: Path) -> None:
+    take_usual(shared_tmp, "folder")
+    chosen = paths.runtime_directory()
+    chosen.rmdir()
+    os.mkdir(chosen)
+    os.chown(chosen, 12345, 12345)
+    again = paths.runtime_directory()
+    assert again.stat().st_uid == os.getuid()
+    assert again not in (chosen, shared_tmp / f"jupyter_distrib-{os.getuid()}")
+    assert paths.runtime_directory() == again
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("content", [b"", b"../../etc", b"\xff\x00", b"jupyter_distrib-0-xyz", b"x" * 200])
+def test_a_name_that_none_of_us_has_kept_is_not_used(shared_tmp: Path, content: bytes) -> None:
+    usual = take_usual(shared_tmp, "folder")
+    kept = paths.state_directory() / "runtime_folder"
+    kept.write_bytes(content)
+    chosen = paths.runtime_directory()
+    assert chosen.parent == shared_tmp
+    assert chosen.name.startswith(f"{usual.name}-")
+    assert paths.runtime_directory() == chosen
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_the_systems_folder_of_another_user_is_not_used(shared_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sudo -E` leaves it to root."""
+    theirs = shared_tmp / "run"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))
+    assert paths.runtime_directory() == shared_tmp / f"jupyter_distrib-{os.getuid()}"
 
 
 def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
