@@ -67,7 +67,8 @@ HELD: dict[str, dict[str, str]] = {
         "If hosts are reached by ssh or a command, everything goes through the pipe of that command, and this package opens no port for it.": "pools/command/test_connect.py::test_a_relay_opens_no_port_and_its_folder_is_the_users_alone",
         "Only values over 32 MB take another way where the hosts share the notebook's folder: files in a folder there that only you can open.": (
             "pools/command/test_transfer.py::test_a_large_value_goes_by_the_folder_that_all_hosts_share_and_leaves_nothing_there "
-            "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone"
+            "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone "
+            "pools/command/test_transfer.py::test_parts_are_never_written_into_a_folder_that_has_taken_the_place_of_the_hidden_one"
         ),
         "**Torch opens TCP ports**: its store, and the connections of gloo or NCCL between the ranks.": "agent/test_server.py::test_nothing_listens_but_on_loopback",
         "On one machine they are on loopback; between nodes they are on the interface that leads to the other nodes.": (

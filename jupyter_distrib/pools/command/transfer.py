@@ -3,8 +3,10 @@ See `coordinator/part_transfer.py`."""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import re
+import secrets
 import tempfile
 import time
 from collections import deque
@@ -22,6 +24,8 @@ PREFIX = ".jupyter_distrib-"
 """First part of the names of such folders."""
 LEFT_S = 3600.0
 """Age of one whose coordinator was killed."""
+_NAME = re.compile(r"[0-9a-f]{32}")
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def carrier(fds: Sequence[int], folder: str) -> Carrier:
@@ -50,13 +54,18 @@ class Pipes:
 
 class SharedFolder(Pipes):
     """A hidden folder in the notebook's own: a part is the path of its file, which is removed when all hosts have read
-    it. The last part goes through the pipes, as do those for which there is no room in the folder."""
+    it. The last part goes through the pipes, as do those for which there is no room in the folder.
+
+    Whoever may write to the notebook's folder, such as a team, can move the hidden one away and put another in its
+    place, and values are unpickled. So it is held open, and its files have names that nobody else knows.
+    """
 
     part_bytes = 8 << 20
 
     def __init__(self, folder: str) -> None:
         self._within = folder
         self._folder: Path | None = None
+        self._fd = -1
         self._paths: deque[str] = deque()
         """Paths of the parts that were not waited for; empty texts for those in the pipes."""
 
@@ -71,27 +80,50 @@ class SharedFolder(Pipes):
             if self._folder is None:
                 _sweep(self._within)
                 self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._within))
-            fd, path = tempfile.mkstemp(dir=self._folder)
+                self._fd = _opened(self._folder)
+            fd = os.open(name := secrets.token_hex(16), _NEW, 0o600, dir_fd=self._fd)
             with open(fd, "wb", buffering=0) as file:
+                if os.fstat(fd).st_uid != os.fstat(self._fd).st_uid:
+                    raise PermissionError(errno.EPERM, "somebody else's folder", str(self._folder))
                 while buffer:
                     buffer = buffer[file.write(buffer) :]
         except OSError:
             return ""
-        return path
+        return str(self._folder / name)
 
     def wait(self, calls: list[Future[Any]]) -> None:
         wait(calls)
         if path := self._paths.popleft():
-            os.unlink(path)
+            os.unlink(os.path.basename(path), dir_fd=self._fd)
 
     def close(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder, self._fd)
+
+
+def _opened(folder: Path) -> int:
+    """Open a folder that is closed to all other users. Raises `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if os.fstat(fd).st_mode & 0o777 == 0o700:
+        return fd
+    os.close(fd)
+    raise PermissionError(errno.EPERM, "others may write there", str(folder))
+
+
+def _remove(folder: Path, fd: int) -> None:
+    """Remove such a folder, which is open, and the parts in it; nothing else, whatever may have come to its place."""
+    with suppress(OSError):
+        if fd >= 0:
+            for name in os.listdir(fd):
+                if _NAME.fullmatch(name):
+                    os.unlink(name, dir_fd=fd)
+            os.close(fd)
+        folder.rmdir()
 
 
 def _sweep(folder: str) -> None:
     """Remove what a coordinator that was killed has left."""
     for left in Path(folder).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT_S:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - left.lstat().st_mtime > LEFT_S:
+                _remove(left, _opened(left))

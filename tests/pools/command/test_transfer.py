@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -62,7 +65,8 @@ def moved(folder: str, hosts: int = 2) -> list[list[Any]]:
 
 def test_a_large_value_goes_by_the_folder_that_all_hosts_share_and_leaves_nothing_there(tmp_path: Path) -> None:
     left = tmp_path / f"{transfer.PREFIX}left"
-    left.mkdir()
+    left.mkdir(mode=0o700)
+    (left / f"{0:032x}").write_bytes(b"a part")
     os.utime(left, (0, 0))
     one, other = moved(str(tmp_path))
     assert one == other
@@ -131,3 +135,74 @@ def test_files_in_a_shared_folder_are_the_users_alone(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o777 for path in (part.parent, part)] == [0o700, 0o600]
     assert part.parent.parent == tmp_path
     carrier.close()
+
+
+def as_stranger(program: str, *arguments: str) -> None:
+    """Run a program as another user, to whom the folder with this test's files is open."""
+    become = "import os, sys; os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
+    subprocess.run([sys.executable, "-c", become + textwrap.dedent(program), *arguments], check=True, timeout=60)
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    """A folder into which every user may write, and in which every user may rename; it gives its group to new ones."""
+    folder = tmp_path / "team"
+    folder.mkdir()
+    folder.chmod(0o2777)
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(above.stat().st_mode | 0o011)
+    return folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_parts_are_never_written_into_a_folder_that_has_taken_the_place_of_the_hidden_one(team: Path) -> None:
+    """Whoever owned the folder could put another file in the place of a part, and parts are unpickled."""
+    carrier = transfer.SharedFolder(str(team))
+    assert carrier.packed(memoryview(b"x"), cast("Any", None), last=False) != b"x", "a file is written"
+    first = Path(str(carrier.packed(memoryview(b"x"), cast("Any", None), last=False)))
+    as_stranger(
+        "os.rename(sys.argv[1], sys.argv[1] + '-away'); os.mkdir(sys.argv[1]); os.chmod(sys.argv[1], 0o777)",
+        str(first.parent),
+    )
+    second = Path(str(carrier.packed(memoryview(b"y"), cast("Any", None), last=False)))
+    assert os.listdir(first.parent) == []
+    with pytest.raises(PayloadError, match="cannot be read here"):
+        IncomingContent().add(str(second), 0, 1)
+    carrier.close()
+    assert os.listdir(f"{first.parent}-away") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("bits", [0o777, 0o700])
+def test_a_folder_that_is_swapped_before_it_is_held_open_gets_nothing(
+    team: Path, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(**arguments: Any) -> str:
+        as_stranger(f"os.mkdir(sys.argv[1]); os.chmod(sys.argv[1], {bits})", str(team / ".jupyter_distrib-theirs"))
+        return str(team / ".jupyter_distrib-theirs")
+
+    monkeypatch.setattr(transfer.tempfile, "mkdtemp", made)
+    carrier = transfer.SharedFolder(str(team))
+    assert carrier.packed(memoryview(b"x"), cast("Any", None), last=False) == b"x", "by the pipes"
+    assert all(path.stat().st_size == 0 for path in team.rglob("*") if path.is_file())
+    carrier.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_folder_of_mine_that_a_colleague_renames_is_not_removed(team: Path) -> None:
+    """Neither as one that was left, nor in the place of the hidden one."""
+    for name in ("results", "more"):
+        (team / name).mkdir(mode=0o700)
+        (team / name / "precious").write_text("text")
+        os.utime(team / name, (0, 0))
+    left = team / f"{transfer.PREFIX}left"
+    as_stranger("os.rename(*sys.argv[1:])", str(team / "results"), str(left))
+    carrier = transfer.SharedFolder(str(team))
+    part = Path(str(carrier.packed(memoryview(b"x"), cast("Any", None), last=False)))
+    assert (left / "precious").read_text() == "text"
+    as_stranger(
+        "os.rename(sys.argv[1], sys.argv[1] + '-away'); os.rename(sys.argv[2], sys.argv[1])",
+        str(part.parent), str(team / "more"),
+    )  # fmt: skip
+    carrier.close()
+    assert (part.parent / "precious").read_text() == "text"
