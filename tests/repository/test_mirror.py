@@ -135,7 +135,7 @@ TESTED_IN = {
     ),
     "product/test_lifetime.py": "agent/group_start agent/leftovers agent/rank_starter worker/process_reset",
     "product/test_output.py": "agent/group_output agent/rank_streams",
-    "product/test_profile.py": "kernel/session/trace_writer worker/pytorch/profiler",
+    "product/test_profile.py": "worker/pytorch/profiler",
     "product/test_programs.py": "kernel/session/travelling_environment worker/spawned_process",
     "product/test_restarts.py": "agent/restarts server/attempts",
     "product/test_scripts.py": "kernel/notebook/command_line kernel/notebook/script worker/script",

@@ -9,8 +9,11 @@ Files of an earlier run with this id are replaced; an attached run sends its par
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from jupyter_distrib.kernel.record import trace_parts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
@@ -57,7 +60,10 @@ class TraceWriter(Observer):
                 self._run.note(trace_parts.sentence(self._parts, ranks, ""))
                 return
             (self._directory / folder).mkdir(parents=True, exist_ok=True)
-            with gzip.open(self._directory / folder / TRACE, "wt", compresslevel=4, encoding="utf-8") as file:
+            with (
+                _new(self._directory / folder / TRACE) as new,
+                gzip.open(new, "wt", compresslevel=4, encoding="utf-8") as file,
+            ):
                 self._run.note(trace_parts.sentence(self._parts, ranks, f"{folder}/{TRACE}"))
                 file.writelines(trace_parts.merged(self._parts))
             self._write_memory(folder)
@@ -68,6 +74,20 @@ class TraceWriter(Observer):
         for rank, part in self._parts.items():
             if part.memory:
                 path = f"{folder}/memory-rank{rank}.pickle"
-                (self._directory / path).write_bytes(zlib.decompress(part.memory))
+                with _new(self._directory / path) as file:
+                    file.write(zlib.decompress(part.memory))
                 if rank == min(self._parts):
                     self._run.note(f"{path} is the history of its GPU's memory, for https://pytorch.org/memory_viz")
+
+
+def _new(path: Path) -> IO[bytes]:
+    """Return a new file in place of an earlier one. The notebook's folder may be a team's, and the run's folder was
+    there before it: a link that a colleague has put there is not written through. Raises `OSError`."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(path.name, flags, 0o666, dir_fd=folder), "wb")
+    finally:
+        os.close(folder)
