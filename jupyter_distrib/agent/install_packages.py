@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jupyter_distrib.addresses import without_secrets
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import distributions, formatting, paths, scratch
 from jupyter_distrib.wire.link import decode_frame
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
@@ -116,7 +117,6 @@ def _listed(texts: Sequence[str]) -> str:
 def installed(packages: Sequence[Package], limit_bytes: int) -> Path:
     """Return the folder that has these packages. Raises `Refused`."""
     base = folders()
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = base / _name(packages)
     with _locked(base / f"{folder.name}.lock"):
         paths.clear(folder, stat.S_IFDIR)
@@ -137,9 +137,14 @@ def installed(packages: Sequence[Package], limit_bytes: int) -> Path:
 
 
 def folders() -> Path:
-    """Return the folder of all folders of packages, in the user's cache."""
+    """Return the folder of all folders of packages, in the user's cache. Raises `Refused` if it is somebody else's: the
+    ranks import from it."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "jupyter_distrib", "packages")
+    try:
+        own = paths.private(Path(cache, "jupyter_distrib"), "XDG_CACHE_HOME")
+        return paths.private(own / "packages", "XDG_CACHE_HOME")
+    except PoolError as error:
+        raise Refused(f"the notebook's packages cannot be installed here: {error}") from error
 
 
 def _name(packages: Sequence[Package]) -> str:

@@ -153,3 +153,19 @@ def test_what_is_in_the_way_in_the_cache_makes_room(
     assert folder.is_dir()
     assert not folder.is_symlink()
     assert not list(precious.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_cache_of_somebody_else_is_refused_since_ranks_import_from_it(
+    tiny: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    """Whoever owns a folder can put others in the place of those in it."""
+    monkeypatch.setattr(install_packages, "_install", lambda packages, target: os.mkdir(target))
+    theirs = [cache.parent, cache][level]
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o777)
+    os.chown(theirs, 12345, 12345)
+    with pytest.raises(Refused, match=rf"{theirs} is a link or belongs to another user.*XDG_CACHE_HOME"):
+        installed([tiny], GB)
+    assert os.listdir(theirs) == []

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": {"errors", "system", "worker", "worker/autoparallel", "worker/pytorch"},
     # a node, and several nodes
     "server": {"system", "wire"},
-    "agent": {"addresses", "server", "system", "wire"},
+    "agent": {"addresses", "errors", "server", "system", "wire"},
     "coordinator": {"agent", "errors", "serialization", "server", "system", "wire"},
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
