@@ -118,6 +118,7 @@ class Home:
         before = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
+            **confinement.job_variables(),
             "PYTHONPATH": str(root) if not before else f"{root}{os.pathsep}{before}",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }

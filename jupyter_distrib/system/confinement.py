@@ -25,6 +25,9 @@ JOBS = {
     "Grid Engine": ("SGE_TASK_ID", "JOB_ID"),
     "Flux": ("FLUX_JOB_ID",),
     "OAR": ("OAR_JOB_ID",),
+    "HTCondor": ("_CONDOR_SCRATCH_DIR",),
+    "PJM": ("PJM_JOBID", "PJM_BULKID"),
+    "Cobalt": ("COBALT_JOBID",),
 }
 """The variables by which schedulers name a job; a scheduler is known by its first one. A step of a job has a control
 group, or its end leaves an agent alone."""
@@ -95,7 +98,7 @@ def place(pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> P
         groups=tuple(
             f"{names}:{_binding(names, path, mount)}" for names, path in control_groups.memberships(proc, own.name)
         ),
-        job=job(os.environ if pid is None else environment(pid, proc)),
+        job=job(job_variables(proc) if pid is None else environment(pid, proc)),
     )
 
 
@@ -118,7 +121,17 @@ def job(variables: Mapping[str, str]) -> tuple[str, ...]:
     return ()
 
 
-def environment(pid: int, proc: Path = _PROC) -> dict[str, str]:
+def job_variables(proc: Path = _PROC) -> dict[str, str]:
+    """Return the variables that name the job of this process, for another one that is to be known as part of it.
+
+    Notebooks remove them, so that a library does not take them for a step of the job; that does not end the job.
+    """
+    began = environment(_OWN, proc)
+    variables = began if job(began) else os.environ
+    return {name: variables[name] for names in JOBS.values() for name in names if name in variables}
+
+
+def environment(pid: int | str, proc: Path = _PROC) -> dict[str, str]:
     """Return the environment that a process was exec'd with; empty if it cannot be read."""
     entries = _text(proc / str(pid) / "environ").split("\0")
     return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}

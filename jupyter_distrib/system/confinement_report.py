@@ -67,10 +67,11 @@ class ConfinementReport:
         variables = os.environ if pid is None else confinement.environment(pid, proc)
         groups = {name: path for names, path in control_groups.memberships(proc, which) for name in names.split(",")}
         group = next((groups[each] for each in ("memory", "", "cpu") if groups.get(each, "/") != "/"), "")
+        place = confinement.place(pid, proc, mount)
         return cls(
-            place=confinement.place(pid, proc, mount),
+            place=place,
             container=_container(variables, group, proc / str(which) / "root"),
-            job=_job(confinement.job(variables)),
+            job=_job(place.job),
             group=_printable(group),
             memory_bytes=control_groups.memory_limit_bytes(proc, mount, which),
             cores=control_groups.cores(proc, mount, which),

@@ -137,6 +137,17 @@ def test_notebooks_of_two_jobs_have_agents_of_their_own(kernels: Open) -> None:
     assert seen[0][1] == seen[2][1] != seen[1][1]
 
 
+def test_notebooks_that_remove_the_variables_of_their_job_stay_in_it(tmp_path: Path) -> None:
+    cell = "%%distributed --ranks 1\nimport os\nprint('of', os.getppid(), os.environ.get('SLURM_JOB_ID'), flush=True)"
+    with ExitStack() as stack:
+        books = [stack.enter_context(Notebook(tmp_path, {"SLURM_JOB_ID": job})) for job in ("27", "28", "27")]
+        for book in books:
+            book.ok("import os; del os.environ['SLURM_JOB_ID']\n%load_ext jupyter_distrib")
+        seen = [re.findall(r"of (\d+) (\w+)", book.ok(cell).view)[0] for book in books]
+    assert seen[0][0] == seen[2][0] != seen[1][0]
+    assert {job for _, job in seen} == {"None"}, "a cell sees the variables of its notebook"
+
+
 def test_a_detached_run_is_found_from_another_container_and_told_with_its_place(kernels: Open) -> None:
     """One in which process ids mean something else."""
     inside = (

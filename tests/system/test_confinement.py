@@ -196,6 +196,9 @@ def test_another_root_group_or_job_is_another_place() -> None:
         ({"SGE_TASK_ID": "undefined", "JOB_ID": "7"}, {"SGE_TASK_ID": "undefined", "JOB_ID": "8"}),
         ({"FLUX_JOB_ID": "f7"}, {"FLUX_JOB_ID": "f8"}),
         ({"OAR_JOB_ID": "7"}, {"OAR_JOB_ID": "8"}),
+        ({"_CONDOR_SCRATCH_DIR": "/execute/dir_7"}, {"_CONDOR_SCRATCH_DIR": "/execute/dir_8"}),
+        ({"PJM_JOBID": "7", "PJM_BULKID": "1"}, {"PJM_JOBID": "7", "PJM_BULKID": "2"}),
+        ({"COBALT_JOBID": "7"}, {"COBALT_JOBID": "8"}),
     ],
 )
 def test_jobs_of_every_scheduler_are_told_apart(one: Files, other: Files) -> None:
@@ -205,6 +208,22 @@ def test_jobs_of_every_scheduler_are_told_apart(one: Files, other: Files) -> Non
 
 def test_a_variable_of_the_users_own_is_no_job() -> None:
     assert confinement.job({"JOB_ID": "mine", "SLURM_JOB_ID": ""}) == ()
+
+
+def test_who_removes_the_variables_of_a_job_stays_in_it() -> None:
+    """Notebooks do that before they load the extension, so that a library does not take them for a step of the job."""
+    program = (
+        "import os, subprocess, sys\nfrom jupyter_distrib.system import confinement\n"
+        "del os.environ['SLURM_JOB_ID']\n"
+        "print(confinement.place().job, confinement.job_variables())\n"
+        "child = subprocess.Popen(['sleep', '60'], env={**os.environ, **confinement.job_variables()})\n"
+        "print(confinement.is_here(child.pid))\nchild.kill()\nchild.wait()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "SLURM_JOB_ID": "7"}, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["('Slurm', '7') {'SLURM_JOB_ID': '7'}", "True"]
 
 
 FINGERPRINT = "from jupyter_distrib.pools import server_home; print(server_home.fingerprint())"
