@@ -42,13 +42,15 @@ def _has_access_list(file: int | str) -> bool:
 
 @lru_cache(maxsize=8)
 def is_private_group(gid: int) -> bool:
-    """Return whether a group has no other member: many systems give each user a group with the user's name."""
+    """Return whether a group has no other member: many systems give each user a group with the user's name. In root's
+    group is nobody else if this user is not; containers put all their users into it."""
     import grp
     import pwd
 
-    if gid == 0:
-        return True
     try:
+        if gid == 0:
+            is_in_it = os.getuid() != 0 and gid in (os.getegid(), *os.getgroups())
+            return not is_in_it and set(grp.getgrgid(gid).gr_mem) <= {"root"}
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
     except KeyError:
         return False
