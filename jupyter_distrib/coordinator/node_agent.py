@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -115,13 +116,23 @@ def sweep(folder: Path) -> None:
     """Remove folders beside this one, of the same kind, whose agent was killed before it could."""
     kind = folder.name.rpartition("-")[0]
     for other in folder.parent.glob(f"{kind}-*"):
-        if other != folder and _is_deserted(other / SOCKET):
+        if other != folder and _is_own(other) and _is_deserted(other / SOCKET):
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this is a folder of this user: others may have put anything beside it."""
+    try:
+        info = folder.lstat()
+    except OSError:  # it has just been removed
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
 def _is_deserted(path: Path) -> bool:
     """Return whether a socket exists, nobody listens at it, and it is not one that is just being made."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # else it waits where too many others wait already
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

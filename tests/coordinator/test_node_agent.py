@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.coordinator import node_agent
+from tests.notebook import ROOT
 
 
 def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
@@ -32,3 +37,41 @@ def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
         (with_gone / node_agent.SOCKET).symlink_to("gone")
         node_agent.sweep(mine)
     assert sorted(Path().iterdir()) == sorted([mine, living, starting, bound, stranger, with_living])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_what_a_stranger_has_put_beside_it_is_neither_removed_nor_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine, left, link = (Path(f"jupyter_distrib-x-{name}") for name in ("0", "1", "2"))
+    for folder in (mine, left):
+        folder.mkdir()
+    (left / node_agent.SOCKET).symlink_to("gone")
+    link.symlink_to(left)
+    os.chown(left, 12345, 12345)
+    node_agent.sweep(mine)
+    assert sorted(Path().iterdir()) == [mine, left, link]
+
+
+@pytest.mark.parametrize("owner", [12345, os.getuid()])
+def test_a_socket_at_which_nobody_is_served_holds_nothing_up(tmp_path: Path, owner: int) -> None:
+    if owner != os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    with tempfile.TemporaryDirectory(prefix="jd", dir="/tmp") as folder, ExitStack() as waiting:
+        busy = Path(folder) / "jupyter_distrib-x-1"
+        busy.mkdir()
+        listener = waiting.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(busy / node_agent.SOCKET))
+        listener.listen(0)
+        for _ in range(2):  # the queue has room for one more than its length
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(str(busy / node_agent.SOCKET))
+        os.chown(busy, owner, -1)
+        code = "import sys; from pathlib import Path; from jupyter_distrib.coordinator import node_agent\n"
+        code += "node_agent.sweep(Path(sys.argv[1]))"
+        mine = f"{folder}/jupyter_distrib-x-0"
+        subprocess.run([sys.executable, "-c", code, mine], cwd=ROOT, check=True, timeout=20)
+        assert busy.exists()
