@@ -8,6 +8,7 @@ import re
 import stat
 import tempfile
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +20,6 @@ from jupyter_distrib.system.record_file import DamagedFile
 UNFINISHED_S = 60.0
 """Seconds after which nobody is still writing a file."""
 _UNFINISHED = ".unfinished"
-_BESIDE = "runtime_folder"
 SOCKET_PATH_LIMIT = 107
 """Length of the longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
 
@@ -60,22 +60,28 @@ def _is_ours(folder: str) -> bool:
 def _kept_beside(usual: Path) -> Path | None:
     """Return the folder that was made beside the usual one; None if there is none, as after a reboot."""
     with suppress(OSError, PoolError, DamagedFile):
-        name = record_file.text_of(state_directory() / _BESIDE, 100)
+        name = record_file.text_of(_name_file(usual), 100)
         if re.fullmatch(rf"{re.escape(usual.name)}-[0-9a-f]{{8}}", name):
             folder = usual.with_name(name)
             return private(folder) if folder.is_dir() else None
     return None
 
 
+def _name_file(usual: Path) -> Path:
+    """Return the file with the name of the folder beside this one; containers with other user ids, and jobs with a
+    TMPDIR of their own, may have the same folder for state."""
+    return state_directory() / f"runtime_folder-{zlib.crc32(str(usual).encode()):08x}"
+
+
 def _made_beside(usual: Path) -> Path:
     """Make a folder beside the usual one, with a name that nobody knows beforehand; only one, however many ask."""
     try:
-        with opened(state_directory() / f"{_BESIDE}.lock") as lock:
+        with opened(state_directory() / "runtime_folder.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (kept := _kept_beside(usual)) is not None:
                 return kept
             folder = private(usual.with_name(f"{usual.name}-{os.urandom(4).hex()}"))
-            write_whole(state_directory() / _BESIDE, folder.name)
+            write_whole(_name_file(usual), folder.name)
             return folder
     except OSError as error:
         raise PoolError(

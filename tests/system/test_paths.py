@@ -144,10 +144,27 @@ def test_after_a_reboot_the_name_that_was_used_before_helps_no_stranger(shared_t
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_each_folder_for_temporary_files_has_its_own_other_one(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs may have a TMPDIR of their own, and all have the same folder for state."""
+    (shared_tmp / "two").mkdir()
+    (shared_tmp / "two").chmod(0o1777)
+    chosen = []
+    for folder in (shared_tmp, shared_tmp / "two") * 2:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        if len(chosen) < 2:
+            take_usual(folder, "folder")
+        chosen.append(paths.runtime_directory())
+    assert chosen[0] == chosen[2] != chosen[1] == chosen[3]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("content", [b"", b"../../etc", b"\xff\x00", b"jupyter_distrib-0-xyz", b"x" * 200])
 def test_a_name_that_none_of_us_has_kept_is_not_used(shared_tmp: Path, content: bytes) -> None:
     usual = take_usual(shared_tmp, "folder")
-    kept = paths.state_directory() / "runtime_folder"
+    paths.runtime_directory()
+    (kept,) = paths.state_directory().glob("runtime_folder-*")
     kept.write_bytes(content)
     chosen = paths.runtime_directory()
     assert chosen.parent == shared_tmp
