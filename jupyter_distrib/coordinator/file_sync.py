@@ -76,12 +76,18 @@ def directory(hello: Hello) -> str:
         return os.getcwd()
 
 
-def is_shared(on_node: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+def is_shared(on_node: Sequence[int] | None, before: Sequence[int] | None, after: Sequence[int] | None) -> bool:
     """Return whether a node's folder is the notebook's, by its `stamp` on the node and its stamps on this machine
-    before and after that: something, if only the notebook, may have been written into it meanwhile."""
+    before and after that: something, if only the notebook, may have been written into it meanwhile.
+
+    Ranks import from that folder. A stranger on the node can make one with the same number and time, but not with the
+    same owner; in a container the owner may have another number, and be the user there.
+    """
     if on_node is None or before is None or after is None:
         return False
-    return on_node[0] == before[0] == after[0] and before[1] <= on_node[1] <= after[1]
+    number, at_ns, owner, is_own = on_node
+    is_same = number == before[0] == after[0] and before[1] <= at_ns <= after[1]
+    return is_same and (bool(is_own) or owner == before[2])
 
 
 class ProjectFiles:

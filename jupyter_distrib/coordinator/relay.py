@@ -244,13 +244,14 @@ class Relay:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
-def stamp(directory: str) -> tuple[int, int] | None:
-    """Return a stamp that tells a shared folder from another of the same name; None if the folder does not exist."""
+def stamp(directory: str) -> tuple[int, int, int, bool] | None:
+    """Return what tells a shared folder from another of the same name: its number, its time, its owner and whether
+    that is this user; None if the folder does not exist."""
     try:
         info = os.stat(directory)
     except OSError:
         return None
-    return info.st_ino, info.st_mtime_ns
+    return info.st_ino, info.st_mtime_ns, info.st_uid, info.st_uid == os.geteuid()
 
 
 def machine() -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.file_sync import FileSync, Found, ProjectFiles, is_shared
+from jupyter_distrib.coordinator.relay import stamp
 
 
 def look(directory: str, path: list[str]) -> Found:
@@ -109,7 +110,33 @@ def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytes
 def test_a_folder_is_shared_if_it_is_the_same_at_the_same_time(
     there: tuple[int, int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None, shared: bool
 ) -> None:
-    assert is_shared(there, before, after) is shared
+    stamps = [each and (*each, 1000, True) for each in (there, before, after)]
+    assert is_shared(*stamps) is shared
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_own", "shared"),
+    [
+        (1000, True, True),
+        (1000, False, True),  # a colleague's, here and there
+        (0, True, True),  # in a container whose root the user is
+        (12345, False, False),
+        (0, False, False),
+    ],
+)
+def test_a_folder_that_a_stranger_has_made_alike_is_not_the_notebooks(owner: int, is_own: bool, shared: bool) -> None:
+    """Its number and its time are for all to see, and can be had."""
+    here = (7, 100, 1000, True)
+    assert is_shared((7, 100, owner, is_own), here, here) is shared
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_stamp_of_a_strangers_folder_names_them(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+    os.chown(theirs, 12345, 12345)
+    assert [stamp(str(each))[2:] for each in (mine, theirs)] == [(0, True), (12345, False)]  # type: ignore[index]
 
 
 def old(path: Path) -> None:

@@ -70,6 +70,10 @@ HELD: dict[str, dict[str, str]] = {
             "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone "
             "pools/command/test_transfer.py::test_parts_are_never_written_into_a_folder_that_has_taken_the_place_of_the_hidden_one"
         ),
+        "Ranks on another host use the notebook's folder there only if it has the same owner, or is yours; else its files are copied.": (
+            "coordinator/test_file_sync.py::test_a_folder_that_a_stranger_has_made_alike_is_not_the_notebooks "
+            "coordinator/test_file_sync.py::test_the_stamp_of_a_strangers_folder_names_them"
+        ),
         "**Torch opens TCP ports**: its store, and the connections of gloo or NCCL between the ranks.": "agent/test_server.py::test_nothing_listens_but_on_loopback",
         "On one machine they are on loopback; between nodes they are on the interface that leads to the other nodes.": (
             "agent/test_server.py::test_nothing_listens_but_on_loopback "
