@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import time
 from ast import literal_eval
@@ -69,8 +70,9 @@ class Book(Notebook):
 class Place:
     """The machine as one step sees it."""
 
-    def __init__(self, where: Where, gpus: tuple[Gpu, ...] = ()) -> None:
-        self.where, self.gpus = where, gpus
+    def __init__(self, where: Where, gpus: tuple[Gpu, ...] = (), *, keep: bool = False) -> None:
+        """With `keep` the caller removes the folder, once it has read the logs."""
+        self.where, self.gpus, self._keep = where, gpus, keep
         self.folder = Path(tempfile.mkdtemp(prefix="p-"))
         self.bed: Any = None
         """The feigned GPUs, if they are."""
@@ -84,7 +86,9 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()  # the runner removes the folder, once it has read the logs
+        self._stack.close()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def on_gpu(self) -> bool:

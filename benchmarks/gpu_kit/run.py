@@ -69,7 +69,7 @@ def main() -> int:
     options = _options()
     if options.step:
         gpus = tuple(Gpu(**gpu) for gpu in json.loads(options.gpus))
-        return _be(STEPS[options.step], Place(options.where, gpus), options.findings)
+        return _be(STEPS[options.step], Place(options.where, gpus, keep=True), options.findings)
     if options.list:
         print(
             "\n".join(
