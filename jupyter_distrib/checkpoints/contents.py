@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.checkpoints import layout, optimizers, position
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.pytorch.private import tree_leaves, tree_map_only
 
 # ------------------------------------------------------------------------------------------------ to be written
 

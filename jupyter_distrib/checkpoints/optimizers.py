@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.checkpoints import layout
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system.private_torch import WRAPPERS
 
 Names = dict[Any, str]
 """Names by parameter, which is hashed by identity."""
 
 _OF_THE_MACHINE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options about how to compute, not what: each process keeps its own."""
-_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def names_of(name: str, optimizer: Optimizer, objects: Mapping[str, Any]) -> Names:
@@ -73,7 +73,7 @@ def _as_in_state(model: Module, name: str) -> str:
     """Return a parameter's name without the parts that DDP, compile and activation checkpointing put into it."""
     parts, inner = [], model
     for part in name.split("."):
-        is_wrapper = part in _WRAPPERS or (part == "module" and isinstance(inner, DistributedDataParallel))
+        is_wrapper = part in WRAPPERS or (part == "module" and isinstance(inner, DistributedDataParallel))
         if not is_wrapper:
             parts.append(part)
         inner = getattr(inner, part)

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 
 State = dict[str, Any]
 
@@ -158,26 +159,26 @@ def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int])
     """Call `prepare` with the loader that makes the iterator, and let it leave out as many batches as that returns."""
     # Called in `__iter__`, once for each pass; a class of loaders may have its own, which may call that of its base.
     originals: list[tuple[Any, Any]]
-    originals = [(cls, vars(cls)["_get_iterator"]) for cls in type(loader).__mro__ if "_get_iterator" in vars(cls)]
+    originals = [(cls, vars(cls)[ITERATOR_MAKER]) for cls in type(loader).__mro__ if ITERATOR_MAKER in vars(cls)]
     begun: list[DataLoader[Any]] = []
 
     def replaced(original: Callable[[DataLoader[Any]], Any]) -> Callable[[DataLoader[Any]], Any]:
         @wraps(original)
-        def _get_iterator(reader: DataLoader[Any]) -> Any:
+        def make_iterator(reader: DataLoader[Any]) -> Any:
             if begun:
                 return original(reader)
             begun.append(reader)
             return _made(reader, original, prepare(reader))
 
-        return _get_iterator
+        return make_iterator
 
     for cls, original in originals:
-        cls._get_iterator = replaced(original)
+        setattr(cls, ITERATOR_MAKER, replaced(original))
     try:
         yield
     finally:
         for cls, original in originals:
-            cls._get_iterator = original
+            setattr(cls, ITERATOR_MAKER, original)
 
 
 def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], count: int) -> Any:

@@ -24,13 +24,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from jupyter_distrib.checkpoints.checks import checked_path, count, number_type, refuse, shape, text
+from jupyter_distrib.system.private_torch import LAYOUT, MEMORY_FORMAT, STORAGE_INFO
 from jupyter_distrib.worker.pytorch.private import storage_info
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _HELD = {
     (_MODULE, "Metadata"), (_MODULE, "TensorStorageMetadata"), (_MODULE, "BytesStorageMetadata"),
     (_MODULE, "MetadataIndex"), (_MODULE, "ChunkStorageMetadata"), (_MODULE, "TensorProperties"),
-    (_MODULE, "StorageMeta"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    (_MODULE, "StorageMeta"), STORAGE_INFO,
 }  # fmt: skip
 _NOT_NEEDED = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
 _IS_PATH = re.compile(r"pathlib(\._local)?\.(Posix|Windows)Path")
@@ -99,8 +100,8 @@ class _Unpickler(pickle.Unpickler):
         # Functions of this call alone, for the same reason.
         as_is: dict[str, Callable[..., Any]] = {
             "torch.Size": lambda *given: shape(*given),  # noqa: PLW0108
-            f"{_MODULE}._MEM_FORMAT_ENCODING": lambda number: count(number),  # noqa: PLW0108
-            "torch.serialization._get_layout": lambda layout: text(layout),  # noqa: PLW0108
+            MEMORY_FORMAT: lambda number: count(number),  # noqa: PLW0108
+            LAYOUT: lambda layout: text(layout),  # noqa: PLW0108
         }
         if (full := f"{module}.{name}") in as_is:
             return as_is[full]
@@ -148,7 +149,7 @@ def _index(value: object) -> MetadataIndex:
 
 
 def _stored(value: object) -> Any:
-    found = _fields(value, "_StorageInfo")
+    found = _fields(value, STORAGE_INFO[1])
     name = text(found["relative_path"])
     if os.path.basename(name) != name or name in {"", ".", ".."}:
         refuse("the name of a file in the folder", name)

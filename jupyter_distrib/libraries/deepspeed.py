@@ -58,6 +58,11 @@ def _forget_lost_groups(comm: Any) -> None:
     comm.init_distributed = init_distributed
 
 
+def takes_backward(engine: Any) -> bool:
+    """Return whether the engine has put hooks on a model's output, by which `loss.backward()` is its own as well."""
+    return bool(getattr(engine, "_support_torch_style_backward", False))
+
+
 def _agree_on_parameter_numbers() -> None:
     """Have all ranks of a new group number the parameters and modules of ZeRO's third stage from the same numbers on: a
     rank that has replaced a lost one would begin at 0, and DeepSpeed (0.19) compares the numbers. Collective."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,17 @@ def find_run(client: Any, experiments: list[str], run: str) -> Any:
     """Return the MLflow run of a run, None if there is none in these experiments."""
     found = client.search_runs(experiments, filter_string=f"tags.`{RUN_TAG}` = '{run}'", max_results=1)
     return found[0] if found else None
+
+
+def store_of(client: Any) -> Any:
+    """Return the store behind a client, which says nothing on the screen."""
+    return client._tracking_client.store  # noqa: SLF001 - mlflow has no other way
+
+
+def active_experiment() -> str | None:
+    """Return the number of the experiment that `mlflow.set_experiment` has chosen in this process."""
+    chosen: str | None = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None)
+    return chosen
 
 
 def _tracked(fluent: Any) -> str | None:

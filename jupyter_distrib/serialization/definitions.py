@@ -9,8 +9,10 @@ send its definition again and set the attributes of the notebook's class anew: m
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
 
-The names below are private to cloudpickle and were checked with 3.0 to 3.1.3; `_check` raises if one is missing. All
-state is weak and per process; callers use one thread at a time.
+This is the one file that uses names private to cloudpickle; `system/private_names.py` lists them. All state is weak and
+per process; callers use one thread at a time.
+
+Raises `PayloadError` when it is imported with a cloudpickle that lacks one of them.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 from cloudpickle import cloudpickle
 
 from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.system import private_names
 
 Reduced = tuple[Any, ...]
 """The result of a reducer: `(callable, arguments, state, None, None, state_setter)` for a function or class by
@@ -50,17 +53,10 @@ _namesakes: tuple[str, Counter[str]] = ("", Counter())
 """The newest run, and the number of classes of each definition that were named in it."""
 
 
-def _check() -> None:
-    wanted = "_class_setstate _function_setstate _get_or_create_tracker_id _lookup_class_or_track"
-    missing = [name for name in f"{wanted} _should_pickle_by_reference".split() if not hasattr(cloudpickle, name)]
-    if missing or not hasattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID"):
-        raise PayloadError(
-            f"This version of cloudpickle lacks {', '.join(missing) or 'the class tracker'}, which jupyter_distrib "
-            "needs. Versions 3.0 to 3.1 are known to work."
-        )
-
-
-_check()
+try:
+    private_names.check(private_names.CLOUDPICKLE)
+except private_names.MissingNameError as missing:
+    raise PayloadError(str(missing)) from None
 
 
 def is_by_value(reduced: object) -> bool:

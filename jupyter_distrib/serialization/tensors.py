@@ -23,10 +23,12 @@ import importlib
 import pickle
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
 
 from jupyter_distrib.serialization import device_memory
+from jupyter_distrib.system import private_torch
 
 DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
 """The device of captured accelerator tensors, while a rank unpickles its inputs."""
@@ -122,7 +124,7 @@ class Tensors:
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
             return NotImplemented
-        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - the storage in C++ has no other identity
+        key = private_torch.identity(tensor.untyped_storage())
         if key in self._compact:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return self._reduced(tensor)
@@ -157,7 +159,7 @@ class Tensors:
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
-            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)  # noqa: SLF001
+            return rebuild_typed_storage, (self._only(storage.untyped()), storage.dtype)
         only = self._only(storage)
         if only is not storage:
             return same, (only,)
@@ -174,7 +176,7 @@ class Tensors:
 
     def _only(self, storage: Any) -> Any:
         """Return one Python object per storage: pickle compares objects by identity, and torch may make several."""
-        return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
+        return self._storages.setdefault(private_torch.identity(storage), storage)
 
     # -------------------------------------------------------------------------------------------------- modules
 
@@ -185,10 +187,10 @@ class Tensors:
         sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
         if sharded is not None and isinstance(module, sharded):
             raise pickle.PicklingError(_SHARDED)
-        contract: Any = sys.modules.get("torch.distributed._composable.contract")
-        if getattr(contract, "STATE_KEY", None) not in vars(module) and _IN_FSDP not in vars(module):
+        marks = (*private_torch.composable_keys(), *private_torch.FSDP_MARKS)
+        if vars(module).keys().isdisjoint(marks):
             return NotImplemented
-        return same, (self._plain.setdefault(id(module), _as_it_was(module, contract)),)
+        return same, (self._plain.setdefault(id(module), _as_it_was(module, marks)),)
 
 
 def is_on_accelerator(storage: Any) -> bool:
@@ -208,7 +210,7 @@ def _memory(storage: Any) -> pickle.PickleBuffer:
     return pickle.PickleBuffer(array)
 
 
-def _as_it_was(module: Any, contract: Any) -> Any:
+def _as_it_was(module: Any, marks: Collection[str]) -> Any:
     """Return a copy of the module without the changes by torch's `replicate` or `fully_shard`; all parts are shared.
 
     These functions (torch 2.13) leave a state and a registry in `module.__dict__`, hooks of their own, and a class with
@@ -219,30 +221,17 @@ def _as_it_was(module: Any, contract: Any) -> Any:
     if len(cls.__bases__) == 2 and first.__name__ in {"DDP", "FSDPModule"} and first.__module__.startswith("torch."):
         cls = cls.__bases__[1]
     plain = cls.__new__(cls)
-    left_out = {contract.STATE_KEY, contract.REGISTRY_KEY, _IN_FSDP, "_fsdp_use_orig_params"}
-    attributes = {name: value for name, value in vars(module).items() if name not in left_out}
-    for name in _HOOKS & attributes.keys():
+    attributes = {name: value for name, value in vars(module).items() if name not in marks}
+    for name in private_torch.HOOKS & attributes.keys():
         attributes[name] = type(attributes[name])(
             (key, hook) for key, hook in attributes[name].items() if not _is_distributed_hook(hook)
         )
-    kept = attributes["_forward_pre_hooks"].keys() | attributes["_forward_hooks"].keys()
-    for name in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
+    kept = {key for name in private_torch.HOOKS & attributes.keys() for key in attributes[name]}
+    for name in private_torch.HOOK_OPTIONS:
         if name in attributes:
             attributes[name] = type(attributes[name])((k, v) for k, v in attributes[name].items() if k in kept)
     plain.__dict__.update(attributes)
     return plain
-
-
-_IN_FSDP = "_is_fsdp_managed_module"
-_HOOKS = frozenset(
-    {
-        "_forward_pre_hooks",
-        "_forward_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    }
-)
 
 
 def _is_distributed_hook(hook: Any) -> bool:
@@ -284,8 +273,5 @@ def rebuild_without_data(size_bytes: int, device: str) -> Any:
 
 
 def after_load() -> None:
-    """Empty the list in which torch keeps every unpickled sparse tensor until `torch.load` checks them (2.13)."""
-    utils = sys.modules.get("torch._utils")
-    check = getattr(utils, "_validate_loaded_sparse_tensors", None)
-    if check is not None:
-        check()
+    """Make torch forget what it notes while it unpickles."""
+    private_torch.forget_sparse_tensors()

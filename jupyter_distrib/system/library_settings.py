@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.system.data_class import data_class
 
 _TORCH_PRINTING = {"precision": 4, "threshold": 1000.0, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
@@ -108,7 +109,7 @@ def _write_dtype(torch: Any, value: str | None) -> None:
 
 
 def _read_torch_printing(torch: Any) -> dict[str, Any] | None:
-    options = torch._tensor_str.PRINT_OPTS  # noqa: SLF001 - torch has no public way to read them
+    options = private_torch.print_options(torch)
     return _unlike(_TORCH_PRINTING, {name: getattr(options, name, None) for name in _TORCH_PRINTING})
 
 

@@ -21,7 +21,7 @@ from jupyter_distrib.addresses import shown
 from jupyter_distrib.kernel.record import git_folder, run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, find_run
+from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, active_experiment, find_run, store_of
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire.messages import Ended, RunEvent
 
@@ -85,7 +85,7 @@ class MLflowObserver(Observer):
         given["MLFLOW_TRACKING_URI"] = self._uri
         if self._parent is not None:
             given["MLFLOW_EXPERIMENT_ID"] = self._parent.info.experiment_id
-        elif chosen := getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None):
+        elif chosen := active_experiment():
             given["MLFLOW_EXPERIMENT_ID"] = chosen
         return given
 
@@ -174,7 +174,7 @@ class MLflowObserver(Observer):
         from mlflow.entities import RunStatus
 
         # The client's own `set_terminated` prints the address of the run once more.
-        store = self._client._tracking_client.store  # noqa: SLF001
+        store = store_of(self._client)
         store.update_run_info(self._id, RunStatus.from_string(state), int(time.time() * 1000), None)
 
     def _describe(self) -> None:

@@ -19,7 +19,7 @@ import sys
 import weakref
 from typing import NoReturn
 
-from jupyter_distrib.system import open_files, process, process_environment, signals
+from jupyter_distrib.system import open_files, private_names, process, process_environment, signals
 from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
@@ -43,6 +43,8 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
         if error.name != "torch":
             raise
         sys.exit(f"torch is not installed for ranks: `{sys.executable} -m pip install torch`, or another --python.")
+    except private_names.MissingNameError as error:
+        sys.exit(str(error))
     from jupyter_distrib.worker import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))

@@ -17,6 +17,7 @@ import pytest
 
 from jupyter_distrib.agent import forkservers as module
 from jupyter_distrib.agent.forkservers import Forkservers
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
@@ -258,6 +259,22 @@ def test_a_forkserver_with_an_old_torch_says_which_it_needs(tmp_path: Path) -> N
 
     assert done.stderr.startswith("torch 2.6.0 is too old for jupyter_distrib, which needs ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_forkserver_with_a_torch_that_lacks_a_private_name_says_which(tmp_path: Path) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text(
+        "import torch\ndel torch.utils.data.dataloader._BaseDataLoaderIter"
+    )
+    command = [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    version = process_environment.version("torch")
+    assert done.stderr == (
+        f"torch {version} has no torch.utils.data.dataloader._BaseDataLoaderIter, which jupyter_distrib needs: "
+        "install torch 2.9 to 2.15, or a newer jupyter_distrib.\n"
+    )
 
 
 def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage: Stage) -> None:

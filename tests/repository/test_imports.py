@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.pools import base
-
 PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
@@ -402,50 +400,3 @@ def test_the_coordinator_names_no_engine() -> None:
     for file in (FOLDER / "coordinator").glob("*.py"):
         code = ast.unparse(tree_of(file))
         assert not re.search(r"\bray\b|Ray|RAY", code), file.name
-
-
-def test_private_parts_of_torch_are_used_in_one_module() -> None:
-    """Attributes and names with one underscore, on anything but `self`, in the files that load torch."""
-    used = []
-    for file in (*FOLDER.glob("worker/pytorch/*.py"), *FOLDER.glob("worker/autoparallel/*.py")):
-        if file.name == "private.py":
-            continue
-        tree = tree_of(file)
-        for node in ast.walk(tree):
-            private = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
-            if private and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "sys", "os"}):
-                used.append(f"{file.name}, line {node.lineno}: {node.attr}")
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-                used += [f"{file.name}, line {node.lineno}: {each.name}" for each in node.names if each.name[0] == "_"]
-    assert used == []
-
-
-def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
-    kinds = set(base.kinds())
-    assert kinds >= {"local", "inline", "ray"}
-    compared = []
-    for file in FOLDER.rglob("*.py"):
-        if is_in(name_of(file, FOLDER), "pools"):
-            continue
-        constants = {
-            target.id: node.value.value
-            for node in tree_of(file).body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree_of(file)):
-            if isinstance(node, ast.Compare | ast.match_case):
-                words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-                words |= {constants.get(each.id) for each in ast.walk(node) if isinstance(each, ast.Name)}
-                compared += [f"{file.name}: {word}" for word in words & kinds]
-    assert compared == []
-
-
-def test_no_two_classes_have_one_name() -> None:
-    homes: dict[str, list[str]] = {}
-    for file in FOLDER.rglob("*.py"):
-        for node in ast.walk(tree_of(file)):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(name_of(file, FOLDER))
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

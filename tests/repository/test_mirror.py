@@ -175,6 +175,7 @@ TESTED_IN = {
     "wire/test_link.py": "wire/messages/*",
     "worker/autoparallel/test_gradient_reducer.py": "worker/host_copy",
     "worker/autoparallel/test_tensor_sums.py": "worker/autoparallel/weight_sync",
+    "system/test_private_names.py": "system/private_torch",
     "worker/pytorch/test_group_sightings.py": "worker/pytorch/private",
     "worker/pytorch/test_rendezvous.py": (
         "worker/pytorch/ddp_regroup worker/pytorch/pytorch worker/pytorch/rank_store worker/pytorch/store_board"

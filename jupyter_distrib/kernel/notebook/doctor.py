@@ -6,6 +6,7 @@ Of the environment's values it shows only those of this package's own variables.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import resource
@@ -156,8 +157,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
 
 def _deafness() -> Iterator[Finding]:
     """Yield a finding for a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
-    from ipykernel import _version as ipykernel
-
+    ipykernel: Any = importlib.import_module("ipykernel")
     if (7,) <= ipykernel.version_info < (7, 4):
         text = f"ipykernel {ipykernel.__version__} may not run a cell that is sent while it answers another request"
         advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from jupyter_distrib.libraries.datasets import fingerprint_of
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel.data_consensus import DataConsensus
@@ -213,7 +214,7 @@ def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
     """Yield parts of an object's data, without its numbers and texts: its own seed does not determine the samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
-    fingerprint = getattr(thing, "_fingerprint", None)  # of `datasets`, whose tables are not read
+    fingerprint = fingerprint_of(thing)
     if isinstance(fingerprint, str):
         yield fingerprint.encode()
         return

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.libraries.deepspeed import takes_backward
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
@@ -187,7 +188,7 @@ class EngineTraining:
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         self._tell()
         engines = list(self._engines.values())
-        if self._inside or all(getattr(engine, "_support_torch_style_backward", False) for engine in engines):
+        if self._inside or all(takes_backward(engine) for engine in engines):
             run()
         elif len(engines) == 1 and len(tensors) == 1:
             engines[0].backward(tensors[0])

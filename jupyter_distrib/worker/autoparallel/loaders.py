@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader
 
+from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 from jupyter_distrib.worker.autoparallel import source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.division_by_others import DivisionByOthers
@@ -216,7 +217,7 @@ def is_ours(function: FunctionType) -> bool:
 def makes_own_iterators(cls: type) -> bool:
     """Return whether a class of loaders reads in a way of its own."""
     bases = cls.__mro__[: cls.__mro__.index(DataLoader)]
-    names = ("__iter__", "_get_iterator")
+    names = ("__iter__", ITERATOR_MAKER)
     own: list[Any] = [inspect.unwrap(vars(base)[name]) for base in bases for name in names if name in vars(base)]
     return any(not is_ours(each) and not isgeneratorfunction(each) for each in own)
 

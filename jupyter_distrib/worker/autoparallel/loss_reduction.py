@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from jupyter_distrib.system import private_torch
+
 _SUM = 2
 """torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
 _SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
@@ -24,4 +26,4 @@ def _is_sum(node: Any, depth: int) -> bool:
     name = type(node).__name__
     if name.startswith(_SCALED):
         return any(_is_sum(each, depth - 1) for each, _ in node.next_functions)
-    return name.startswith("SumBackward") or getattr(node, "_saved_reduction", None) == _SUM
+    return name.startswith("SumBackward") or private_torch.saved_reduction(node) == _SUM

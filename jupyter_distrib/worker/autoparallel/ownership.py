@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import file_owner, private_torch
 
 T = TypeVar("T")
 
@@ -102,18 +102,19 @@ def owners_of(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module] |
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the user's own module behind a wrapper of `torch.compile`; any other module unchanged."""
-    return getattr(module, "_orig_mod", module)
+    found: nn.Module = private_torch.unwrapped(module)
+    return found
 
 
 def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the modules among these that `torch.compile` has compiled as a whole."""
-    if "torch._dynamo" not in sys.modules:
+    if private_torch.COMPILER not in sys.modules:
         return []
     if all(unwrapped(each) is each for each in present(nn.Module)):
         originals = set[int]()  # a collection of garbage takes longer
     else:
         originals = {id(unwrapped(each)) for each in alive(nn.Module) if unwrapped(each) is not each}
-    return [each for each in modules if id(each) in originals or getattr(each, "_compiled_call_impl", None) is not None]
+    return [each for each in modules if id(each) in originals or private_torch.is_compiled_in_place(each)]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.libraries import known
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership
 
 LEAST_PARAMETERS = 1_000_000
@@ -83,7 +84,7 @@ def _can_be_one(module: nn.Module) -> bool:
 
 def has_forward(module: nn.Module) -> bool:
     """Return whether a module can be called; `ModuleList` and other containers cannot."""
-    return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
+    return private_torch.has_forward(type(module))
 
 
 def _shares(module: nn.Module, root: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import os
 import time
 from typing import Any
 
+from jupyter_distrib.system.private_torch import COLLECTIVES
 from jupyter_distrib.wire.messages import GroupSighting
 from jupyter_distrib.worker.pytorch import private
 
@@ -19,7 +20,7 @@ class GroupSightings:
 
     communication = tuple(
         os.path.join("torch", "distributed", name)
-        for name in ("distributed_c10d.py", "c10d_logger.py", "rendezvous.py", "_functional_collectives.py")
+        for name in ("distributed_c10d.py", "c10d_logger.py", "rendezvous.py", COLLECTIVES)
     )
 
     def __init__(self) -> None:

@@ -1,5 +1,8 @@
-"""The uses of parts of torch that torch does not promise to keep. Checked with torch 2.9, 2.11, 2.13 and 2.15; to be
-reviewed after each new version of torch. Loaded in ranks; each function runs in the thread that calls it.
+"""The uses of parts of torch that torch does not promise to keep, in processes that have loaded it for ranks; the
+others are in `system/private_torch.py`. `system/private_names.py` lists the names, with the versions that have them.
+Loaded in ranks; each function runs in the thread that calls it.
+
+Raises `private_names.MissingNameError` when it is imported with a torch that lacks one of them.
 """
 
 # ruff: noqa: SLF001 - this file is for private parts
@@ -22,16 +25,22 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler as _profiler
 from torch.distributed import distributed_c10d
-from torch.distributed.rendezvous import _rendezvous_handlers
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.nn.modules import batchnorm
+from torch.utils import _pytree
+from torch.utils.data import dataloader
+
+from jupyter_distrib.system import private_names
+
+private_names.check(private_names.TORCH)
 
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
-BatchNorm = _BatchNorm
+BatchNorm: Any = batchnorm._BatchNorm
 """The class of all batch normalizations; relies on `_BatchNorm`, from which torch derives each of them."""
 MEMORY_ENTRIES = 50_000
 """The number of allocations that the history of a GPU's memory keeps; to write so many takes a second or two."""
+tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only
+"""The functions for the leaves of nested containers; they are in `_pytree`."""
 _PROFILER: Any = _profiler
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 """The variable by which the profiler's library is told not to write to standard error; read at its first use."""
@@ -126,7 +135,7 @@ def replace_entry_points(functions: Mapping[str, Callable[..., Any]]) -> None:
 
 def answer_env_rendezvous(handler: Callable[..., Any]) -> None:
     """Install the handler of `env://`; relies on `_rendezvous_handlers`, since a scheme cannot be registered twice."""
-    _rendezvous_handlers["env"] = handler
+    sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = handler  # a function hides the module
 
 
 def recorded_collectives() -> list[dict[str, Any]]:
@@ -252,7 +261,7 @@ def set_buffer(module: Any, name: str, buffer: Any) -> None:
     module._buffers[name] = buffer
 
 
-LoaderIterator: Any = _BaseDataLoaderIter
+LoaderIterator: Any = dataloader._BaseDataLoaderIter
 """The class of all iterators of data loaders; relies on `_BaseDataLoaderIter.__next__`, which none of them replaces."""
 Work: Any = dist.Work
 """A collective that goes on; relies on functions of `torch.distributed`, and FSDP, calling `wait` by its name."""

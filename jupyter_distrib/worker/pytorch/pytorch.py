@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed
 
+from jupyter_distrib.system.private_torch import COMPILER
 from jupyter_distrib.wire.messages import Execute, PhaseTimes, Profiled, WorkerOrder
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.framework import TORCH, DeviceState
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _PRELOADED = (
-    "torch._dynamo",
+    COMPILER,
     "torch.distributed.fsdp",
     "torch.nn.parallel.distributed",
     "torch.utils.data",

@@ -1,0 +1,293 @@
+"""The private names of other software that this package uses: all of them, with the versions that have them, and what
+happens without them. Any process; imports none of that software. `tests/system/test_private_names.py` looks each of
+them up in what is installed, and `tests/repository/test_private_names.py` finds uses of other names, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jupyter_distrib.system import process_environment
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Library(NamedTuple):
+    """The private names of one library, or of Python itself, that are used.
+
+    An object is `module`, `module:Class`, or `module:Class()` for attributes that its instances or results have.
+    """
+
+    name: str
+    known: str
+    """The versions with which this package was tested."""
+    files: tuple[str, ...]
+    """The only modules that use the names."""
+    needed: Mapping[str, str] = _NONE
+    """The names by object, separated by spaces, without which nothing works."""
+    spared: Mapping[str, tuple[str, str]] = _NONE
+    """By object, names that may be missing, and what happens then."""
+    changing: Mapping[str, tuple[str, str]] = _NONE
+    """By object and name, with a space between, the first and the last version with that name; empty if all earlier or
+    all later ones have it. The code looks for it before it uses it."""
+
+
+class MissingNameError(ImportError):
+    """This version of a library lacks a private name that this package needs."""
+
+
+def check(library: Library) -> None:
+    """Raise an error in words if a module that is loaded lacks a name that is needed.
+
+    Raises:
+        MissingNameError: It names what is missing, the version that lacks it, and those that have it.
+    """
+    missing = [
+        f"{where}.{name}".replace(":", ".")
+        for where, names in library.needed.items()
+        if "()" not in where and where.partition(":")[0] in sys.modules
+        for name in names.split()
+        if not has(found(where), name)
+    ]
+    if missing:
+        raise MissingNameError(
+            f"{library.name} {process_environment.version(library.name)} has no {' and no '.join(missing)}, which "
+            f"jupyter_distrib needs: install {library.name} {library.known}, or a newer jupyter_distrib."
+        )
+
+
+def found(where: str) -> Any:
+    """Return a loaded module, or an object in it; None if there is no such object."""
+    module, _, path = where.partition(":")
+    owner: Any = sys.modules[module]
+    for name in filter(None, path.split(".")):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def has(owner: object, name: str) -> bool:
+    """Return whether an object has an attribute, without computing it where that is a property."""
+    return hasattr(type(owner), name) or hasattr(owner, name)
+
+
+def every(library: Library) -> Iterator[str]:
+    """Yield all that is listed for a library: object and name, with a space between."""
+    for where, names in library.needed.items():
+        yield from (f"{where} {name}" for name in names.split())
+    for where, (names, _) in library.spared.items():
+        yield from (f"{where} {name}" for name in names.split())
+    yield from library.changing
+
+
+_FSDP = "torch.distributed.fsdp:fully_shard()"
+_C10D = "torch.distributed.distributed_c10d"
+_STEP = {
+    "_get_fsdp_state()": "_modules_to_run_forward",
+    "_get_fsdp_state()._comm_ctx": "all_gather_state post_forward_order",
+    "_get_fsdp_state()._state_ctx": "all_states iter_forward_root post_backward_final_callback_queued",
+    "param_group": (
+        "_all_gather_result _post_reduce_event _all_reduce_state _reshard_after_forward_event _partial_reduce_output "
+        "_post_forward_indices _training_state _to_sharded"
+    ),
+}
+"""The names of what a step of FSDP leaves behind; from 2.13 on torch discards it itself."""
+
+TORCH = Library(
+    name="torch",
+    known="2.9 to 2.15",
+    files=("system/private_torch.py", "worker/pytorch/private.py"),
+    needed={
+        _C10D: "_get_default_group _get_default_store _update_default_pg _abort_process_group _world",
+        f"{_C10D}:_world": "pg_names pg_group_ranks pg_map pg_backend_config group_count",
+        "torch.distributed": "_broadcast_coalesced Logger",
+        "torch.distributed:ProcessGroup": "_get_backend _device_types",
+        "torch._C._distributed_c10d:Backend": "_get_sequence_number_for_group",
+        "torch._C._distributed_c10d:ProcessGroupGloo": "_set_default_timeout",
+        "torch.distributed:Reducer": "_rebuild_buckets _autograd_hook",
+        "torch.distributed.rendezvous": "_rendezvous_handlers",
+        "torch.distributed.utils": "_sync_module_states",
+        "torch.nn.parallel:DistributedDataParallel": (
+            "_update_process_group _set_params_and_buffers_to_ignore_for_model _lazy_init"
+        ),
+        "torch:Tensor": "_version",
+        "torch:UntypedStorage": "_cdata",
+        "torch.autograd:Variable": "_execution_engine",
+        "torch.autograd.profiler": "_prepare_profiler _enable_profiler _disable_profiler",
+        "torch.autograd.profiler:profile": "_prepare_trace",
+        "torch.nn.modules.batchnorm": "_BatchNorm",
+        "torch.nn.modules.module": "_forward_unimplemented",
+        "torch.nn:Module()": (
+            "_parameters _buffers _compiled_call_impl _forward_pre_hooks _forward_hooks _state_dict_pre_hooks "
+            "_load_state_dict_pre_hooks _load_state_dict_post_hooks _forward_pre_hooks_with_kwargs "
+            "_forward_hooks_with_kwargs _forward_hooks_always_called"
+        ),
+        "torch.nn.functional:mse_loss()": "_saved_reduction",
+        "torch:compile()": "_orig_mod",
+        "torch.utils.data.dataloader": "_BaseDataLoaderIter",
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": "_shutdown_workers",
+        "torch.utils.data:DataLoader": "_get_iterator",
+        "torch.utils.data:DataLoader()": "_iterator",
+        "torch.utils._pytree": "tree_leaves tree_map_only",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch.distributed.device_mesh:DeviceMesh()": "_dim_group_names",
+        "torch.distributed._composable.contract": "STATE_KEY REGISTRY_KEY",
+        "torch.distributed.fsdp:FSDPModule": "_get_fsdp_state",
+        _FSDP: "_is_fsdp_managed_module _fsdp_use_orig_params",
+        f"{_FSDP}._get_fsdp_state()": "_is_root _comm_ctx _state_ctx _device_handle _training_state",
+        f"{_FSDP}._get_fsdp_state()._comm_ctx": "all_gather_stream",
+        f"{_FSDP}.param_group": "mesh_info post_forward_mesh_info",
+        f"{_FSDP}.param_group.mesh_info": "__post_init__",
+    },
+    spared={
+        "torch._C._distributed_c10d": (
+            "_dump_fr_trace _dump_nccl_trace",
+            "what is shown of ranks that wait for one another names no collectives",
+        ),
+        "torch.distributed:new_group().options": ("_timeout", "a stalled run is noticed as if torch had no limit"),
+        "torch._C": ("_cuda_clearCublasWorkspaces", "torch has no CUDA"),
+        "torch.cuda.memory": ("_record_memory_history _snapshot", "a profile has no history of the GPU's memory"),
+        "torch._utils": ("_validate_loaded_sparse_tensors", "sparse tensors that were sent once stay in memory"),
+        "torch._tensor_str": ("PRINT_OPTS", "`torch.set_printoptions` of the notebook does not hold on the ranks"),
+        "torch._dynamo": ("OptimizedModule", "it is loaded at the first `torch.compile`, not before"),
+        # Pickles have these; others are refused.
+        "torch.serialization": ("_get_layout", "checkpoints that are shown to be safe are not read"),
+        "torch.distributed.checkpoint.metadata": ("_MEM_FORMAT_ENCODING", "the same"),
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:checkpoint_wrapper()": (
+            "_checkpoint_wrapped_module",
+            "names in checkpoints say that a part is computed again in the backward pass",
+        ),
+        "torch.distributed": ("_functional_collectives", "what waits in it is shown as waiting in the user's own line"),
+    },
+    changing={
+        "torch.distributed.nn.jit.instantiator _TEMP_DIR": ("", "2.10"),
+        "torch.distributed.device_mesh _mesh_resources": ("", "2.9"),
+        "torch.distributed.device_mesh:DeviceMesh _get_root_mesh": ("2.10", ""),
+        "torch.distributed.device_mesh:DeviceMesh() _pg_registry": ("2.10", ""),
+        f"{_FSDP} reset_iter_state": ("2.13", ""),
+        f"{_FSDP}._get_fsdp_state() _fsdp_param_group": ("", "2.12"),
+        f"{_FSDP}._get_fsdp_state() _fsdp_param_groups": ("2.12", ""),
+        **{f"{_FSDP}.{where} {name}": ("", "2.12") for where, names in _STEP.items() for name in names.split()},
+    },
+)
+CLOUDPICKLE = Library(
+    name="cloudpickle",
+    known="3.0 to 3.1",
+    files=("serialization/definitions.py",),
+    needed={
+        "cloudpickle.cloudpickle": (
+            "_class_setstate _function_setstate _get_or_create_tracker_id _lookup_class_or_track "
+            "_should_pickle_by_reference _DYNAMIC_CLASS_TRACKER_BY_ID"
+        ),
+        "cloudpickle.cloudpickle:Pickler": "dispatch_table reducer_override",
+        "cloudpickle.cloudpickle:Pickler()": "globals_ref",
+    },
+)
+IPYKERNEL = Library(
+    name="ipykernel",
+    known="6.29 to 7.4",
+    files=("kernel/notebook/widget_model.py", "kernel/sidebar/cell_outputs.py"),
+    spared={
+        "ipykernel.zmqshell:ZMQInteractiveShell()": (
+            "_last_traceback",
+            "a failed cell that ran without a front end has no traceback in the notebook's file",
+        )
+    },
+    changing={"ipykernel.comm.comm:BaseComm() _reply_subshell_id": ("7.4", "")},
+)
+PANDAS = Library(
+    name="pandas",
+    known="3.1",
+    files=("system/library_settings.py",),
+    needed={"pandas._config.config": "_registered_options _global_config"},
+    spared={"pandas": ("_config", "`pandas.set_option` of the notebook does not hold on the ranks")},
+)
+ACCELERATE = Library(
+    name="accelerate",
+    known="1.15",
+    files=("worker/process_reset.py",),
+    spared={
+        "accelerate.state:PartialState": ("_shared_state", "what Accelerate knows of a cell's group outlives the cell")
+    },
+)
+TRANSFORMERS = Library(
+    name="transformers",
+    known="5.23",
+    files=("libraries/transformers.py",),
+    spared={
+        "transformers:PreTrainedModel": ("_no_split_modules", "fsdp chooses the modules that it shards by their size")
+    },
+)
+DATASETS = Library(
+    name="datasets",
+    known="5.2",
+    files=("libraries/datasets.py",),
+    spared={"datasets:Dataset.from_dict()": ("_fingerprint", "its columns are read instead")},
+)
+MLFLOW = Library(
+    name="mlflow",
+    known="3.17",
+    files=("libraries/mlflow.py",),
+    needed={"mlflow.tracking.fluent": "_active_run_stack", "mlflow:MlflowClient()": "_tracking_client"},
+    spared={"mlflow.tracking.fluent": ("_active_experiment_id", "`mlflow.set_experiment` is not followed")},
+)
+DEEPSPEED = Library(
+    name="deepspeed",
+    known="0.19",
+    files=("libraries/deepspeed.py",),
+    needed={
+        "deepspeed.runtime.zero.parameter_offload:DeepSpeedZeRoOffload": "_register_deepspeed_module",
+    },
+    spared={
+        "deepspeed.runtime.engine:DeepSpeedEngine()": (
+            "_support_torch_style_backward",
+            "`loss.backward()` is passed to the engine, of which there can then be one",
+        )
+    },
+)
+RAY = Library(
+    name="ray",
+    known="2.60",
+    files=("pools/ray/nodes.py",),
+    needed={
+        "ray._private.client_mode_hook": "client_mode_wrap",
+        "ray._private.state": "available_resources_per_node",
+    },
+)
+PYSPARK = Library(
+    name="pyspark",
+    known="4.3",
+    files=("compat/spark/distributors.py", "pools/spark/application.py"),
+    needed={
+        "pyspark.ml.torch.distributor:TorchDistributor": "_train_on_dataframe",
+        "pyspark:SparkContext()": "_jsc",
+    },
+)
+PYTHON = Library(
+    name="Python",
+    known="3.11 to 3.14",
+    files=("*",),
+    needed={
+        "asyncio": "_get_running_loop _set_running_loop",
+        "atexit": "_run_exitfuncs",
+        "functools": "_lru_cache_wrapper",
+        "importlib.metadata:Distribution": "_normalized_name",
+        "importlib.util": "_find_spec",
+        "importlib._bootstrap": "_find_and_load_unlocked",
+        "logging:Formatter()": "_fmt",
+        "pickle": "_Pickler",
+        "threading": "_shutdown",
+        "weakref:finalize": "_registry",
+    },
+    spared={
+        "os:environ": ("_data", "its variables are decoded once more"),
+        "signal": ("_signal", "the public functions are used, which are slower"),
+    },
+    changing={"asyncio.tasks _swap_current_task": ("3.12", "")},
+)
+LIBRARIES = (
+    TORCH, CLOUDPICKLE, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED, RAY, PYSPARK,
+    PYTHON,
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""The uses of parts of torch that torch does not promise to keep, for processes that may not have loaded it: it is
+never imported here. Ranks have further ones in `worker/pytorch/private.py`; `system/private_names.py` lists the names.
+"""
+
+# ruff: noqa: SLF001 - this file is for private parts
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+COLLECTIVES = "_functional_collectives.py"
+"""The file, in `torch/distributed`, of the collectives that `torch.compile` can trace."""
+COMPILER = "torch._dynamo"
+"""The module that `torch.compile` loads."""
+ITERATOR_MAKER = "_get_iterator"
+"""The method by which a data loader makes the iterator of one pass."""
+WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+"""The names under which `torch.compile` and activation checkpointing keep the module that they wrap."""
+MEMORY_FORMAT = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"
+LAYOUT = "torch.serialization._get_layout"
+"""The functions that the description of a checkpoint names in its pickle."""
+STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+"""Module and name of the class by which it names the place of an entry in a file."""
+FSDP_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""The attributes that `fully_shard` sets on each module that it takes care of."""
+HOOKS = frozenset(
+    {
+        "_forward_pre_hooks",
+        "_forward_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    }
+)
+"""The attributes of a module with hooks by their number."""
+HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+"""The attributes with the numbers of hooks that are called in another way."""
+
+
+def identity(storage: Any) -> int:
+    """Return what tells a storage from others: its address in C++, since torch may make several Python objects of it.
+    Relies on `_cdata`."""
+    address: int = storage._cdata
+    return address
+
+
+def has_forward(cls: Any) -> bool:
+    """Return whether modules of a class can be called; relies on the name of the function that stands in."""
+    return getattr(cls.forward, "__name__", "") != "_forward_unimplemented"
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the user's own module behind a wrapper of `torch.compile`, else the module itself; relies on
+    `_orig_mod`."""
+    return getattr(module, "_orig_mod", module)
+
+
+def is_compiled_in_place(module: Any) -> bool:
+    """Return whether `module.compile()` was called; relies on `_compiled_call_impl`."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def saved_reduction(node: Any) -> int | None:
+    """Return the number of the reduction that a loss has saved in its graph; relies on `_saved_reduction`."""
+    number: int | None = getattr(node, "_saved_reduction", None)
+    return number
+
+
+def forget_sparse_tensors() -> None:
+    """Empty the list in which torch keeps every unpickled sparse tensor until `torch.load` checks them; relies on
+    `_validate_loaded_sparse_tensors`, which empties it."""
+    check: Callable[[], None] | None
+    check = getattr(sys.modules.get("torch._utils"), "_validate_loaded_sparse_tensors", None)
+    if check is not None:
+        check()
+
+
+def print_options(torch: Any) -> Any:
+    """Return the object with the options of `torch.set_printoptions`; relies on `PRINT_OPTS`."""
+    return getattr(torch._tensor_str, "PRINT_OPTS", None)
+
+
+def composable_keys() -> tuple[str, ...]:
+    """Return the attributes in which `replicate` and `fully_shard` keep what they did to a module; none before their
+    first use. Relies on `STATE_KEY` and `REGISTRY_KEY`."""
+    contract: Any = sys.modules.get("torch.distributed._composable.contract")
+    return () if contract is None else (contract.STATE_KEY, contract.REGISTRY_KEY)

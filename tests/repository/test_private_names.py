@@ -1,0 +1,138 @@
+"""Private names of other software are those of the table in `system/private_names.py`, each used in one place."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.system import private_names
+from jupyter_distrib.system.private_names import LIBRARIES, Library
+
+PACKAGE = Path(__file__).parent.parent.parent / "jupyter_distrib"
+TABLE = "system/private_names.py"
+DOCUMENTED = {
+    "_current_frames", "_exit", "_fields", "_getframe", "_make", "_thread",  # Python
+    "_exit_code", "_render_traceback_", "_repr_html_",  # IPython
+    "_NUM_THREADS", "_cuda_setDevice", "_distributed", "_magic_",  # parts of a variable, a message, and of our own names
+}  # fmt: skip
+"""The names with an underscore that may be used anywhere."""
+PRIVATE = re.compile(r"_(?!jupyter_distrib)[a-zA-Z]\w*")
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {
+        file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
+        for file in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def ours(tree: ast.Module) -> set[str]:
+    """The names that a module gives to something itself."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), ctx=ast.Store()):
+                found.add(node.attr)
+            case ast.Assign(targets=[ast.Name(id="__slots__")]):
+                found |= {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+            case ast.arg():
+                found.add(node.arg)
+    return found
+
+
+def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of everything private that is not certainly the module's own."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jupyter_distrib")
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in imported:
+                continue
+            case ast.Attribute(attr=name) if PRIVATE.fullmatch(name):
+                yield node.lineno, name
+            case ast.ImportFrom(module=str(module)) if not module.startswith("jupyter_distrib"):
+                names = [*module.split("."), *(alias.name for alias in node.names)]
+                yield from ((node.lineno, name) for name in names if PRIVATE.fullmatch(name))
+            case ast.Import():
+                names = [part for alias in node.names for part in alias.name.split(".")]
+                yield from ((node.lineno, name) for name in names if PRIVATE.fullmatch(name))
+            case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.]+", text):
+                yield from ((node.lineno, name) for name in text.split(".") if PRIVATE.fullmatch(name))
+
+
+def names_of(library: Library) -> set[str]:
+    return {part for full in private_names.every(library) for part in re.findall(r"\w+", full)}
+
+
+def unlisted(file: str, tree: ast.Module, everywhere: set[str]) -> list[str]:
+    """The uses of private names that no library lists for this file.
+
+    What `self` has may be inherited from another module of ours; what anything else has must be this module's own.
+    """
+    allowed = DOCUMENTED.union(*(names_of(each) for each in LIBRARIES if any(fnmatch(file, one) for one in each.files)))
+    own = ours(tree)
+    inherited = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"self", "cls", "super()"}
+    } & everywhere
+    return [f"{file}, line {line}: {name}" for line, name in uses(tree) if name not in allowed | own | inherited]
+
+
+def test_every_private_name_is_in_the_table_and_used_where_the_table_says() -> None:
+    everywhere = set[str]().union(*map(ours, trees().values()))
+    assert [each for file, tree in trees().items() if file != TABLE for each in unlisted(file, tree, everywhere)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C._cuda_init()",
+        "from torch._utils import anything",
+        "from torch.utils.data.dataloader import _BaseDataLoaderIter",
+        "import torch._dynamo",
+        "group = getattr(model, '_update_process_group', None)",
+        "vars(loader)['_iterator'] = None",
+        "sys.modules['torch._dynamo']",
+        "self._buffers[name] = 1",
+        "model._parameters",
+    ],
+)
+def test_a_name_of_torch_in_any_other_module_is_found(source: str) -> None:
+    assert unlisted("strategies/ddp.py", ast.parse(source), everywhere={"_ours"}) != []
+
+
+def test_what_a_module_defines_or_inherits_from_ours_is_its_own() -> None:
+    source = "class A(B):\n  def __init__(self):\n    self._mine = self._inherited\n  def f(self, other):\n    return other._mine"
+    assert unlisted("strategies/ddp.py", ast.parse(source), everywhere={"_inherited"}) == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_each_name_of_the_table_is_used(library: Library) -> None:
+    code = "\n".join(
+        ast.unparse(tree)
+        for file, tree in trees().items()
+        if file != TABLE and any(fnmatch(file, one) for one in library.files)
+    )
+    names = {full.rpartition(" ")[2] for full in private_names.every(library)}
+    assert {name for name in names if PRIVATE.fullmatch(name) and not re.search(rf"\b{name}\b", code)} == set()
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_the_files_of_the_table_are_there(library: Library) -> None:
+    assert [file for file in library.files if file != "*" and file not in trees()] == []
