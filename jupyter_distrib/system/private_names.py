@@ -185,6 +185,17 @@ CLOUDPICKLE = Library(
         "cloudpickle.cloudpickle:Pickler()": "globals_ref",
     },
 )
+IPYTHON = Library(
+    name="ipython",
+    known="8.18 to 9.18",
+    files=("kernel/sidebar/cell_outputs.py",),
+    spared={
+        "IPython.core.displayhook:DisplayHook": (
+            "exec_result",
+            "the sidebar shows a cell under the number of the one before",
+        )
+    },
+)
 IPYKERNEL = Library(
     name="ipykernel",
     known="6.29 to 7.4",
@@ -193,7 +204,8 @@ IPYKERNEL = Library(
         "ipykernel.zmqshell:ZMQInteractiveShell()": (
             "_last_traceback",
             "a failed cell that ran without a front end has no traceback in the notebook's file",
-        )
+        ),
+        "ipykernel.kernelbase:Kernel()": ("control_handlers", "the sidebar's requests wait for the end of the cell"),
     },
     changing={"ipykernel.comm.comm:BaseComm() _reply_subshell_id": ("7.4", "")},
 )
@@ -224,7 +236,10 @@ DATASETS = Library(
     name="datasets",
     known="5.2",
     files=("libraries/datasets.py",),
-    spared={"datasets:Dataset.from_dict()": ("_fingerprint", "its columns are read instead")},
+    spared={
+        "datasets:Dataset.from_dict()": ("_fingerprint", "its columns are read instead"),
+        "datasets:IterableDataset()": ("_distributed", "a stream that is split by hand is split once more"),
+    },
 )
 MLFLOW = Library(
     name="mlflow",
@@ -288,6 +303,6 @@ PYTHON = Library(
     changing={"asyncio.tasks _swap_current_task": ("3.12", "")},
 )
 LIBRARIES = (
-    TORCH, CLOUDPICKLE, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED, RAY, PYSPARK,
+    TORCH, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED, RAY, PYSPARK,
     PYTHON,
 )  # fmt: skip

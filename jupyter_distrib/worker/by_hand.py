@@ -22,9 +22,6 @@ EFFECTS = {
 
 _RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
 """The names of attributes that mark a share of data."""
-_SPLIT_STREAM = "_distributed"
-"""The attribute that `datasets.distributed.split_dataset_by_node` sets on a stream."""
-
 _SPLIT_STAGE = "split_by_node"
 """The name of the stage that gives each rank its shards in a pipeline of `webdataset`."""
 
@@ -43,12 +40,12 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
         part: An object of torch, of a library or of the user.
         by_attributes: Whether attributes with the names of a rank and of the number of ranks mark a share, too.
     """
-    from jupyter_distrib.libraries import known
+    from jupyter_distrib.libraries import datasets, known
 
     if _is_one_of(part, SAMPLERS) or known.divides_data(part):
         return True
     names = getattr(part, "__dict__", {}).keys() if by_attributes else set()
-    if any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, _SPLIT_STREAM, None) is not None:
+    if any(pair <= names for pair in _RANK_AND_SIZE) or datasets.is_split(part):
         return True
     stages = getattr(part, "__dict__", {}).get("pipeline")
     return isinstance(stages, list) and any(getattr(each, "__name__", "") == _SPLIT_STAGE for each in stages)

@@ -44,6 +44,7 @@ for line in ("import pyspark", "from pyspark.sql import SparkSession"):
     ]
 
 
+@pytest.mark.versions
 def test_h13_a_library_that_looks_for_a_package_does_not_find_ours() -> None:
     printed = python("""
 stand_ins.enable(["horovod", "databricks"])

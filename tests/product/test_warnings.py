@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from ipykernel import kernelapp
 
 from tests.notebook import ROOT, Notebook
 
@@ -28,6 +29,10 @@ for _ in range(2):
 jupyter_distrib.save("checkpoint", model=model, optimizer=optimizer)
 model
 """
+
+
+PLAIN_TCP = "Kernel is running over TCP without encryption."
+"""The warning, by ipykernel 7.4, about what its own kernel does."""
 
 
 @pytest.fixture
@@ -53,3 +58,20 @@ def test_nothing_of_ours_is_deprecated(strict: Notebook) -> None:
             outcome = book.cell(cell)
             assert outcome.status == "ok", f"{cell}\n{outcome.text}"
             assert "DeprecationWarning" not in outcome.text
+
+
+def test_the_kernels_warning_about_its_own_connection_reaches_no_cell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cells = (
+        "%load_ext jupyter_distrib",
+        "%%distributed --ranks 2\nimport logging\nlogging.getLogger('traitlets').warning('mine')",
+        "%distributed_status --doctor",
+    )
+    with Notebook(tmp_path) as book:
+        shown = [book.ok(cell).text for cell in cells]
+
+    assert "mine" in shown[1]
+    assert [each for each in shown if "encryption" in each] == []
+    warns = PLAIN_TCP in Path(kernelapp.__file__).read_text(encoding="utf-8")
+    assert capfd.readouterr().err.count(PLAIN_TCP) == warns  # in the kernel's own log, once: ranks are no kernels

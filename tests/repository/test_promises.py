@@ -74,6 +74,13 @@ HELD: dict[str, dict[str, str]] = {
             "coordinator/test_file_sync.py::test_a_folder_that_a_stranger_has_made_alike_is_not_the_notebooks "
             "coordinator/test_file_sync.py::test_the_stamp_of_a_strangers_folder_names_them"
         ),
+        "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
+        "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
+        "This package changes nothing there.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
+        "A rank is no kernel and opens no such port.": (
+            "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell "
+            "agent/test_server.py::test_nothing_listens_but_on_loopback"
+        ),
         "**Torch opens TCP ports**: its store, and the connections of gloo or NCCL between the ranks.": "agent/test_server.py::test_nothing_listens_but_on_loopback",
         "On one machine they are on loopback; between nodes they are on the interface that leads to the other nodes.": (
             "agent/test_server.py::test_nothing_listens_but_on_loopback "

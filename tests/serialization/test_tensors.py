@@ -199,6 +199,7 @@ def test_cuda_tensors_are_rebuilt_on_the_ranks_device_and_return_to_the_cpu() ->
 
 
 @pytest.mark.versions
+@pytest.mark.filterwarnings("ignore")  # some of these kinds are in beta
 def test_sparse_tensors_leave_nothing_behind_in_torch(kernel: Kernel) -> None:
     back = returned([torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()])
     alive = [weakref.ref(each) for each in back]
@@ -259,6 +260,7 @@ def test_distributed_data_parallel_comes_back_as_its_module(group: None, torch_k
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.versions
 def test_a_replicated_module_comes_back_plain_and_the_ranks_own_stays_as_it_is(group: None) -> None:
     from torch.distributed._composable import replicate
 
@@ -284,6 +286,7 @@ def _user_hook(module: Any, args: Any, output: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.versions
 def test_what_is_sharded_is_refused_with_advice_and_what_is_replicated_is_sent(group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -318,6 +321,7 @@ def test_torch_is_not_imported_by_packing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.versions
 def test_a_fully_sharded_module_is_refused_with_advice(group: None, torch_keeps_descriptors: None) -> None:
     from torch.distributed.fsdp import fully_shard
 

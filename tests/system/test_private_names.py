@@ -124,6 +124,9 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "ipykernel.zmqshell:ZMQInteractiveShell()": written("ipykernel.zmqshell:ZMQInteractiveShell"),
     "deepspeed.runtime.engine:DeepSpeedEngine()": written("deepspeed.runtime.engine:DeepSpeedEngine"),
     "pyspark:SparkContext()": written("pyspark:SparkContext"),
+    "ipykernel.kernelbase:Kernel()": written("ipykernel.kernelbase:Kernel"),
+    "mlflow:MlflowClient()": written("mlflow:MlflowClient"),
+    "datasets:IterableDataset()": lambda: importlib.import_module("datasets").IterableDataset.from_generator(list),
     "datasets:Dataset.from_dict()": lambda: importlib.import_module("datasets").Dataset.from_dict({"a": [1]}),
 }
 

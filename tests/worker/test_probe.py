@@ -32,6 +32,7 @@ def where(source: str, names: dict[str, object]) -> str:
         ("import functools\nfunctools.reduce(lambda a, b: look(), [1, 2])", "<lambda>()"),
     ],
 )
+@pytest.mark.versions
 def test_the_cells_own_function_is_named(source: str, told: str) -> None:
     assert where(source, {}) == told
 

@@ -25,6 +25,7 @@ MEANS = {
 
 
 @pytest.mark.parametrize("how", SUMS)
+@pytest.mark.versions
 def test_a_sum_is_found(how: str) -> None:
     assert loss_reduction.is_sum(SUMS[how]())  # type: ignore[no-untyped-call]
 

@@ -140,6 +140,7 @@ def test_devices_that_the_cell_makes_are_torchs_own(rank: Rank) -> None:
     assert type(torch.device("cuda:0")) is torch.device
 
 
+@pytest.mark.versions
 def test_a_device_of_torchs_own_code_is_left_alone(rank: Rank) -> None:
     rank.run("1")
     of_torch = compile("torch.device('cuda:' + '0')", torch.__file__, "eval")

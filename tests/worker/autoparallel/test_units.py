@@ -70,6 +70,7 @@ def test_parts_that_share_a_weight_stay_together_in_the_model():
     ]
 
 
+@pytest.mark.versions
 def test_containers_have_no_forward():
     assert has_forward(Model())
     assert not has_forward(nn.ModuleList())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,13 @@ def test_a_group_with_one_backend_keeps_its_name_and_torchs_number() -> None:
     own, torchs, name, seen = json.loads(done.stdout.splitlines()[-1])
     assert own == torchs == 2
     assert seen == [[name, 1]]
+
+
+@pytest.mark.versions
+def test_the_files_of_torch_that_wait_for_other_ranks_are_there() -> None:
+    """In a stack, the call of a collective is the outermost function in one of them."""
+    packages = Path(torch.__path__[0]).parent
+    assert [name for name in GroupSightings.communication if not (packages / name).exists()] == []
 
 
 def test_counting_goes_on_while_the_main_thread_looks_through_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
