@@ -216,6 +216,18 @@ LOSSES = (
 
 
 @pytest.mark.slow
+def test_a_cloudpickle_without_a_name_is_refused_by_an_error_of_ours() -> None:
+    program = (
+        "from cloudpickle import cloudpickle as c; del c._class_setstate\n"
+        "import jupyter_distrib.serialization.definitions"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("jupyter_distrib.errors.PayloadError: cloudpickle ")
+    assert "has no cloudpickle.cloudpickle._class_setstate, which jupyter_distrib needs" in last
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_torch_without_a_name_is_refused_and_not_met_by_an_attribute_error(loss: str) -> None:
     program = f"{loss}\nimport jupyter_distrib.worker.pytorch.pytorch"
