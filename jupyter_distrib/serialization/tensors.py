@@ -159,7 +159,7 @@ class Tensors:
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
-            return rebuild_typed_storage, (self._only(storage.untyped()), storage.dtype)
+            return rebuild_typed_storage, (self._only(private_torch.untyped(storage)), storage.dtype)
         only = self._only(storage)
         if only is not storage:
             return same, (only,)

@@ -113,6 +113,7 @@ TORCH = Library(
             "_update_process_group _set_params_and_buffers_to_ignore_for_model _lazy_init"
         ),
         "torch:Tensor": "_version",
+        "torch:TypedStorage()": "_untyped_storage",
         "torch:UntypedStorage": "_cdata",
         "torch.autograd:Variable": "_execution_engine",
         "torch.autograd.profiler": "_prepare_profiler _enable_profiler _disable_profiler",

@@ -46,6 +46,12 @@ def identity(storage: Any) -> int:
     return address
 
 
+def untyped(storage: Any) -> Any:
+    """Return the storage without a type behind one with a type, whose public methods warn that it is deprecated; relies
+    on `_untyped_storage`."""
+    return storage._untyped_storage
+
+
 def has_forward(cls: Any) -> bool:
     """Return whether modules of a class can be called; relies on the name of the function that stands in."""
     return getattr(cls.forward, "__name__", "") != "_forward_unimplemented"

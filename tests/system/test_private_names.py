@@ -76,6 +76,12 @@ def compiled() -> Any:
     return torch.compile(torch.nn.Linear(1, 1))
 
 
+def typed_storage() -> Any:
+    import torch
+
+    return torch.TypedStorage(wrap_storage=torch.UntypedStorage(1), dtype=torch.uint8, _internal=True)
+
+
 def loader() -> Any:
     import torch
 
@@ -117,6 +123,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch.nn.functional:mse_loss()": loss,
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:checkpoint_wrapper()": checkpointed,
     "torch:compile()": compiled,
+    "torch:TypedStorage()": typed_storage,
     "torch.utils.data:DataLoader()": loader,
     "torch.distributed:new_group()": gloo,
     "cloudpickle.cloudpickle:Pickler()": pickler,

@@ -96,7 +96,7 @@ def test_the_sidebar_is_found_where_jupyter_looks(monkeypatch: pytest.MonkeyPatc
 def test_an_ipykernel_that_may_lose_a_cell_is_named(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], told: int
 ) -> None:
-    monkeypatch.setattr("ipykernel._version.version_info", version)
+    monkeypatch.setattr("ipykernel.version_info", version)
     assert len(list(doctor._deafness())) == told
 
 
