@@ -23,8 +23,6 @@ import pytest
 from jupyter_distrib.system import private_names, process_environment
 from jupyter_distrib.system.private_names import LIBRARIES, Library, MissingNameError
 
-pytestmark = pytest.mark.versions
-
 
 def version_of(library: Library) -> str:
     return platform.python_version() if library.name == "Python" else importlib.metadata.version(library.name)
@@ -189,6 +187,7 @@ def alone(torch_keeps_descriptors: None) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_the_installed_version_has_each_name(library: Library, alone: None) -> None:
