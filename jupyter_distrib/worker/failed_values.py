@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from jupyter_distrib.serialization.tensors import is_on_accelerator
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.system.formatting import size
 
 LEFT_BYTES = 256 << 20
@@ -136,7 +137,7 @@ def _count(held: _Variable, tensor: Any) -> None:
     except (NotImplementedError, RuntimeError):  # sparse, or without memory of its own
         return
     if is_on_accelerator(storage) and storage.device.type != "meta":
-        held.storages[storage._cdata] = storage.nbytes()  # noqa: SLF001 - the storage in C++ has no other identity
+        held.storages[private_torch.identity(storage)] = storage.nbytes()
         held.device = str(storage.device)
         held.has_graph = held.has_graph or tensor.grad_fn is not None
 
