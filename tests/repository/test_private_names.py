@@ -19,7 +19,7 @@ TABLE = "system/private_names.py"
 DOCUMENTED = {
     "_current_frames", "_exit", "_fields", "_getframe", "_make", "_thread",  # Python
     "_exit_code", "_render_traceback_", "_repr_html_",  # IPython
-    "_NUM_THREADS", "_cuda_setDevice", "_magic_",  # parts of a variable, a message, and of our own names
+    "_CONDOR_SCRATCH_DIR", "_NUM_THREADS", "_cuda_setDevice", "_magic_",  # variables, a message, and our own names
 }  # fmt: skip
 """The names with an underscore that may be used anywhere."""
 PRIVATE = re.compile(r"_(?!jupyter_distrib)[a-zA-Z]\w*")
