@@ -131,7 +131,8 @@ def _warm(plan: Plan, address: str, **env: str) -> Iterator[Notebook]:
         notebook.good(LOAD)
         for _ in range(5):
             notebook.good(f"{_LINE}\npass")
-        processes.wait_until_idle("jupyter_distrib.worker.forkserver")  # nodes go on importing when they serve already
+        # Nodes go on importing when they serve already.
+        processes.wait_until_idle("jupyter_distrib.worker.process.forkserver")
         notebook.good(f"{_LINE}\npass")
         yield notebook
 

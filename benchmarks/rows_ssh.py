@@ -90,7 +90,7 @@ def _warm(plan: Plan, bed: Bed) -> Iterator[Notebook]:
         load(notebook)
         for _ in range(_WARM_UP):
             notebook.good(f"{_LINE}\npass")
-        processes.wait_until_idle("jupyter_distrib.worker.forkserver")
+        processes.wait_until_idle("jupyter_distrib.worker.process.forkserver")
         yield notebook
 
 

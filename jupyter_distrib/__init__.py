@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from jupyter_distrib.gpu_types import GPUType
     from jupyter_distrib.kernel.notebook.decorator import DistributedFunction, distributed
     from jupyter_distrib.kernel.notebook.script import run_script
-    from jupyter_distrib.kernel.session.results import RankValue, Results
-    from jupyter_distrib.kernel.session.run import Run
+    from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+    from jupyter_distrib.kernel.session.runs.run import Run
     from jupyter_distrib.kernel.session.session import runs
     from jupyter_distrib.worker.api import prepare, total
-    from jupyter_distrib.worker.reporting import progress, report
+    from jupyter_distrib.worker.output.reporting import progress, report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,14 +51,14 @@ _HOMES = {
     "DistributedError": "errors",
     "DistributedFunction": "kernel.notebook.decorator",
     "GPUType": "gpu_types",
-    "RankValue": "kernel.session.results",
-    "Results": "kernel.session.results",
-    "Run": "kernel.session.run",
+    "RankValue": "kernel.session.runs.results",
+    "Results": "kernel.session.runs.results",
+    "Run": "kernel.session.runs.run",
     "distributed": "kernel.notebook.decorator",
     "load": "checkpoints",
     "prepare": "worker.api",
-    "progress": "worker.reporting",
-    "report": "worker.reporting",
+    "progress": "worker.output.reporting",
+    "report": "worker.output.reporting",
     "resume": "checkpoints",
     "run_script": "kernel.notebook.script",
     "runs": "kernel.session.session",

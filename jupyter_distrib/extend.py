@@ -14,6 +14,7 @@ Loads neither torch nor IPython.
 from __future__ import annotations
 
 from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.interfaces.strategy import Strategy, StrategyRun, StrategyStart, Training, TrainingStrategy
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -47,7 +48,6 @@ from jupyter_distrib.wire.messages import (
     TimedOut,
     Wrote,
 )
-from jupyter_distrib.worker.strategy import Strategy, StrategyRun, StrategyStart, Training, TrainingStrategy
 
 __all__ = [
     "Capabilities",

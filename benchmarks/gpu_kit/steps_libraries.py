@@ -78,7 +78,7 @@ def loader(place: Place, find: Findings) -> None:
             find.that(
                 "batches are in pinned memory, or on the GPU", book.ok("print(pinned[0])").stdout.strip() == "True"
             )
-        before = len(running("jupyter_distrib.worker.forkserver"))
+        before = len(running("jupyter_distrib.worker.process.forkserver"))
         flags = place.flags("loads", 1)
         endless = LOADER.format(
             pin=place.on_gpu, epochs="__import__('itertools').count()", flag=place.flag_line("loads")
@@ -88,8 +88,8 @@ def loader(place: Place, find: Findings) -> None:
         find.within("Stop", took_s, 3.0)
         trained = book.cell(f"%%distributed {options}\n{code}", 40.0)
         find.that("the next cell trains", trained.status == "ok", trained.text[-300:] if trained.status != "ok" else "")
-        gone_s = until(lambda: len(running("jupyter_distrib.worker.forkserver")) <= before, 5.0)
-        find.that("no worker is left", gone_s is not None, running("jupyter_distrib.worker.forkserver"))
+        gone_s = until(lambda: len(running("jupyter_distrib.worker.process.forkserver")) <= before, 5.0)
+        find.that("no worker is left", gone_s is not None, running("jupyter_distrib.worker.process.forkserver"))
         find.that("on the same rank", book.values(options, PID) == pids)
 
 

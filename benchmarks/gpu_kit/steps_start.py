@@ -27,8 +27,8 @@ def untouched(place: Place, find: Findings) -> None:
     before = place.used_bytes()
     with place.notebook():
         time.sleep(3)  # what is imported beside the first cell is
-        for name, word in (("agent", "jupyter_distrib.agent"), ("forkserver", "jupyter_distrib.worker.forkserver")):
-            pids = running(word)
+        for name, module in (("agent", "agent"), ("forkserver", "worker.process.forkserver")):
+            pids = running(f"jupyter_distrib.{module}")
             find.that(f"the {name} is there", bool(pids), pids)
             # Loading libcuda.so says nothing: libcublasLt does it when torch is imported.
             opened = sorted({link for pid in pids for link in _open_files(pid) if link.startswith("/dev/nvidia")})

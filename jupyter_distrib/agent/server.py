@@ -17,20 +17,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib.agent import devices, gpu_allocation, gpu_choice, nvml
-from jupyter_distrib.agent.admission import WaitingGroups
-from jupyter_distrib.agent.devices import Inventory
-from jupyter_distrib.agent.forkservers import Forkservers
-from jupyter_distrib.agent.gpu_allocation import Allotted, Busy
-from jupyter_distrib.agent.gpu_choice import Choice
-from jupyter_distrib.agent.gpu_inventory import GpuInventory
-from jupyter_distrib.agent.gpu_leases import Leases
-from jupyter_distrib.agent.idle_gpus import IdleGpus
-from jupyter_distrib.agent.leftovers import AdoptedProcesses
+from jupyter_distrib.agent.gpus import choice as gpu_choice
+from jupyter_distrib.agent.gpus import devices, nvml
+from jupyter_distrib.agent.gpus.choice import Choice
+from jupyter_distrib.agent.gpus.devices import Inventory
+from jupyter_distrib.agent.gpus.inventory import GpuInventory
+from jupyter_distrib.agent.gpus.leases import Leases
+from jupyter_distrib.agent.gpus.torch_build import torch_build
+from jupyter_distrib.agent.groups import gpu_allocation
+from jupyter_distrib.agent.groups.admission import WaitingGroups
+from jupyter_distrib.agent.groups.gpu_allocation import Allotted, Busy
+from jupyter_distrib.agent.groups.idle_gpus import IdleGpus
+from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.package_sync import PackageSync, Report
-from jupyter_distrib.agent.run import NodeRun
-from jupyter_distrib.agent.torch_build import torch_build
-from jupyter_distrib.agent.worker_group import NodeWorkerGroup
+from jupyter_distrib.agent.ranks.forkservers import Forkservers
+from jupyter_distrib.agent.ranks.leftovers import AdoptedProcesses
+from jupyter_distrib.agent.runs.run import NodeRun
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch

@@ -36,7 +36,8 @@ from jupyter_distrib.checkpoints import (
     series,
 )
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity, reporting
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.worker.output import reporting
 
 
 def save(
@@ -193,7 +194,7 @@ def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
     if identity.strategy is not None:
         identity.strategy.check_checkpoint("save" if name == "save" else "load", objects)
     # Not loaded on a rank, which has no handles.
-    handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.results"), "RankValue", None)
+    handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.runs.results"), "RankValue", None)
     for key, value in objects.items():
         if handle is not None and isinstance(value, handle):
             raise DistributedError(

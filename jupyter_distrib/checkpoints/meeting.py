@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import TrainingStrategy
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.pytorch import process_group
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
-from jupyter_distrib.worker.strategy import TrainingStrategy
 
 _LOOK_UP_S = 0.02
 _WAIT_S = 1.0

@@ -1,5 +1,5 @@
 """The interfaces of other platforms over our own: thin, with the platform's signature and its rule of what is returned.
 
-Notebooks import them by the platform's own names (`system/stand_ins.py`); docs/coming-from.md has a table for each.
+Notebooks import them by the platform's own names (`interfaces/stand_ins.py`); docs/coming-from.md has a table for each.
 Kernel side, but for the functions that the ranks call.
 """

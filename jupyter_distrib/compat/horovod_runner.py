@@ -14,7 +14,7 @@ from jupyter_distrib.compat import launching, on_ranks
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.run import Run, View
+from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.wire.messages import Ended, RunEvent
 
 __all__ = ["HorovodRunner", "log_to_driver"]

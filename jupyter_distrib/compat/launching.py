@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError, RankLost, RemoteError, RunTimeout
+from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.notebook.decorator import distributed
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.notebook.script import run_script
-from jupyter_distrib.kernel.record import failures
-from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.results import Results
-from jupyter_distrib.kernel.session.run import Run, View
+from jupyter_distrib.kernel.session.runs.results import Results
+from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
 
 LAST_LINES = 100

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jupyter_distrib.worker import reporting
+from jupyter_distrib.worker.output import reporting
 
 SAMPLING_S = 10.0
 ANSWER_S = 5.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jupyter_distrib.agent.log_file import LogFile
+from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Channel, ContentPart
 from jupyter_distrib.coordinator.file_sync import FileSync

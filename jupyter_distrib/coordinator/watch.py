@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from jupyter_distrib.agent.watch import DEEP_EVERY, TICK_S
+from jupyter_distrib.agent.runs.watch import DEEP_EVERY, TICK_S
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer

@@ -3,7 +3,7 @@
     SpreadWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
                <--WorkerGroupOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
 
-To the coordinator's clients it is what `agent/worker_group.py` is to an agent's: one worker group, one stream of
+To the coordinator's clients it is what `agent/groups/worker_group.py` is to an agent's: one worker group, one stream of
 events, one end of each run. What needs the view of all nodes is done by this module, and for one run by
 `coordinator/run.py`: a new store is made when the group of any node is not fit any more."""
 

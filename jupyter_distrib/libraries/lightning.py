@@ -1,5 +1,5 @@
 """The facts about Lightning. It divides its data itself, and starts its own ranks unless TORCHELASTIC_RUN_ID is set. It
-ignores SIGINT while it shuts down, and leaves it ignored; `worker/process_reset.py` puts every handler back."""
+ignores SIGINT while it shuts down, and leaves it ignored; `process_reset.py` puts every handler back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The facts about MLflow: the runs that a cell logs to on a rank.
 
-If the run is tracked (`trackers/mlflow.py`), a cell on every rank finds its MLflow run as the active one, and one rank
-writes: `mlflow.log_metric` and its siblings do nothing on the other ranks, unless these have begun runs of their own.
-What a cell leaves open is closed before the next cell.
+If the run is tracked (`kernel/trackers/mlflow.py`), a cell on every rank finds its MLflow run as the active one, and
+one rank writes: `mlflow.log_metric` and its siblings do nothing on the other ranks, unless these have begun runs of
+their own. What a cell leaves open is closed before the next cell.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ training while it runs. What `prepare` is given is treated as what is found.
 
 from __future__ import annotations
 
+from jupyter_distrib.interfaces.strategy import StrategyRun, TrainingStrategy
 from jupyter_distrib.options import Option, switch
 from jupyter_distrib.worker.autoparallel import guesses
-from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
 
 BATCH = Option(
     flag="--batch",
@@ -39,8 +39,8 @@ class DataParallelStrategy(TrainingStrategy):
     summary = "replicated on every rank, gradients averaged"
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import identity
-        from jupyter_distrib.worker.autoparallel.data_parallel import DataParallel
+        from jupyter_distrib.interfaces import identity
+        from jupyter_distrib.worker.autoparallel.training.data_parallel import DataParallel
         from jupyter_distrib.worker.pytorch import process_group, randomness
 
         # On some of the ranks only, a new group would wait for the others for ever.

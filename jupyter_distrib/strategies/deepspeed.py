@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jupyter_distrib.errors import DistributedError, OptionsError
+from jupyter_distrib.interfaces.strategy import StrategyRun, StrategyStart, TrainingStrategy
 from jupyter_distrib.options import Option, shown
 from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
-from jupyter_distrib.worker.strategy import StrategyRun, StrategyStart, TrainingStrategy
 
 ZERO = Option(
     flag="--zero",
@@ -47,7 +47,7 @@ class DeepSpeedStrategy(TrainingStrategy):
         return {**options, "config": json.dumps(config)} if config else options
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import identity
+        from jupyter_distrib.interfaces import identity
         from jupyter_distrib.worker.pytorch import randomness
 
         if not run.everyone:
@@ -57,7 +57,7 @@ class DeepSpeedStrategy(TrainingStrategy):
             )
         config, size = read_config(run.options.get("config", ""), {}), identity.world_size()
         check(config, run.options.get("zero", ""), ranks=size, on_cpu=identity.device().type == "cpu")
-        from jupyter_distrib.worker.autoparallel.engines import EngineTraining
+        from jupyter_distrib.worker.autoparallel.training.engines import EngineTraining
 
         randomness.begin_alike()
         full = completed(config, run.options.get("zero", ""), size)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces.strategy import StrategyRun, TrainingStrategy
 from jupyter_distrib.options import Option, switch
 from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
-from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining
+    from jupyter_distrib.worker.autoparallel.training.sharded import ShardedTraining
 
 UNIT = Option(
     flag="--fsdp-unit",
@@ -58,7 +58,7 @@ class FullyShardedStrategy(TrainingStrategy):
         return f"{cls.summary}, " + (f"in units of {units}" if units else "large blocks that it repeats as units"), data
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import identity
+        from jupyter_distrib.interfaces import identity
 
         self._train_over(run, (("data", identity.world_size()),))
 
@@ -70,8 +70,8 @@ class FullyShardedStrategy(TrainingStrategy):
         """Make the group and the mesh, and watch the cell."""
         import torch
 
-        from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining
-        from jupyter_distrib.worker.autoparallel.sharding import ShardingPlan
+        from jupyter_distrib.worker.autoparallel.training.sharded import ShardedTraining
+        from jupyter_distrib.worker.autoparallel.training.sharding import ShardingPlan
 
         mesh, groups_reset = self._make_mesh(run, shape)
         names = mesh.mesh_dim_names or ()
@@ -87,8 +87,8 @@ class FullyShardedStrategy(TrainingStrategy):
 
     def _make_mesh(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> tuple[DeviceMesh, bool]:
         """Make the group and the mesh; return the mesh, and whether kept values may differ."""
-        from jupyter_distrib.worker import identity
-        from jupyter_distrib.worker.autoparallel import meshes
+        from jupyter_distrib.interfaces import identity
+        from jupyter_distrib.worker.autoparallel.training import meshes
         from jupyter_distrib.worker.pytorch import process_group, randomness
 
         if not run.everyone:

@@ -3,7 +3,7 @@ or none."""
 
 from __future__ import annotations
 
-from jupyter_distrib.worker.strategy import Strategy
+from jupyter_distrib.interfaces.strategy import Strategy
 
 
 class NoStrategy(Strategy):

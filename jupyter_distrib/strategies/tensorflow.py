@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces.strategy import Strategy, StrategyRun
 from jupyter_distrib.options import Option, switch
-from jupyter_distrib.worker.strategy import Strategy, StrategyRun
 from jupyter_distrib.worker.tensorflow import NAME
 
 OWN_SCOPE = Option(
@@ -46,7 +46,7 @@ class TensorFlowStrategy(Strategy):
         return {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import framework, identity
+        from jupyter_distrib.interfaces import framework, identity
 
         if not run.everyone:
             raise DistributedError(

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.options import Option, shown
 from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
 from jupyter_distrib.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy
-from jupyter_distrib.worker.strategy import StrategyRun
 
 
 def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
@@ -58,7 +58,7 @@ class TensorParallelStrategy(FullyShardedStrategy):
         return sharded.replace(cls.summary, f"{cls.summary}, and sharded over its dimension `data`"), data
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import identity
+        from jupyter_distrib.interfaces import identity
 
         given = run.options.get("mesh", f"model={identity.world_size()}")
         shape = dimensions("--mesh", given)

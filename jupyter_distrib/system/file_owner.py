@@ -1,5 +1,5 @@
 """Tells the owner of a file of this process: this package, Python or an installed package, or the user. On any side;
-the kernel asks about files of other machines by `kernel/record/frame_owner.py`."""
+the kernel asks about files of other machines by `kernel/analysis/frame_owner.py`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def launch(log: IO[bytes] | None = None) -> Launched:
     with its, their:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), *map(str, fds)],
+                [sys.executable, "-m", "jupyter_distrib.worker.process.forkserver", str(os.getpid()), *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

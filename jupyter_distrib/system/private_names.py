@@ -213,14 +213,14 @@ IPYKERNEL = Library(
 PANDAS = Library(
     name="pandas",
     known="3.1",
-    files=("system/library_settings.py",),
+    files=("libraries/settings.py",),
     needed={"pandas._config.config": "_registered_options _global_config"},
     spared={"pandas": ("_config", "`pandas.set_option` of the notebook does not hold on the ranks")},
 )
 ACCELERATE = Library(
     name="accelerate",
     known="1.15",
-    files=("worker/process_reset.py",),
+    files=("worker/environment/process_reset.py",),
     spared={
         "accelerate.state:PartialState": ("_shared_state", "what Accelerate knows of a cell's group outlives the cell")
     },

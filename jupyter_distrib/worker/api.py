@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity
+from jupyter_distrib.interfaces import identity
 
 
 def prepare(*objects: Any) -> Any:

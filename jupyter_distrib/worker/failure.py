@@ -9,9 +9,10 @@ import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
 
+from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
-from jupyter_distrib.system import file_owner, open_files, stand_ins
+from jupyter_distrib.system import file_owner, open_files
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire.messages import Failure, Frame

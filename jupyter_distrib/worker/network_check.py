@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-from jupyter_distrib.worker import framework
+from jupyter_distrib.interfaces import framework
 
 PINGS = 20
 SEND_S = 0.4

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from jupyter_distrib.interfaces.framework import DeviceState
 from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled, WorkerOrder
 from jupyter_distrib.worker.address_exchange import PlainGroups
-from jupyter_distrib.worker.framework import DeviceState
 
 NAME = "jupyter_distrib.worker.tensorflow:TensorFlow"
 
@@ -45,7 +45,7 @@ class NoSightings:
 
 
 class TensorFlow:
-    """The framework TensorFlow; see `jupyter_distrib.worker.framework.Framework`."""
+    """The framework TensorFlow; see `jupyter_distrib.interfaces.framework.Framework`."""
 
     name = NAME
 

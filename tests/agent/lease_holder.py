@@ -6,12 +6,12 @@ import subprocess
 import sys
 from types import TracebackType
 
-from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.gpus.devices import Gpu
 
 _CODE = """
 import os, sys
-from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.system.event_loop import Loop
 if len(sys.argv) > 1:
     os.setuid(int(sys.argv[1]))  # now: the interpreter may be in a folder that is root's alone

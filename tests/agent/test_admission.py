@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.gpus.devices import Gpu
 from tests.agent.lease_holder import Holder
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.agent import devices, launch_rank, server
-from jupyter_distrib.agent.devices import Gpu, Inventory, visible
+from jupyter_distrib.agent import server
+from jupyter_distrib.agent.gpus import devices
+from jupyter_distrib.agent.gpus.devices import Gpu, Inventory, visible
+from jupyter_distrib.agent.gpus.torch_build import TorchBuild
+from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
+from jupyter_distrib.agent.ranks import launch_rank
 from jupyter_distrib.agent.server import Agent
-from jupyter_distrib.agent.torch_build import TorchBuild
-from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.wire.descriptors import Descriptors

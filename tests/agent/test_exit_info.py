@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jupyter_distrib.agent import exit_info
+from jupyter_distrib.agent.ranks import exit_info
 from jupyter_distrib.wire.messages import Frame
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jupyter_distrib.agent import failure_grace
-from jupyter_distrib.agent.failure_grace import FailureGrace
+from jupyter_distrib.agent.runs import failure_grace
+from jupyter_distrib.agent.runs.failure_grace import FailureGrace
 from jupyter_distrib.system.process import state_and_cpu_s
 
 SPINS = "print(flush=True)\nwhile True: pass"

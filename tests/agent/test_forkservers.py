@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import forkservers as module
-from jupyter_distrib.agent.forkservers import Forkservers
+from jupyter_distrib.agent.ranks import forkservers as module
+from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -245,7 +245,7 @@ def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage
 
 
 def test_a_forkserver_without_torch_says_what_to_install() -> None:
-    command = [sys.executable, "-S", "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    command = [sys.executable, "-S", "-m", "jupyter_distrib.worker.process.forkserver", str(os.getpid()), "0", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.stderr.startswith("torch is not installed for ranks")
@@ -253,7 +253,7 @@ def test_a_forkserver_without_torch_says_what_to_install() -> None:
 
 
 def test_a_forkserver_with_an_old_torch_says_which_it_needs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    command = [sys.executable, "-m", "jupyter_distrib.worker.process.forkserver", str(os.getpid()), "0", "0"]
     env = {**os.environ, **old_torch(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
@@ -266,7 +266,7 @@ def test_a_forkserver_with_a_torch_that_lacks_a_private_name_says_which(tmp_path
     tmp_path.joinpath("sitecustomize.py").write_text(
         "import torch\ndel torch.utils.data.dataloader._BaseDataLoaderIter"
     )
-    command = [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    command = [sys.executable, "-m", "jupyter_distrib.worker.process.forkserver", str(os.getpid()), "0", "0"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

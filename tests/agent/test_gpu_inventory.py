@@ -9,10 +9,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from jupyter_distrib.agent import gpu_inventory, nvml
-from jupyter_distrib.agent.devices import Gpu, Inventory
-from jupyter_distrib.agent.gpu_inventory import GpuInventory
-from jupyter_distrib.agent.nvml import Driver, NoDriver, NvmlSession, Question
+from jupyter_distrib.agent.gpus import inventory as gpu_inventory
+from jupyter_distrib.agent.gpus import nvml
+from jupyter_distrib.agent.gpus.devices import Gpu, Inventory
+from jupyter_distrib.agent.gpus.inventory import GpuInventory
+from jupyter_distrib.agent.gpus.nvml import Driver, NoDriver, NvmlSession, Question
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from jupyter_distrib.agent import gpu_leases
-from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.agent.gpus import leases
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.event_loop import Loop
 from tests.agent.lease_holder import Holder, Stranger
@@ -88,13 +88,13 @@ def test_who_has_bound_the_name_and_does_not_listen_has_the_gpu(loop: Loop) -> N
     """Else the cell and the status say that a GPU is free which nobody can lease."""
     one, mine = gpu(), Leases(loop)
     with socket.socket(socket.AF_UNIX) as other:
-        other.bind(gpu_leases._address(one))
+        other.bind(leases._address(one))
 
         assert not mine.take(one, "me")
         assert mine.holder(one) == "another process"
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as harmless:
-        harmless.bind(gpu_leases._address(one))
+        harmless.bind(leases._address(one))
         assert mine.holder(one) == ""
         assert mine.take(one, "me")
     mine.give_back(one)
@@ -171,7 +171,7 @@ def test_words_of_ones_own_process_are_cleaned(loop: Loop, answer: bytes, in_par
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_who_never_answers_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while there is room in the queue of its socket, nor afterwards."""
-    monkeypatch.setattr(gpu_leases, "ANSWER_S", 60.0)
+    monkeypatch.setattr(leases, "ANSWER_S", 60.0)
     one, mine, waiting = gpu(), Leases(loop), []
     with Stranger(one, 12345, b"") as stranger:
         stranger.process.send_signal(signal.SIGSTOP)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.agent import group_repair, settling
-from jupyter_distrib.agent.group_repair import GroupRepair
-from jupyter_distrib.agent.settling import Settling
+from jupyter_distrib.agent.groups import repair as group_repair
+from jupyter_distrib.agent.groups import settling
+from jupyter_distrib.agent.groups.repair import GroupRepair
+from jupyter_distrib.agent.groups.settling import Settling
 from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.wire.messages import DeviceDrained, NodeDrained

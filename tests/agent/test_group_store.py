@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from jupyter_distrib.agent.group_store import GroupStore
-from jupyter_distrib.agent.rank_table import RankTable
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.wire.messages import OpenWorkerGroup
 from tests.coordinator.test_worker_group import Later
 from tests.processes import wait_until

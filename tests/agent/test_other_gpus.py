@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import gpu_choice, launch_rank, other_gpus
-from jupyter_distrib.agent.devices import Inventory
-from jupyter_distrib.agent.torch_build import TorchBuild, parse
+from jupyter_distrib.agent.gpus import choice as gpu_choice
+from jupyter_distrib.agent.gpus import other_makers
+from jupyter_distrib.agent.gpus.devices import Inventory
+from jupyter_distrib.agent.gpus.torch_build import TorchBuild, parse
+from jupyter_distrib.agent.ranks import launch_rank
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
-from jupyter_distrib.worker import identity
 
 ROCM = TorchBuild(hip="6.4.43482")
 
@@ -36,13 +38,13 @@ def two_amd_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(node / "mem_banks" / "1" / "properties", "heap_type 0\nsize_in_bytes 7\n")
         write(drm / f"renderD{minor}" / "device" / "mem_info_vram_used", "11534336\n")
     write(drm / "renderD128" / "device" / "product_name", "AMD Instinct MI250X\n")
-    monkeypatch.setattr(other_gpus, "TOPOLOGY", nodes)
-    monkeypatch.setattr(other_gpus, "DRM", drm)
+    monkeypatch.setattr(other_makers, "TOPOLOGY", nodes)
+    monkeypatch.setattr(other_makers, "DRM", drm)
 
 
 @pytest.mark.usefixtures("two_amd_gpus")
 def test_a_torch_for_rocm_has_the_gpus_of_the_kernel_driver() -> None:
-    found = other_gpus.inventory(ROCM)
+    found = other_makers.inventory(ROCM)
 
     assert [(gpu.index, gpu.name, gpu.uuid) for gpu in found.gpus] == [
         (0, "AMD Instinct MI250X", "GPU-000000000000ac40"),
@@ -55,7 +57,7 @@ def test_a_torch_for_rocm_has_the_gpus_of_the_kernel_driver() -> None:
 @pytest.mark.usefixtures("two_amd_gpus")
 def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
     command = OpenWorkerGroup(group="c1", size=2, gpus=True)
-    choice = gpu_choice.choose(command, other_gpus.inventory(ROCM), ROCM)
+    choice = gpu_choice.choose(command, other_makers.inventory(ROCM), ROCM)
     order = launch_rank.order(command, 1, 1, choice.alternatives[0], 2)
 
     assert (order.device, order.visible_devices) == ("cuda:1", "0,1")
@@ -66,7 +68,7 @@ def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
 @pytest.mark.usefixtures("two_amd_gpus")
 @pytest.mark.parametrize(("build", "kind"), [(TorchBuild(cuda="12.8"), "CUDA 12.8"), (TorchBuild(), "the CPU")])
 def test_a_torch_for_others_has_none_of_them_and_says_so(build: TorchBuild, kind: str) -> None:
-    found = other_gpus.inventory(build)
+    found = other_makers.inventory(build)
     assert found.gpus == ()
     choice = gpu_choice.choose(OpenWorkerGroup(group="c1", size=0, gpus=True), found, build)
     (note,) = choice.notes
@@ -90,7 +92,7 @@ def two_intel_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(device / "device", "0x56c0\n")
         (drm / f"renderD{minor}").mkdir(parents=True)
         (drm / f"renderD{minor}" / "device").symlink_to(device)
-    monkeypatch.setattr(other_gpus, "DRM", drm)
+    monkeypatch.setattr(other_makers, "DRM", drm)
 
 
 XPU = TorchBuild(xpu="20250101")
@@ -100,7 +102,7 @@ XPU = TorchBuild(xpu="20250101")
 @pytest.mark.parametrize("size", [0, 2])
 def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> None:
     command = OpenWorkerGroup(group="c1", size=size, gpus=True)
-    choice = gpu_choice.choose(command, other_gpus.inventory(XPU), XPU)
+    choice = gpu_choice.choose(command, other_makers.inventory(XPU), XPU)
     order = launch_rank.order(replace(command, size=2), 1, 1, choice.alternatives[0], 2)
 
     assert choice.size == 2
@@ -111,7 +113,7 @@ def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> N
 
 @pytest.mark.usefixtures("two_intel_gpus")
 def test_without_a_torch_for_xpu_cards_are_told() -> None:
-    remark = other_gpus.inventory(TorchBuild()).remark
+    remark = other_makers.inventory(TorchBuild()).remark
     assert remark.endswith("is built for the CPU; install a torch for XPU to use it.")
 
 
@@ -124,11 +126,11 @@ def test_a_gpu_in_the_processor_is_left_out_beside_cards_and_not_told(
             write(tmp_path / "pci" / address / "vendor", "0x8086\n")
             (drm / f"renderD{minor}").mkdir(parents=True)
             (drm / f"renderD{minor}" / "device").symlink_to(tmp_path / "pci" / address)
-        monkeypatch.setattr(other_gpus, "DRM", drm)
-        return [(gpu.uuid, gpu.cuda_word) for gpu in other_gpus.intel_gpus()]
+        monkeypatch.setattr(other_makers, "DRM", drm)
+        return [(gpu.uuid, gpu.cuda_word) for gpu in other_makers.intel_gpus()]
 
     assert seen("0000:00:02.0") == [("GPU-intel-0000:00:02.0", "0")]
-    assert other_gpus.inventory(TorchBuild()) == Inventory()
+    assert other_makers.inventory(TorchBuild()) == Inventory()
     assert seen("0000:00:02.0", "0000:03:00.0") == [("GPU-intel-0000:03:00.0", "1")], "Level Zero counts both"
 
 
@@ -153,7 +155,7 @@ def test_apples_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
 
-    assert "torch.device('mps')" in other_gpus.inventory(TorchBuild()).remark
+    assert "torch.device('mps')" in other_makers.inventory(TorchBuild()).remark
 
 
 def test_what_torch_says_of_its_build() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import log_file
-from jupyter_distrib.agent import output as module
-from jupyter_distrib.agent.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch, write_late
+from jupyter_distrib.agent.ranks import log_file
+from jupyter_distrib.agent.ranks import output as module
+from jupyter_distrib.agent.ranks.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch, write_late
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Noted, Wrote

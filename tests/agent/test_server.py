@@ -426,7 +426,7 @@ def failing_signal(number, handler):
         raise RuntimeError("the GPU has fallen off the bus")
     return set_handler(number, handler)
 
-if "jupyter_distrib.worker.forkserver" in sys.orig_argv:
+if "jupyter_distrib.worker.process.forkserver" in sys.orig_argv:
     os.fork, signal.signal = limited_fork, failing_signal
 """
 """A `sitecustomize` that has a forkserver fail while files of these names are there."""

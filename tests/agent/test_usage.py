@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from jupyter_distrib.agent import usage
+from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.system import reap
 
 

@@ -32,7 +32,7 @@ def test_the_import_lines_of_all_platforms_run_as_they_stand() -> None:
     lines = [
         line for row in ROWS if row[0] not in HEADS and row[-1].startswith("yes") for line in IMPORT.findall(row[0])
     ]
-    code = "from jupyter_distrib.system import stand_ins\nstand_ins.enable(['databricks', 'spark', 'horovod'])\n"
+    code = "from jupyter_distrib.interfaces import stand_ins\nstand_ins.enable(['databricks', 'spark', 'horovod'])\n"
     done = subprocess.run([sys.executable, "-c", code + "\n".join(lines)], capture_output=True, text=True, check=False)
 
     assert len(lines) >= 8, lines

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor, series
 from jupyter_distrib.wire.messages import Measured, Progressed
-from jupyter_distrib.worker import reporting
+from jupyter_distrib.worker.output import reporting
 
 PAGE = """# HELP ray_node_cpu_utilization Total CPU usage on a ray node
 # TYPE ray_node_cpu_utilization gauge

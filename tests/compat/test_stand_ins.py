@@ -13,7 +13,7 @@ from tests.settings_files import write_trusted
 
 def python(code: str, folder: Path | None = None) -> str:
     """What a program prints that has the stand-ins on, in a process of its own."""
-    start = "import importlib.util, sys\nfrom jupyter_distrib.system import stand_ins\n"
+    start = "import importlib.util, sys\nfrom jupyter_distrib.interfaces import stand_ins\n"
     path = [str(ROOT), *([str(folder)] if folder else [])]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{start}{code}"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_distrib.kernel.record.metrics import Metrics
+from jupyter_distrib.kernel.analysis.metrics import Metrics
 from tests.kernel.record.test_metrics import a_run
 
 pytest.importorskip("pandas")

@@ -20,9 +20,7 @@ pandas.get_option("display.max_rows"), pandas.get_option("display.max_columns")
 
 
 def test_a_program_that_has_only_imported_pandas_has_nothing_to_tell() -> None:
-    program = (
-        "import pandas\nfrom jupyter_distrib.system import library_settings as s\nprint(s.read(), [*s.that_stay()])"
-    )
+    program = "import pandas\nfrom jupyter_distrib.libraries import settings as s\nprint(s.read(), [*s.that_stay()])"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
 
@@ -32,7 +30,7 @@ def test_a_program_that_has_only_imported_pandas_has_nothing_to_tell() -> None:
 def test_options_are_the_same_after_a_way_through_json_and_are_taken_back() -> None:
     told = """
 import json, pandas
-from jupyter_distrib.system import library_settings as s
+from jupyter_distrib.libraries import settings as s
 pandas.options.display.max_rows = 6
 pandas.options.display.max_colwidth = None
 pandas.options.display.html.border = 3
@@ -43,7 +41,7 @@ print(*s.that_stay())
 """
     applied = """
 import json, sys
-from jupyter_distrib.system import library_settings as s
+from jupyter_distrib.libraries import settings as s
 applied = s.Applied()
 applied.apply(json.loads(sys.argv[1]))
 assert "pandas" not in sys.modules

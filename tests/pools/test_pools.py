@@ -18,12 +18,13 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import Ended, Interrupted, Started, Stop, WorkerGroupRefused
-from jupyter_distrib.worker import identity, reporting
+from jupyter_distrib.worker.output import reporting
 from tests.notebook import ROOT, Notebook
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 GATE = """
 import os, sys, time
-if "jupyter_distrib.worker.forkserver" in sys.orig_argv:
+if "jupyter_distrib.worker.process.forkserver" in sys.orig_argv:
     print("about to import", file=sys.stderr, flush=True)
     open(f"{folder}/{os.getpid()}", "w").close()
     while not os.path.exists("{folder}/go"):

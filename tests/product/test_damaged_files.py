@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.kernel.session import detached, lost_runs
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings import trusted_files
 from jupyter_distrib.system import run_list
 from jupyter_distrib.system.run_list import ListedRun

@@ -28,7 +28,7 @@ LIMITS = {"forkserver": (24, 26, 28, 32, 36, 40), "agent": (24, 28, 32, 36, 40, 
 MODULES = {
     "kernel": "ipykernel_launcher",
     "agent": "jupyter_distrib.agent",
-    "forkserver": "jupyter_distrib.worker.forkserver",
+    "forkserver": "jupyter_distrib.worker.process.forkserver",
 }
 SITE = """
 import resource, sys

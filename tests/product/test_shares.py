@@ -121,7 +121,7 @@ def test_a_rank_made_slow_by_hand_is_named_20_times_of_20(book: Notebook) -> Non
         "REST": "code between its steps",
     }
     # A training is told about from 2 s on; less is harder, and quicker.
-    book.ok("from jupyter_distrib.kernel.record import shares\nshares.LEAST_S = 0.2")
+    book.ok("from jupyter_distrib.kernel.analysis import shares\nshares.LEAST_S = 0.2")
     chance = random.Random(24)
     for place in range(20):
         slow, cause = chance.randrange(3), chance.choice(list(causes))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from jupyter_distrib.agent import usage
+from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import PoolClient

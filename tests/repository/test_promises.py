@@ -153,11 +153,11 @@ HELD: dict[str, dict[str, str]] = {
             "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone"
         ),
         "| `system/subprocess_future.py` | `pickle.loads` | from a fork of this process, through a pipe of its own |": "system/test_subprocess_future.py::test_what_another_process_raises_is_raised_here",
-        "| `worker/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
+        "| `worker/environment/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
         "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which it made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
-        "| `worker/script.py` | `exec` `runpy.run_module` | the script or module that your cell names |": "product/test_scripts.py::test_t02_a_script_has_its_arguments_and_returns_nothing",
-        "| `worker/shell.py` | `exec` `eval` | lines of your cell, such as `%timeit` |": "worker/test_shell.py::test_line_magics",
-        "| `worker/spawned_process.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
+        "| `worker/environment/script.py` | `exec` `runpy.run_module` | the script or module that your cell names |": "product/test_scripts.py::test_t02_a_script_has_its_arguments_and_returns_nothing",
+        "| `worker/environment/shell.py` | `exec` `eval` | lines of your cell, such as `%timeit` |": "worker/test_shell.py::test_line_magics",
+        "| `worker/environment/spawned_process.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
         "**A checkpoint of somebody else** loads if its values are numbers, texts, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
         "`save` refuses a folder that belongs to another user than you and root, since they could change what is in it; root may write into any that is not open to every user, as in a container.": (
@@ -346,7 +346,7 @@ MORE_RIGHTS = re.compile(
     r"\bos\.set(?:re|res|e)?[ug]ids?\(|\bos\.(?:setgroups|initgroups)\(|\bsudo\b|\bsystemctl\b|\bpkexec\b"
 )
 PORTS = {
-    "agent/group_store.py": "torch's store, which rank 0 serves; TensorFlow's ranks meet there",
+    "agent/groups/store.py": "torch's store, which rank 0 serves; TensorFlow's ranks meet there",
     "compat/on_ray.py": "a free port, for Ray",
     "strategies/tensorflow.py": "a free port, for TensorFlow",
     "worker/network_check.py": "the measurement of the doctor",

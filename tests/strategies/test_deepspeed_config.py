@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import DistributedError, OptionsError
+from jupyter_distrib.interfaces.strategy import StrategyStart
 from jupyter_distrib.strategies.deepspeed import DeepSpeedStrategy, completed, read_config
-from jupyter_distrib.worker.strategy import StrategyStart
 
 
 def ready(config: object, *, zero: str = "", ranks: int | None = 2, on_cpu: bool = True) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
 from jupyter_distrib.strategies.deepspeed import DeepSpeedStrategy
 from jupyter_distrib.strategies.tensorflow import TensorFlowStrategy
 from jupyter_distrib.strategies.tp import TensorParallelStrategy, dimensions
-from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, batch_size
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice, batch_size
 
 STRATEGIES = {
     "none": (),

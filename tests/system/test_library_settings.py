@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from jupyter_distrib.system import library_settings
+from jupyter_distrib.libraries import settings
 from tests.notebook import ROOT, Notebook
 
 
@@ -34,7 +34,7 @@ def as_it_was() -> Iterator[None]:
 @pytest.mark.slow
 def test_a_fresh_program_has_nothing_to_tell() -> None:
     program = (
-        "import numpy, torch, logging\nfrom jupyter_distrib.system import library_settings\n"
+        "import numpy, torch, logging\nfrom jupyter_distrib.libraries import settings as library_settings\n"
         "print(library_settings.read(), [*library_settings.that_stay()])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -49,9 +49,9 @@ def test_settings_are_the_same_after_a_way_through_json() -> None:
     warnings.simplefilter("error", RuntimeWarning)
     logging.root.handlers[:] = []
     logging.basicConfig(level=logging.INFO, format="mine %(message)s")
-    told = json.loads(json.dumps(library_settings.read()))
+    told = json.loads(json.dumps(settings.read()))
 
-    applied = library_settings.Applied()
+    applied = settings.Applied()
     applied.apply(told)
     applied.apply({})  # as if the notebook had gone back to the defaults
     assert torch.get_default_dtype() == torch.float32
@@ -59,7 +59,7 @@ def test_settings_are_the_same_after_a_way_through_json() -> None:
     warnings.resetwarnings()
     applied.apply(told)
 
-    assert library_settings.read() == told
+    assert settings.read() == told
     assert torch.get_default_dtype() == torch.float64
     assert str(torch.tensor([1 / 3])) == "tensor([0.33])"
     assert warnings.filters[0][:3] == ("error", None, RuntimeWarning)
@@ -68,14 +68,14 @@ def test_settings_are_the_same_after_a_way_through_json() -> None:
 def test_what_nobody_has_set_elsewhere_stays() -> None:
     torch.set_default_dtype(torch.float64)
 
-    library_settings.Applied().apply({})
+    settings.Applied().apply({})
 
     assert torch.get_default_dtype() == torch.float64
 
 
 @pytest.mark.slow
 def test_ranks_have_what_the_notebook_has_set(notebook: Notebook) -> None:
-    own = "__import__('jupyter_distrib.system.library_settings', fromlist=['']).read()"
+    own = "__import__('jupyter_distrib.libraries.settings', fromlist=['']).read()"
     assert notebook.ok(own).result == "{}"  # what a kernel's own libraries set costs each new rank a millisecond
     notebook.ok(
         "import os, logging, torch, numpy\ntorch.set_default_dtype(torch.float64)\n"
@@ -107,13 +107,13 @@ def test_a_default_device_is_said_not_to_be_set(notebook: Notebook) -> None:
 def test_levels_of_loggers_travel_and_are_taken_back() -> None:
     mine, other = logging.getLogger("my.training"), logging.getLogger("their.library")
     mine.setLevel(logging.DEBUG)
-    told = json.loads(json.dumps(library_settings.read()))
+    told = json.loads(json.dumps(settings.read()))
     mine.setLevel(logging.NOTSET)
     assert told["levels of loggers"]["my.training"] == logging.DEBUG
     assert "their.library" not in told["levels of loggers"]
 
     other.setLevel(logging.ERROR)
-    applied = library_settings.Applied()
+    applied = settings.Applied()
     applied.apply(told)
     assert mine.level == logging.DEBUG
     applied.apply({})

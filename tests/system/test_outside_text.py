@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from jupyter_distrib.agent import gpu_allocation
-from jupyter_distrib.agent.devices import GpuProcess
+from jupyter_distrib.agent.gpus.devices import GpuProcess
+from jupyter_distrib.agent.groups import gpu_allocation
 from jupyter_distrib.system import outside_text
 from jupyter_distrib.wire.messages import PROTOCOL, Hello
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
-from jupyter_distrib.worker.cleanup import Cleanup
+from jupyter_distrib.worker.environment.cleanup import Cleanup
 
 
 class Cyclic:

@@ -11,11 +11,11 @@ from typing import Any
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Cell as CellSource
 from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, ProbeAnswer, Setting
-from jupyter_distrib.worker.control_thread import ControlThread, Entry
-from jupyter_distrib.worker.debugger_channel import DebuggerChannel
+from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
+from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
-from jupyter_distrib.worker.probe import Prober
+from jupyter_distrib.worker.process.control_thread import ControlThread, Entry
 
 
 class Heard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib.wire.messages import Cleared, Displayed
-from jupyter_distrib.worker import displaying
+from jupyter_distrib.worker.output import displaying
 
 
 def test_displaying_text_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

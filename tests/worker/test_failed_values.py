@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_distrib.worker import failed_values
+from jupyter_distrib.worker.debugging import failed_values
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ class Spread(Strategy):
         run.names["again"] = run.exchange(os.environ["RANK"])
 """
 CELL = (
-    "import os, sys\nfrom jupyter_distrib.worker import framework\n"
+    "import os, sys\nfrom jupyter_distrib.interfaces import framework\n"
     "(device, 'torch' in sys.modules, addresses, again, os.environ['THEIR_VARIABLE'], framework.current.calls)"
 )
 
@@ -139,7 +139,7 @@ def test_torch_cells_of_the_same_notebook_have_ranks_of_their_own(book: Notebook
 
 def test_a_rank_that_waits_for_an_address_can_be_stopped(book: Notebook) -> None:
     book.start(
-        "%%distributed --ranks 2 --strategy spread\nfrom jupyter_distrib.worker import framework\n"
+        "%%distributed --ranks 2 --strategy spread\nfrom jupyter_distrib.interfaces import framework\n"
         "if rank == 1:\n    print('waiting', flush=True)\n    framework.current.groups.exchange('mine')\n"
         "import time\nwhile rank == 0: time.sleep(0.1)"
     )

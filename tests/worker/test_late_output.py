@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_distrib.wire.messages import Wrote
-from jupyter_distrib.worker.late_output import LateThreads
+from jupyter_distrib.worker.output.late_output import LateThreads
 from tests.notebook import ROOT
 
 

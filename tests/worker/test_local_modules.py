@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.worker.local_modules import LocalModules
+from jupyter_distrib.worker.environment.local_modules import LocalModules
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.worker import probe
+from jupyter_distrib.worker.debugging import probe
 
 CELL = "Cell In[1]"
 

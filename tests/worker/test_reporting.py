@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_distrib.worker import reporting
+from jupyter_distrib.worker.output import reporting
 from tests.worker.feigned_device import FeignedDevice
 
 

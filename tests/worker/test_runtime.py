@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib import runtime
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker import identity
 from tests.notebook import Notebook
 
 GETTERS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.worker import shell
+from jupyter_distrib.worker.environment import shell
 
 
 def test_commands_run_and_leave_their_status(capfd: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def tell_twice(nvml: Any) -> None:
 
 def order_to_one_gpu(nvml: Any) -> None:
     """Order all ranks to the one GPU that there is."""
-    from jupyter_distrib.agent import launch_rank
+    from jupyter_distrib.agent.ranks import launch_rank
 
     order = launch_rank.order
 
@@ -129,7 +129,7 @@ def share_the_gpu(backend: str) -> None:
 
 def be_hosts_of_their_own() -> None:
     """Have each rank tell NCCL that it is a host, in every cell: communicators are made by the first collective."""
-    from jupyter_distrib.worker import identity
+    from jupyter_distrib.interfaces import identity
 
     environment = identity.environment
     identity.environment = lambda: {**environment(), "NCCL_HOSTID": f"kit{identity.rank()}"}
@@ -155,7 +155,7 @@ def main() -> None:
             order_to_one_gpu(pynvml)
         if told is not None:
             {"memory": hide_memory, "lost": tell_lost}[told](pynvml)
-    if is_program("jupyter_distrib.worker.forkserver") or is_program("jupyter_distrib.worker.standalone"):
+    if any(is_program(f"jupyter_distrib.worker.process.{name}") for name in ("forkserver", "standalone")):
         if twice:
             share_the_gpu(twice)
             if twice != "one":

@@ -26,7 +26,8 @@ from jupyter_distrib.compat.horovod.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from jupyter_distrib.worker import identity, reporting
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.worker.output import reporting
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

@@ -20,8 +20,8 @@ from jupyter_distrib.compat.horovod.collectives import (
 )
 from jupyter_distrib.compat.horovod.compression import Compression
 from jupyter_distrib.compat.horovod.context import ProcessSet, global_process_set
-from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.strategy import TrainingStrategy
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import TrainingStrategy
 
 ROUND_BYTES = 8 << 20
 """The size of gradients for which the ranks begin to agree while the backward pass goes on."""

@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.agent.ranks.output import RunOutput
 from jupyter_distrib.compat import launching
 from jupyter_distrib.compat.spark.lines import Printed, Reader
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.run_start import PoolLink
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
 from jupyter_distrib.wire.messages import (

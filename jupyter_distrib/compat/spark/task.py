@@ -16,7 +16,8 @@ from typing import Any
 
 from jupyter_distrib.compat.spark import lines
 from jupyter_distrib.wire.messages import Failed, Interrupted, Parcel, Returned, RunEvent, Started
-from jupyter_distrib.worker import failure, reporting
+from jupyter_distrib.worker import failure
+from jupyter_distrib.worker.output import reporting
 
 READ_BYTES = 1 << 16
 LEFT_S = 1.0

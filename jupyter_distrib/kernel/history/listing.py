@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import overload
 
+from jupyter_distrib.kernel.analysis.metrics import Metrics
+from jupyter_distrib.kernel.analysis.shares import percents
 from jupyter_distrib.kernel.history.saved_run import SavedRun
-from jupyter_distrib.kernel.record.metrics import Metrics
-from jupyter_distrib.kernel.record.shares import percents
 from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import clipped, duration, short, size

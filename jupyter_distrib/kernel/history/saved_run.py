@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.kernel.record import failures, run_facts
-from jupyter_distrib.kernel.record.metrics import OWN_COLUMNS, Metrics
+from jupyter_distrib.kernel.analysis import failures, run_facts
+from jupyter_distrib.kernel.analysis.metrics import OWN_COLUMNS, Metrics
+from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.shares import Shares
 from jupyter_distrib.system import record_file
 from jupyter_distrib.system.formatting import clipped, rank_list
 from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile

@@ -18,19 +18,19 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.presses import early_interrupt
-from jupyter_distrib.kernel.session.program import Program
-from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
+from jupyter_distrib.kernel.session.runs.program import Program
+from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire.messages import Cell
-from jupyter_distrib.worker import identity
 
 P = ParamSpec("P")
 R = TypeVar("R")

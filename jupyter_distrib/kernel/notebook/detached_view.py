@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from jupyter_distrib.kernel.notebook.live_view import LiveView
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.run import Run
 
 
 def show(run: Run) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import rank_differences, session
 from jupyter_distrib.kernel.session.rank_differences import Differences
-from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.runs.results import RankValue
 
 
 def answer(line: str, notebook: Mapping[str, object]) -> Differences:

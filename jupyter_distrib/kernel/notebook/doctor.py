@@ -22,7 +22,7 @@ from typing import Any
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import confinement_findings, live_view
-from jupyter_distrib.kernel.session.next_rank import next_rank
+from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.pages import page

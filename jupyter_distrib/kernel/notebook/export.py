@@ -23,13 +23,13 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 from jupyter_distrib.errors import CaptureError, OptionsError
+from jupyter_distrib.interfaces.framework import TORCH
+from jupyter_distrib.interfaces.strategy import load as load_strategy
 from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.session import cell_order
-from jupyter_distrib.kernel.session.program import Program, is_literal
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.worker.framework import TORCH
-from jupyter_distrib.worker.strategy import load as load_strategy
+from jupyter_distrib.kernel.session.runs.program import Program, is_literal
+from jupyter_distrib.kernel.session.runs.run import Run
 
 _RANK_NAMES = {
     "rank": 'int(os.environ["RANK"])',
@@ -116,7 +116,7 @@ class _Script:
         if strategy != "none":
             options = f", options={own_options!r}" if own_options else ""
             parts.append(
-                "from jupyter_distrib.worker import under_torchrun\n\n"
+                "from jupyter_distrib.worker.process import under_torchrun\n\n"
                 f"under_torchrun.run(__file__, strategy={strategy!r}{options})"
             )
         parts.append(self.program.source.strip("\n"))

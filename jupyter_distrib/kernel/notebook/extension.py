@@ -11,12 +11,13 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.line_magics import LineMagics
 from jupyter_distrib.kernel.notebook.magic import CellMagics
-from jupyter_distrib.kernel.session import prompts, session
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
-from jupyter_distrib.system import stand_ins
 
 _OURS = ("distributed", "distrib")
 _replaced: dict[str, Callable[..., Any]] = {}

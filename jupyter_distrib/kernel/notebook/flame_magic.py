@@ -6,7 +6,7 @@ import time
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.views.flame import FlameGraph
 from jupyter_distrib.options import split_words
 from jupyter_distrib.wire.messages import Frame

@@ -10,12 +10,12 @@ import json
 import math
 from typing import Any
 
-from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence
+from jupyter_distrib.kernel.analysis.failures import cause, in_brief, is_consequence
+from jupyter_distrib.kernel.analysis.traceback_text import innermost
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
-from jupyter_distrib.kernel.record.traceback_text import innermost
-from jupyter_distrib.kernel.session.results import short_text
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.results import short_text
+from jupyter_distrib.kernel.session.runs.run import Run
 
 
 def status_line(run: Run) -> str:

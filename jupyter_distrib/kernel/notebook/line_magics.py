@@ -9,11 +9,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.presses import early_interrupt
-from jupyter_distrib.kernel.session.results import Results
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.system import formatting, stand_ins
+from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
+from jupyter_distrib.kernel.session.runs.results import Results
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.system import formatting
 
 if TYPE_CHECKING:  # each magic imports what it needs
     from jupyter_distrib.kernel.history.listing import Comparison, RunList

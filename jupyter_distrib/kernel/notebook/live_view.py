@@ -29,7 +29,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.run import Run, View
+from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system import interrupts

@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_silenced
 
+from jupyter_distrib.interfaces.strategy import load as load_strategy
+from jupyter_distrib.kernel.analysis import stand_in_errors
+from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView
-from jupyter_distrib.kernel.record import stand_in_errors
-from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.presses import early_interrupt
-from jupyter_distrib.kernel.session.program import Program
-from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
+from jupyter_distrib.kernel.session.runs.program import Program
+from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.worker.strategy import load as load_strategy
 
 if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook import sweep

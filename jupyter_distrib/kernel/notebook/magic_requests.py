@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
@@ -27,7 +28,6 @@ from jupyter_distrib.options import (
     split_words,
     switch,
 )
-from jupyter_distrib.system import stand_ins
 
 PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
 

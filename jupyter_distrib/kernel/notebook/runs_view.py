@@ -17,8 +17,8 @@ from IPython.display import display
 from jupyter_distrib.kernel.notebook.live_view import DRAW_EVERY_S, TICK_S, Bell, route
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.observers import EndObserver
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.observers import EndObserver
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.kernel.views import run_table
 from jupyter_distrib.kernel.views.run_table import RunRow

@@ -14,8 +14,8 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.presses import early_interrupt
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import MODULE, Options, from_keywords
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts

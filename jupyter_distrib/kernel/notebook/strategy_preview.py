@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from jupyter_distrib.interfaces import by_hand
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
-from jupyter_distrib.worker import by_hand
 
 _MAX_TEXT = 60
 

@@ -14,9 +14,9 @@ from typing import Any, overload
 from jupyter_distrib.errors import CaptureError, OptionsError
 from jupyter_distrib.kernel.capture.capture import Captured, Input
 from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, row_of
-from jupyter_distrib.kernel.session import presses
-from jupyter_distrib.kernel.session.results import Results
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs import interrupt_presses
+from jupyter_distrib.kernel.session.runs.results import Results
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.views import run_table
 from jupyter_distrib.system import formatting
 
@@ -126,7 +126,7 @@ class SweepRuns(Sequence[Any]):
             self.cancel(force=bool(interrupted))
             interrupted.append(True)
 
-        with presses.taken_as_orders(pressed, stopped=lambda: bool(interrupted)):
+        with interrupt_presses.taken_as_orders(pressed, stopped=lambda: bool(interrupted)):
             view = self.view()
             while not all(run.done() for run in self.runs):
                 view.wait_for_news()

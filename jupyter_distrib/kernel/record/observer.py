@@ -2,7 +2,7 @@
 
 A package adds one by an entry point of the group `jupyter_distrib.observers`: the observer's name, and a function that
 takes each run and returns an observer of it, or None (docs/writing-an-observer.md). Kernel side; standard library only.
-The callers and their threads are in `kernel/session/observers.py`.
+The callers and their threads are in `kernel/session/runs/observers.py`.
 """
 
 from __future__ import annotations

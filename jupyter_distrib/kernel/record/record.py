@@ -120,7 +120,7 @@ class RunRecord:
             case Stalled() | Moved():
                 self.stall = event if isinstance(event, Stalled) else None
             case Profiled() | Saving():
-                pass  # `kernel/session/trace_writer.py` and `server/detached_runs.py` take what they say
+                pass  # `kernel/session/runs/trace_writer.py` and `server/detached_runs.py` take what they say
             case TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
             case Restarted() | RanksReduced():

@@ -46,7 +46,7 @@ _UP = "\x1b"
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
 _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
-"""The code by which a rank's `clear_output` marks its place among what is printed (`worker/displaying.py`)."""
+"""The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from jupyter_distrib import trackers
-from jupyter_distrib.kernel.session import prompts, travelling_environment
-from jupyter_distrib.kernel.session.connection import Connection
-from jupyter_distrib.kernel.session.results import RankValue
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.kernel import trackers
+from jupyter_distrib.kernel.session.pools import travelling_environment
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs import prompts
+from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload, shared_memory
-from jupyter_distrib.system import library_settings, process, process_environment
+from jupyter_distrib.system import process, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
 

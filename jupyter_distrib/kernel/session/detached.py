@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.system import confinement_report, paths, run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire.messages import PROTOCOL

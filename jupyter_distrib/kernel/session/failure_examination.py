@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.record import failures
-from jupyter_distrib.kernel.session import prompts
-from jupyter_distrib.kernel.session.debug_prompt import POLL_S, Conversation
-from jupyter_distrib.kernel.session.pool_manager import PoolManager
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.run_history import RunHistory
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs import prompts
+from jupyter_distrib.kernel.session.runs.debug_prompt import POLL_S, Conversation
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.system.formatting import rank_list
 
 ANSWER_S = 10.0

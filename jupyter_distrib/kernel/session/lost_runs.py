@@ -11,7 +11,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import saving
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import last_seen
 from jupyter_distrib.system.last_seen import SeenRun

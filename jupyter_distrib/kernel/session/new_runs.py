@@ -9,11 +9,11 @@ from dataclasses import replace
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.cell_order import Order
-from jupyter_distrib.kernel.session.connection import Connection
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.run_start import PoolLink
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.system import library_settings
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.runs.start import PoolLink
+from jupyter_distrib.libraries import settings
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import AskStacks, Attached, Debug, Noted, Stop
 
@@ -61,7 +61,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     )
     if options.gpus is not None and not group.gpus:
         record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
-    for text in library_settings.that_stay():
+    for text in settings.that_stay():
         record.apply(Noted(run=record.run, rank=None, text=text))
     for text in group.notes:
         record.apply(Noted(run=record.run, rank=None, text=text))

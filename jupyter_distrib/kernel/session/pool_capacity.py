@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jupyter_distrib.kernel.session.run_queue import Capacity
+from jupyter_distrib.kernel.session.runs.run_queue import Capacity
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.session import Session

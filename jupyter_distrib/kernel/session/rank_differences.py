@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.system.formatting import rank_list
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """The number of differing parameters that are shown, and looked into."""
-_ASK = "from jupyter_distrib.worker.autoparallel import value_digests\nvalue_digests.{call}"
+_ASK = "from jupyter_distrib.worker.autoparallel.checks import value_digests\nvalue_digests.{call}"
 Every = Mapping[int, Mapping[str, Any]]
 """The facts that each rank has told of each name."""
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session import selection
-from jupyter_distrib.kernel.session.pool_manager import PoolManager
-from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.run_history import RunHistory
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools import selection
+from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.wire.messages import Cell
 
-GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
+GATHER = "from jupyter_distrib.worker.autoparallel.training import gather_shards\ngather_shards.of(__kept__)"
 """The source of the cell that fetches a sharded value."""
 
 

@@ -1,8 +1,8 @@
 """The session of one kernel: the runs on its ranks. One instance per process (`current`); it has a pool manager, which
-holds the ranks (`kernel/session/pool_manager.py`), and the choices that were made in this notebook.
+holds the ranks (`kernel/session/pools/pool_manager.py`), and the choices that were made in this notebook.
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
-(`kernel/session/connection.py`)."""
+(`kernel/session/pools/connection.py`)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
+from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import (
-    cell_order,
-    new_runs,
-    observed_runs,
-    pool_capacity,
-)
+from jupyter_distrib.kernel.session import cell_order, new_runs, pool_capacity
 from jupyter_distrib.kernel.session.cell_order import Content, Order
-from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.handles import KeptValues
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.observers import Observers
-from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager, once_more
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.pool_manager import Beside, PoolManager, once_more
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
-from jupyter_distrib.kernel.session.results import RankValue
-from jupyter_distrib.kernel.session.run import Run, View
-from jupyter_distrib.kernel.session.run_history import RunHistory
-from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs import observed_runs
+from jupyter_distrib.kernel.session.runs.observers import Observers
+from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.session.runs.run import Run, View
+from jupyter_distrib.kernel.session.runs.run_history import RunHistory
+from jupyter_distrib.kernel.session.runs.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
 from jupyter_distrib.pools.base import capabilities_of, usable
 from jupyter_distrib.serialization import payload

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.session import detached
-from jupyter_distrib.kernel.session.connection import Connection
-from jupyter_distrib.kernel.session.next_rank import next_rank
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.next_rank import next_rank
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import GroupStatus, NodeStatus, ServerStatus, WorkerInfo, fields_of

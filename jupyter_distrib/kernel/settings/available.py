@@ -6,9 +6,9 @@ declares it by an entry point.
 
 from __future__ import annotations
 
+from jupyter_distrib.interfaces import strategy
 from jupyter_distrib.options import Declared
 from jupyter_distrib.pools import base
-from jupyter_distrib.worker import strategy
 
 STRATEGIES: Declared = strategy.declared()
 POOLS: Declared = base.kinds()

@@ -19,8 +19,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from jupyter_distrib import trackers
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.interfaces import stand_ins
+from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.settings import option_conflicts
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
@@ -49,7 +50,6 @@ from jupyter_distrib.options import (
     variable,
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
-from jupyter_distrib.system import stand_ins
 from jupyter_distrib.system.data_class import data_class
 
 MAGIC = "%%distributed"

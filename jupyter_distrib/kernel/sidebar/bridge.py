@@ -21,7 +21,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.session import prompts
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.runs import prompts
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.system.data_class import data_class
 
 REPAIR_S = 10.0

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups
-from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
 from jupyter_distrib.kernel.settings.written_options import to_line

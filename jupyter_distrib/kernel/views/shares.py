@@ -13,8 +13,8 @@ import base64
 from html import escape
 from typing import Any
 
+from jupyter_distrib.kernel.analysis.shares import PARTS, Shares, percents
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.shares import PARTS, Shares, percents
 
 MOST_BARS = 16
 """The number of ranks that are drawn; of more, those that wait most and least."""

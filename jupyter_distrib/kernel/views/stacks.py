@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from jupyter_distrib.kernel.record import traceback_text
+from jupyter_distrib.kernel.analysis import traceback_text
 from jupyter_distrib.system.formatting import clipped, rank_list
 from jupyter_distrib.wire.messages import Frame, StackSeen
 

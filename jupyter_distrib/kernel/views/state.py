@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jupyter_distrib.kernel.record import failures
-from jupyter_distrib.kernel.record.shares import Shares
-from jupyter_distrib.kernel.record.traceback_text import fingerprint, innermost, where
+from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.analysis.shares import Shares
+from jupyter_distrib.kernel.analysis.traceback_text import fingerprint, innermost, where
 from jupyter_distrib.kernel.views import markup, shares, stacks
 from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
 

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from jupyter_distrib.kernel.analysis.failures import is_consequence
 from jupyter_distrib.kernel.record.displays import KEPT, Display
-from jupyter_distrib.kernel.record.failures import is_consequence
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord, Sample
 from jupyter_distrib.kernel.record.record import RunRecord

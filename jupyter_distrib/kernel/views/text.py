@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 
-from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence, own_traceback
+from jupyter_distrib.kernel.analysis.failures import cause, in_brief, is_consequence, own_traceback
+from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.shares import Shares
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
 from jupyter_distrib.kernel.record.terminal_styles import Span
 from jupyter_distrib.kernel.views import markup, shares

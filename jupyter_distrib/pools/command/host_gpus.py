@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from jupyter_distrib.agent import devices, gpu_inventory
-from jupyter_distrib.agent.gpu_leases import holder_elsewhere
+from jupyter_distrib.agent.gpus import devices, inventory
+from jupyter_distrib.agent.gpus.leases import holder_elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def look(gpu_type: str) -> dict[str, tuple[str, ...]]:
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = None if words is None else tuple(filter(None, words.split(",")))
     try:
-        found = devices.visible(gpu_inventory.read_now().gpus, chosen)
+        found = devices.visible(inventory.read_now().gpus, chosen)
     except devices.UnknownDevice:  # the agent says so
         found = []
     fitting = devices.of_type(found, gpu_type) if gpu_type else found

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.pools.inline.stage import Stage
 from jupyter_distrib.pools.inline.steps import MOST_STEPS, Arrow, Step, value_of, values_of
 from jupyter_distrib.pools.inline.torch_functions import TorchFunctions, fill
-from jupyter_distrib.worker import identity
 
 
 @dataclass(slots=True, kw_only=True)

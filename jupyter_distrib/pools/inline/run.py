@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.agent.ranks.output import RunOutput
+from jupyter_distrib.interfaces import identity, strategy
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.serialization import payload
@@ -37,8 +38,10 @@ from jupyter_distrib.wire.messages import (
     WorkerInfo,
     WorkerOrder,
 )
-from jupyter_distrib.worker import cell, identity, rank_environment, reporting, stack, strategy
-from jupyter_distrib.worker.outcome import outcome
+from jupyter_distrib.worker.debugging import stack
+from jupyter_distrib.worker.environment import cell, rank_environment
+from jupyter_distrib.worker.output import reporting
+from jupyter_distrib.worker.process.outcome import outcome
 
 Outcome = Returned | Failed | Interrupted
 

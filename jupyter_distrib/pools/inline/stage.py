@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.worker import identity, reporting
+from jupyter_distrib.worker.output import reporting
 
 
 class RankContext:

@@ -124,7 +124,7 @@ class Displayed:
 class Cleared:
     """A rank called `clear_output`: its displays go, and what it has printed; the log keeps it.
 
-    What it has printed comes on another way, so a code among it marks the place (`worker/displaying.py`).
+    What it has printed comes on another way, so a code among it marks the place (`worker/output/displaying.py`).
     """
 
     run: str

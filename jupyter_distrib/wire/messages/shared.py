@@ -125,7 +125,7 @@ class Setting:
     strategy: str = "none"
     strategy_options: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, object] = field(default_factory=dict)
-    """Settings that the notebook has made in its libraries; see `system/library_settings.py`."""
+    """Settings that the notebook has made in its libraries; see `libraries/settings.py`."""
     keep: tuple[str, ...] = ()
     """Names of the cell's namespace that stay on the rank."""
     by_value: bool = False

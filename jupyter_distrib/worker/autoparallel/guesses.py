@@ -41,52 +41,52 @@ GUESSES: Mapping[Name, Guess] = {
         what="a cell whose code has a name such as `world_size` in it may have divided its data before the loader was "
         "made; the ranks then compare samples of what they hold",
         without="data of which the ranks hold different samples is divided once more, without a word",
-        place="data_fingerprint.py: _asks_size",
+        place="data/fingerprint.py: _asks_size",
         test="strategies/test_ddp.py: test_what_is_done_by_hand_already_is_left_alone",
     ),
     "reads-rank": Guess(
         what="a data set whose bytecode reads `rank`, `RANK` or `get_rank` divides itself",
         without="it is divided like any other",
-        place="data_fingerprint.py: reads_ranks",
+        place="data/fingerprint.py: reads_ranks",
         test="worker/autoparallel/test_data_fingerprint.py: test_who_asks_for_the_rank_divides_by_itself",
     ),
     "knows-ranks": Guess(
         what="a sampler or data set with attributes such as `rank` and `num_replicas` is a share already",
         without="only torch's `DistributedSampler`, and samplers of known libraries, are",
-        place="shard_samplers.py: _knows_ranks",
+        place="data/shard_samplers.py: _knows_ranks",
         test="worker/autoparallel/test_guesses.py: test_attributes_tell_that_a_sampler_knows_of_ranks",
     ),
     "order": Guess(
         what="of ranks that wait for one another at two loaders, those at the line further up go on",
         without="they wait 10 s, then all go on",
-        place="data_consensus.py: _order",
+        place="data/consensus.py: _order",
         test="strategies/test_ddp.py: test_a_loader_that_one_rank_reads_keeps_nobody_waiting",
     ),
     "old-optimizers": Guess(
         what="optimizers that were there before the cell are found through the garbage collector, and are the cell's "
         "if one of its variables leads to them",
         without="only those that the cell builds, or gives to `prepare`, train together",
-        place="hooks.py: look_around",
+        place="training/hooks.py: look_around",
         test="strategies/test_ddp.py: test_kept_models_go_on_where_they_were_and_epochs_too",
     ),
     "local-variables": Guess(
         what="local variables of functions that are being executed get the sharded parameters, before Python 3.13 by "
         "its C interface",
         without="they keep the old ones, which no gradient reaches",
-        place="replace_references.py: _replace_locals",
+        place="training/replace_references.py: _replace_locals",
         test="worker/autoparallel/test_replace_references.py: test_every_holder_gets_the_new_one",
     ),
     "units": Guess(
         what="large blocks that a model repeats are gathered and freed one at a time",
         without="the whole model at once, unless `--fsdp-unit` names a class",
-        place="units.py: _repeated",
+        place="training/units.py: _repeated",
         test="worker/autoparallel/test_units.py: test_the_blocks_that_are_repeated_if_they_are_large",
     ),
     "first-device": Guess(
         what="`cuda:0` in the cell, and 0 in `torch.device`, `.to(0)`, `.cuda(0)` and `set_device(0)`, mean "
         "each rank's own GPU",
         without="they mean the first GPU of the node",
-        place="own_device.py: OwnDevice",
+        place="training/device_remapping.py: OwnDevice",
         test="worker/autoparallel/test_own_device.py: test_c9_a_cell_that_names_the_first_gpu_gets_its_own",
     ),
 }

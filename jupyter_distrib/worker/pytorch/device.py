@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import torch
 
-from jupyter_distrib.worker.framework import DeviceState
+from jupyter_distrib.interfaces.framework import DeviceState
 from jupyter_distrib.worker.pytorch import private
 
 RELEASE_BYTES = 1 << 30

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system import open_files
-from jupyter_distrib.worker import debugger_channel, identity
+from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.pytorch import private, rank_clock
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
 from jupyter_distrib.worker.pytorch.patience import PATIENCE, Patience

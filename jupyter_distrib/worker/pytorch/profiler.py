@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system import scratch
 from jupyter_distrib.wire.messages import Execute, Profiled
-from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.pytorch import private, trace_events
 from jupyter_distrib.worker.pytorch.phase_clock import PhaseClock
 from jupyter_distrib.worker.pytorch.trace_events import Part, Span

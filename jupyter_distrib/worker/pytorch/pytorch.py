@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed
 
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.framework import TORCH, DeviceState
 from jupyter_distrib.system.private_torch import COMPILER
 from jupyter_distrib.wire.messages import Execute, PhaseTimes, Profiled, WorkerOrder
-from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.framework import TORCH, DeviceState
 from jupyter_distrib.worker.pytorch import (
     data_loaders,
     phase_clock,
@@ -35,15 +35,15 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.nn.parallel.distributed",
     "torch.utils.data",
-    "jupyter_distrib.worker.autoparallel.data_parallel",
-    "jupyter_distrib.worker.autoparallel.sharded",
-    "jupyter_distrib.worker.autoparallel.meshes",
+    "jupyter_distrib.worker.autoparallel.training.data_parallel",
+    "jupyter_distrib.worker.autoparallel.training.sharded",
+    "jupyter_distrib.worker.autoparallel.training.meshes",
 )
 """The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
 
 
 class PyTorch:
-    """The framework PyTorch; see `jupyter_distrib.worker.framework.Framework`."""
+    """The framework PyTorch; see `jupyter_distrib.interfaces.framework.Framework`."""
 
     name = TORCH
 

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from jupyter_distrib.worker import identity
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.pytorch import process_group
 
 _mine: int | None = None

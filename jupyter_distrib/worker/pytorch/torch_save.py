@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.worker import identity
 
 _SAVED = (
     "torch.save() would write this rank's shards only, since this model is sharded over the ranks: call "
@@ -55,5 +55,5 @@ def _saving(original: Any) -> Callable[..., Any]:
 
 def _is_ours(value: object) -> bool:
     """Return whether anything in a value is sharded over a mesh of a strategy; a cell may save from its own meshes."""
-    meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.meshes")
+    meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.training.meshes")
     return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))

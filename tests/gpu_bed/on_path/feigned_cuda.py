@@ -134,7 +134,7 @@ def _note_strangers(uuid: str, holders: list[int]) -> None:
 
 
 def _group() -> str:
-    identity = sys.modules.get("jupyter_distrib.worker.identity")
+    identity = sys.modules.get("jupyter_distrib.interfaces.identity")
     return str(identity.order().group) if identity is not None else ""
 
 

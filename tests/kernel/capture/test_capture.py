@@ -27,7 +27,7 @@ from jupyter_distrib.kernel.capture.capture import (
     global_names,
     reachable,
 )
-from jupyter_distrib.worker.cell import execute
+from jupyter_distrib.worker.environment.cell import execute
 
 transform = TransformerManager().transform_cell
 

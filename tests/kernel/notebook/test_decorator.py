@@ -679,7 +679,7 @@ def test_a_kept_prepared_model_trains_on_after_an_interrupt_inside_a_collective(
 
 
 def test_a_failure_can_be_told_while_ipython_is_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jupyter_distrib.kernel.session.cell_sources import cell_name
+    from jupyter_distrib.kernel.session.runs.cell_sources import cell_name
 
     monkeypatch.setitem(sys.modules, "IPython.core.getipython", types.ModuleType("IPython.core.getipython"))
     monkeypatch.setitem(sys.modules, "IPython.core.interactiveshell", types.ModuleType("IPython.core.interactiveshell"))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
-from jupyter_distrib.kernel.record.failures import cause, to_exception, to_interrupt, to_timeout
+from jupyter_distrib.kernel.analysis.failures import cause, to_exception, to_interrupt, to_timeout
+from jupyter_distrib.kernel.analysis.stand_in_errors import remote_error
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.stand_in_errors import remote_error
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system.formatting import duration, rank_list
 from jupyter_distrib.wire.messages import (
@@ -228,7 +228,7 @@ def test_tracebacks_are_equal_whatever_object_they_carry() -> None:
 
 
 def test_our_frames_are_dropped_and_one_library_frame_is_kept_for_context() -> None:
-    import jupyter_distrib.kernel.record.failures as ours
+    import jupyter_distrib.kernel.analysis.failures as ours
 
     frames = (
         Frame(filename=ours.__file__, line=1, function="execute", text="exec(code)"),
@@ -342,7 +342,7 @@ IN_IPYTHON = """
 import asyncio, pickle, sys
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_distrib.wire.messages import Ended, Failed, Failure, Parcel
-from jupyter_distrib.kernel.record.failures import to_exception, to_interrupt
+from jupyter_distrib.kernel.analysis.failures import to_exception, to_interrupt
 from jupyter_distrib.kernel.record.record import RunRecord
 
 def made(original):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.record import git_folder
+from jupyter_distrib.kernel.analysis import git_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

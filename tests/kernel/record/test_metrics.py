@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.record.metrics import Metrics
+from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.wire.messages import Measured, Started
 

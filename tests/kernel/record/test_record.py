@@ -10,10 +10,10 @@ from math import inf, nan
 
 import pytest
 
+from jupyter_distrib.kernel.analysis.traceback_text import fingerprint
 from jupyter_distrib.kernel.record.displays import KEPT, KEPT_BYTES
 from jupyter_distrib.kernel.record.record import HISTORY, NOT_FINITE, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, parse_bar
-from jupyter_distrib.kernel.record.traceback_text import fingerprint
 from jupyter_distrib.kernel.views.state import state_of
 from jupyter_distrib.kernel.views.text import remarks
 from jupyter_distrib.wire.messages import (

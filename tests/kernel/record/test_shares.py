@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jupyter_distrib.kernel.analysis.shares import PARTS, Shares
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.shares import PARTS, Shares
 from jupyter_distrib.kernel.views import shares as views
 from jupyter_distrib.kernel.views import text
 from jupyter_distrib.wire.messages import PhaseTimes, Returned, Sampled

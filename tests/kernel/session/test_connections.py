@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from jupyter_distrib.kernel.session import connection as connection_module
-from jupyter_distrib.kernel.session.connection import Connection, PoolAddress
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools import connection as connection_module
+from jupyter_distrib.kernel.session.pools.connection import Connection, PoolAddress
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.pools.base import Capabilities
 from jupyter_distrib.pools.ray.pool import RayPool
 

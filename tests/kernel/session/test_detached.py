@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session import detached
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.system import run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire.messages import PROTOCOL

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session import travelling_environment
+from jupyter_distrib.kernel.session.pools import travelling_environment
 from tests.notebook import Notebook
 from tests.wheels import environment, install, wheel
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jupyter_distrib.kernel.session.gpu_variables import not_in_force
+from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
 from jupyter_distrib.system import load_time
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook

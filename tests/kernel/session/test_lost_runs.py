@@ -15,7 +15,7 @@ import pytest
 
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.session import lost_runs
-from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.settings import Settings, without_files
 from jupyter_distrib.system import last_seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_distrib.kernel.session.next_rank import next_rank
+from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.wire.messages import GpuStatus, NodeStatus, ServerStatus
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session import missing_modules, notebook_packages
+from jupyter_distrib.kernel.session.pools import missing_modules, notebook_packages
 from jupyter_distrib.system import distributions
 from jupyter_distrib.wire.messages import Failure
 from tests.wheels import install, wheel

@@ -11,8 +11,8 @@ import pytest
 
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import observers
-from jupyter_distrib.kernel.session.observers import ObserverThread
+from jupyter_distrib.kernel.session.runs import observers
+from jupyter_distrib.kernel.session.runs.observers import ObserverThread
 from jupyter_distrib.wire.messages import Noted, RunEvent, Wrote
 from tests.installed_package import bring
 from tests.notebook import Notebook
@@ -204,7 +204,7 @@ def test_a_press_ends_the_wait_for_one_that_hangs(tmp_path: Path, package: dict[
     wait = "observers.FINISH_S = 1000.0; observers.BEGIN_S = 1000.0"
     with Notebook(tmp_path, env=package) as book:
         book.ok(
-            f"%load_ext jupyter_distrib\nimport theirs\nfrom jupyter_distrib.kernel.session import observers\n{wait}"
+            f"%load_ext jupyter_distrib\nimport theirs\nfrom jupyter_distrib.kernel.session.runs import observers\n{wait}"
         )
         book.ok("theirs.active = {'hanging'}\nprinted = theirs.Hanging.observe\n")
         book.ok(

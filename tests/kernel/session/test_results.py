@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import ValueLost
-from jupyter_distrib.kernel.session.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 
 
 class _Styled:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jupyter_distrib.kernel.session.returned_values import ReturnedValues
+from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Parcel, Returned
 

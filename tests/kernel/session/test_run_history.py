@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jupyter_distrib.kernel.session.run_history import KEPT, RunHistory
+from jupyter_distrib.kernel.session.runs.run_history import KEPT, RunHistory
 
 
 class SomeRun:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.trace_writer import TraceWriter
+from jupyter_distrib.kernel.session.runs.trace_writer import TraceWriter
 from jupyter_distrib.wire.messages import Profiled, Started
 
 

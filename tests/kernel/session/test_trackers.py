@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib import trackers
 from jupyter_distrib.agent import install_packages
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.record import run_facts
+from jupyter_distrib.kernel import trackers
+from jupyter_distrib.kernel.analysis import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
-from jupyter_distrib.trackers import mlflow, wandb
+from jupyter_distrib.kernel.trackers import mlflow, wandb
 from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 from tests.installed_package import bring
 from tests.notebook import Notebook
@@ -157,7 +157,7 @@ def test_an_unknown_tracker_in_the_settings_is_an_error_with_its_line(
 def test_a_tracker_whose_library_is_missing_is_refused_with_the_command() -> None:
     code = (
         "import sys, importlib.util\nimportlib.util.find_spec = lambda name: None\n"
-        "from jupyter_distrib import trackers\ntrackers.check_installed(('mlflow',))"
+        "from jupyter_distrib.kernel import trackers\ntrackers.check_installed(('mlflow',))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (

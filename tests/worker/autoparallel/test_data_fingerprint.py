@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
+from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
 
 rank, world_size = 1, 2  # as a cell has them
 

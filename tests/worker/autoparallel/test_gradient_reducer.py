@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from jupyter_distrib.worker.autoparallel import divergence, gradient_reducer
-from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
+from jupyter_distrib.worker.autoparallel.checks import divergence
+from jupyter_distrib.worker.autoparallel.training import gradient_reducer
+from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer
 from tests.worker.feigned_device import FeignedDevice
 
 

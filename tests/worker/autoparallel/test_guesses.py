@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.worker.autoparallel import guesses, replace_references
-from jupyter_distrib.worker.autoparallel.own_device import OwnDevice
-from jupyter_distrib.worker.autoparallel.shard_samplers import is_divided_by_others
+from jupyter_distrib.worker.autoparallel import guesses
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import is_divided_by_others
+from jupyter_distrib.worker.autoparallel.training import replace_references
+from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice
 from tests.notebook import ROOT
 
 
@@ -25,7 +26,7 @@ def test_a_guess_names_the_function_that_makes_it_and_the_test_that_pins_it(name
         file, _, function = place.partition(": ")
         source = (folder / file).read_text(encoding="utf-8")
         assert f"def {function}(" in source or f"class {function}:" in source, place
-    used = [file for file in folders[guess.place].glob("*.py") if f'"{name}"' in file.read_text(encoding="utf-8")]
+    used = [file for file in folders[guess.place].rglob("*.py") if f'"{name}"' in file.read_text(encoding="utf-8")]
     assert len(used) > 1, "no code asks whether it is on"
 
 

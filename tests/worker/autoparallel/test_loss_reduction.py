@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jupyter_distrib.worker.autoparallel import loss_reduction
+from jupyter_distrib.worker.autoparallel.checks import loss_reduction
 
 X, Y, CLASSES = torch.ones(4, 3, requires_grad=True), torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
 SUMS = {

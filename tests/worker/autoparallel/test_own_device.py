@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from jupyter_distrib.wire.messages import Cell
-from jupyter_distrib.worker import cell
-from jupyter_distrib.worker.autoparallel.own_device import OwnDevice, misplaced
 from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
+from jupyter_distrib.worker.environment import cell
 
 OWN = torch.device("cuda:3")
 FIRST = torch.device("cuda:0")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jupyter_distrib.worker.autoparallel import replace_references
+from jupyter_distrib.worker.autoparallel.training import replace_references
 
 Pair = namedtuple("Pair", "name tensor")
 everywhere: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_distrib.worker.autoparallel.sharding import place
+from jupyter_distrib.worker.autoparallel.training.sharding import place
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jupyter_distrib.worker.autoparallel import tensor_sums, weight_sync
+from jupyter_distrib.worker.autoparallel.checks import tensor_sums
+from jupyter_distrib.worker.autoparallel.training import weight_sync
 from tests.worker.autoparallel.made_tensors import MadeTensors
 
 PIECE_BYTES = 8 * 1024

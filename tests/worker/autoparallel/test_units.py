@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from jupyter_distrib import DistributedError
-from jupyter_distrib.worker.autoparallel.units import has_forward, units_of
+from jupyter_distrib.worker.autoparallel.training.units import has_forward, units_of
 
 
 class Block(nn.Module):

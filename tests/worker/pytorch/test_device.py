@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.framework import DeviceState
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.framework import DeviceState
 from jupyter_distrib.worker.pytorch import device, process_group
 from jupyter_distrib.worker.pytorch.device import Device
 

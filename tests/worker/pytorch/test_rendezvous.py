@@ -13,7 +13,7 @@ RANK = """
 import os, sys, socket
 import torch, torch.distributed as dist
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker import identity
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.pytorch import process_group as group
 rank, port, fd = map(int, sys.argv[1:4])
 identity.take(WorkerOrder(

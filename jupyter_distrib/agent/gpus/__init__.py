@@ -1,0 +1,1 @@
+"""The GPUs of this node: which there are, which suit, and who leases them."""

@@ -1,0 +1,203 @@
+"""Chooses the GPUs that suit a worker group, before anybody looks whether they are free. Pure.
+
+A notebook that names GPUs, by CUDA_VISIBLE_DEVICES or `--gpu-type`, gets those. Else a cell gets GPUs of one type, and
+the GPU that drives a display only if that many are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jupyter_distrib.agent.gpus import devices
+from jupyter_distrib.agent.gpus.devices import Gpu, Inventory
+from jupyter_distrib.agent.gpus.torch_build import TorchBuild
+from jupyter_distrib.system import formatting
+from jupyter_distrib.wire.messages import OpenWorkerGroup
+
+BUSY_BYTES = 1 << 30
+"""Bytes used by others above which a GPU is taken after the free ones; a driver itself may use half of it."""
+
+
+class GpusRefused(ValueError):
+    """An error for GPUs that cannot be had, even by waiting. Its text is a sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The GPUs that suit a worker group."""
+
+    size: int
+    """Number of ranks."""
+    alternatives: tuple[tuple[Gpu, ...], ...] = ()
+    """Sets of GPUs, each large enough, the best first; none for CPU ranks."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the head of the run."""
+    visible: bool = False
+    """Whether the notebook sees any GPU that its ranks could use."""
+
+
+def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
+    """Choose GPUs for ranks; CPU ranks on a machine without GPUs, or that hides them all.
+
+    Raises:
+        GpusRefused: The notebook has asked for GPUs that do not exist, or cannot be used.
+    """
+    if problem := problem_of(inventory, build):
+        if command.size or command.gpu_type:
+            asked = f"--gpus {command.size}" if command.size else f"--gpu-type {command.gpu_type}"
+            raise GpusRefused(f"{asked}, but {problem}")
+        return Choice(size=command.ranks(0), notes=(f"CPU ranks: {problem}",))
+    seen = _visible(command, inventory)
+    if command.gpu_type:
+        seen = _of_type(command.gpu_type, seen)
+    if not seen:
+        told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
+        return Choice(size=command.ranks(0), notes=told)
+    if command.size > len(seen):
+        raise GpusRefused(_too_few(command.size, len(seen), inventory))
+    lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
+    if command.visible is not None:
+        unlike = _order_told(command.visible, inventory, seen)
+        return Choice(size=command.ranks(len(seen)), alternatives=(tuple(seen),), notes=(*lost, *unlike), visible=True)
+    best = _alike(command.size, seen)
+    size = command.ranks(len(best[0]))
+    return Choice(size=size, alternatives=best, notes=(*lost, *_taken_told(command.size, best, seen)), visible=True)
+
+
+def outlook(command: OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
+    """Return whether there are GPUs for the next worker group of this notebook, None if unknown; and why those of the
+    machine cannot be used."""
+    if inventory is None:
+        return None, ""
+    if problem := problem_of(inventory, build):
+        return False, problem
+    try:
+        return bool(_visible(command, inventory)), ""
+    except GpusRefused:  # said when GPUs are asked for
+        return None, ""
+
+
+def troubles(inventory: Inventory, build: TorchBuild) -> str:
+    """Describe for the status what is wrong with the GPUs of this machine; empty if all is well."""
+    left_out = " ".join(f"{_reason(each)}." for each in inventory.left_out)
+    return problem_of(inventory, build) or inventory.remark or left_out
+
+
+# ---------------------------------------------------------------------------------------------------- what is there
+
+
+def problem_of(inventory: Inventory, build: TorchBuild) -> str:
+    """Return why none of this machine's GPUs can be used, and what to do; empty if there are none, or all is well."""
+    if inventory.problem:
+        return f"{inventory.problem}: see what nvidia-smi says, or use --ranks N."
+    if not inventory.gpus:
+        return " and ".join(map(_reason, inventory.left_out)) + "." if inventory.left_out else ""
+    there = devices.types(inventory.gpus)
+    if not build.uses(inventory.maker):
+        kind = "AMD's GPUs" if build.hip else "Intel's GPUs" if build.xpu else "the CPU"
+        return (
+            f"the torch of these ranks is built for {kind}, and this machine has {there}: install a torch for CUDA, or "
+            "use --ranks N."
+        )
+    needed = int(build.cuda.partition(".")[0] or 0)
+    if inventory.cuda_driver and inventory.cuda_driver // 1000 < needed:
+        knows = f"{inventory.cuda_driver // 1000}.{inventory.cuda_driver % 1000 // 10}"
+        return (
+            f"the GPU driver is too old: it knows CUDA {knows}, and this torch is built for CUDA {build.cuda}; update "
+            "the driver, install a torch for an older CUDA, or use --ranks N."
+        )
+    return ""
+
+
+def _reason(left_out: tuple[str, str]) -> str:
+    number, why = left_out
+    return f"GPU {number} cannot be used ({why})"
+
+
+def _visible(command: OpenWorkerGroup, inventory: Inventory) -> list[Gpu]:
+    """Return the GPUs that the notebook's CUDA_VISIBLE_DEVICES lets through."""
+    if not inventory.gpus:
+        return []
+    try:
+        return devices.visible(inventory.gpus, command.visible)
+    except devices.UnknownDevice as error:
+        word = str(error)
+    lost = next((_reason(each) for each in inventory.left_out if each[0] == word), "")
+    named = f"CUDA_VISIBLE_DEVICES={','.join(command.visible or ())} names {word}"
+    if lost:
+        raise GpusRefused(f"{named}, but {lost}: leave it out.")
+    raise GpusRefused(
+        f"{named}, but this machine has {numbers(inventory.gpus)} only ({devices.types(inventory.gpus)}): correct it, "
+        "or delete it from os.environ."
+    )
+
+
+def _of_type(wanted: str, seen: Sequence[Gpu]) -> list[Gpu]:
+    found = devices.of_type(seen, wanted)
+    if not found:
+        there = devices.types(seen) or "no GPU at all"
+        raise GpusRefused(f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool.")
+    return found
+
+
+def _too_few(wanted: int, there: int, inventory: Inventory) -> str:
+    left_out = "".join(f" {_reason(each)}." for each in inventory.left_out)
+    visible = f"{there} GPU{'s are' if there != 1 else ' is'} visible here"
+    return f"--gpus {wanted} but {visible}; ask for at most that many.{left_out}"
+
+
+# ---------------------------------------------------------------------------------------------------- which are better
+
+
+def _alike(size: int, seen: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], ...]:
+    """Return sets of GPUs of one type, the commonest first; all of them if no type has enough.
+
+    Args:
+        size: Number of GPUs asked for; 0: all of the commonest type, without one that drives a display if there are
+            others.
+        seen: All GPUs that the notebook sees.
+    """
+    by_type: dict[str, list[Gpu]] = {}
+    for gpu in seen:
+        by_type.setdefault(gpu.name, []).append(gpu)
+    sets = sorted(by_type.values(), key=lambda each: (-len(each), -(each[0].memory_bytes or 0)))
+    if not size:
+        return (tuple([gpu for gpu in sets[0] if not gpu.display] or sets[0]),)
+    return tuple(tuple(each) for each in sets if len(each) >= size) or (tuple(seen),)
+
+
+def by_preference(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Order GPUs by what is used on them already, displays last."""
+    return sorted(gpus, key=lambda gpu: (gpu.display, (gpu.used_bytes or 0) // BUSY_BYTES))
+
+
+def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
+    """Describe what is left out of a default, and differences between GPUs."""
+    told = []
+    taken, kinds = best[0], devices.types(seen)
+    names = {gpu.name for gpu in taken}
+    if len(names) > 1:
+        told.append(f"no {size} of these GPUs are alike ({kinds}); --gpu-type takes those of one type.")
+    elif any(gpu.name not in names for gpu in seen):
+        told.append(f"of {kinds}, these ranks are given {taken[0].name}; --gpu-type takes another one.")
+    displays = [gpu for gpu in seen if gpu.name in names and gpu not in taken]
+    if displays:
+        told.append(f"{numbers(displays)} drives a display and is left out; --gpus {len(taken) + 1} takes it, too.")
+    return tuple(told)
+
+
+def _order_told(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:
+    """Say which GPUs numbers mean where CUDA may count otherwise: its order begins with the fastest GPU."""
+    unlike = len({gpu.name for gpu in inventory.gpus}) > 1
+    if not unlike or not any(word.strip().isdecimal() for word in chosen):
+        return ()
+    named = ", ".join(f"{gpu.number} is the {gpu.name}" for gpu in seen)
+    return (f"CUDA_VISIBLE_DEVICES={','.join(chosen)} is read as nvidia-smi counts: {named}.",)
+
+
+def numbers(gpus: Sequence[Gpu]) -> str:
+    """Name GPUs by their numbers: `GPUs 0-2`, `GPU 0:1`."""
+    if all(gpu.slice is None for gpu in gpus):
+        return formatting.numbered("GPU", (gpu.index for gpu in gpus))
+    return f"GPU{'s' * (len(gpus) > 1)} {', '.join(gpu.number for gpu in gpus)}"

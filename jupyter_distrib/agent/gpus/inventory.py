@@ -1,0 +1,211 @@
+"""Lists this node's GPUs, as the driver reports them. Read in the thread of `nvml.py`, used in the agent's loop.
+
+What the driver does not report about a GPU is unknown, and a GPU that it has lost is left out: neither keeps a cell
+from running.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.agent.gpus import other_makers
+from jupyter_distrib.agent.gpus.devices import Gpu, GpuProcess, Inventory
+from jupyter_distrib.agent.gpus.nvml import Driver, NoDriver, NvmlSession, session
+from jupyter_distrib.agent.gpus.torch_build import torch_build
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop, Timer
+
+FRESH_S = 1.0
+"""Seconds for which a list is recent enough for the status."""
+LIMIT_S = 60.0
+"""Seconds after which a driver that does not answer is given up: waking eight GPUs takes ten."""
+SILENT = "the GPU driver does not answer"
+
+Answered = Callable[[Inventory], None]
+
+
+class GpuInventory:
+    """The node's GPUs, for the agent's loop.
+
+    Args:
+        session: The session with the driver, in its thread.
+        calls: Brings answers into the loop.
+    """
+
+    def __init__(self, loop: Loop, calls: CallSoon, session: NvmlSession) -> None:
+        self._loop, self._calls, self._session = loop, calls, session
+        self.latest: Inventory | None = None
+        """The last list; None before the first."""
+        self._read_s = 0.0
+        self._waiting: list[tuple[Answered, Timer]] = []
+        """Requests that the current reading will answer."""
+        self._for_next: list[tuple[Answered, Timer]] = []
+        """Requests that need a reading which begins after them."""
+        self._asked = False
+
+    def ask(self, answered: Answered, *, fresh_s: float = FRESH_S, limit_s: float = LIMIT_S) -> None:
+        """Call back with the list: at once if it is recent, else soon; with the last one if the driver does not answer.
+
+        Args:
+            answered: Called once, in the loop.
+            fresh_s: Greatest age of the list; 0: a reading that begins now.
+            limit_s: Seconds to wait for the driver.
+        """
+        if self.latest is not None and time.monotonic() - self._read_s < fresh_s:
+            return answered(self.latest)
+        entry = answered, self._loop.later(limit_s, lambda: self._give_up(answered))
+        if self._asked and not fresh_s:
+            self._for_next.append(entry)
+        else:
+            self._waiting.append(entry)
+            self._read()
+        return None
+
+    def _read(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._session.ask(lambda driver: self._hand_over(read(driver)))
+
+    def _hand_over(self, inventory: Inventory) -> None:
+        """Bring a list from the session's thread into the loop."""
+        self._calls.put(lambda: self._take(inventory))
+
+    def _take(self, inventory: Inventory) -> None:
+        self.latest, self._read_s, self._asked = inventory, time.monotonic(), False
+        waiting, self._waiting, self._for_next = self._waiting, self._for_next, []
+        if self._waiting:
+            self._read()
+        for answered, timer in waiting:
+            timer.cancel()
+            answered(inventory)
+
+    def _give_up(self, answered: Answered) -> None:
+        self._waiting = [each for each in self._waiting if each[0] is not answered]
+        self._for_next = [each for each in self._for_next if each[0] is not answered]
+        answered(self.latest or Inventory(problem=SILENT))
+
+
+def read_now(limit_s: float = 5.0) -> Inventory:
+    """Ask the driver, and wait for its answer; for processes without a loop."""
+    box: queue.SimpleQueue[Inventory] = queue.SimpleQueue()
+    session.ask(lambda driver: box.put(read(driver)))
+    try:
+        return box.get(timeout=limit_s)
+    except queue.Empty:
+        return Inventory(problem=SILENT)
+    finally:
+        session.close()
+
+
+def read(driver: Driver) -> Inventory:
+    """Ask the driver for all GPUs. Never raises."""
+    if isinstance(driver, NoDriver):
+        broken = f"the GPU driver does not work ({driver.text})"
+        return Inventory(problem=broken) if driver.text else other_makers.inventory(torch_build())
+    try:
+        count = driver.nvmlDeviceGetCount()
+    except Exception as error:  # noqa: BLE001 - whatever a driver's library says
+        return Inventory(problem=f"the GPU driver does not list its GPUs ({error})")
+    gpus: list[Gpu] = []
+    left_out: list[tuple[str, str]] = []
+    index = 0
+    for number in range(count):
+        try:
+            gpus += _read_gpu(driver, driver.nvmlDeviceGetHandleByIndex(number), index)
+        except Exception as error:  # noqa: BLE001 - as above; the other GPUs are as good as ever
+            if getattr(error, "value", None) == driver.NVML_ERROR_NO_PERMISSION:
+                continue  # a scheduler has given it to another job, and CUDA does not count it
+            left_out.append((str(index), str(error)))
+        index += 1
+    if not left_out and all(gpu.slice is None for gpu in gpus):
+        # Libraries read numbers there; with slices, or a GPU missing, CUDA may count otherwise than the driver.
+        gpus = [replace(gpu, cuda_word=str(gpu.index)) for gpu in gpus]
+    version = _told(driver, "nvmlSystemGetCudaDriverVersion_v2") or _told(driver, "nvmlSystemGetCudaDriverVersion")
+    return Inventory(gpus=tuple(gpus), left_out=tuple(left_out), cuda_driver=int(version or 0))
+
+
+def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
+    """Read one GPU; its slices, if it is divided."""
+    mode = _told(driver, "nvmlDeviceGetComputeMode", handle)
+    if mode == driver.NVML_COMPUTEMODE_PROHIBITED:
+        raise PermissionError("its compute mode is PROHIBITED")
+    if (_told(driver, "nvmlDeviceGetMigMode", handle) or [0])[0] != 1:
+        whole = _device(driver, handle, index)
+        yield replace(
+            whole,
+            exclusive=mode == driver.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+            display=bool(_told(driver, "nvmlDeviceGetDisplayActive", handle)),
+        )
+        return
+    slices = list(_slices(driver, handle))
+    if not slices:
+        raise LookupError("it is in MIG mode and has no slices")
+    for number, piece in enumerate(slices):
+        yield replace(_device(driver, piece, index), slice=number)
+
+
+def _slices(driver: Driver, handle: Any) -> Iterator[Any]:
+    for number in range(_told(driver, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        if (piece := _told(driver, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)) is not None:
+            yield piece
+
+
+def _device(driver: Driver, handle: Any, index: int) -> Gpu:
+    total, used, shared = memory(driver, handle)
+    mps = _told(driver, "nvmlDeviceGetMPSComputeRunningProcesses", handle)
+    return Gpu(
+        index=index,
+        uuid=_text(driver.nvmlDeviceGetUUID(handle)),
+        name=_text(_told(driver, "nvmlDeviceGetName", handle) or "GPU"),
+        memory_bytes=total,
+        used_bytes=used,
+        shares_memory=shared,
+        processes=processes(driver, handle),
+        mps=bool(mps),
+    )
+
+
+def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
+    """Return a GPU's memory and its used part, each None if unknown, and whether it is the system's memory."""
+    try:
+        told = driver.nvmlDeviceGetMemoryInfo(handle)
+        return int(told.total), int(told.used), False
+    except Exception as error:  # noqa: BLE001 - as in `read`
+        if getattr(error, "value", None) == driver.NVML_ERROR_NOT_SUPPORTED:  # as on a DGX Spark, and some Jetsons
+            return *_system_memory(), True
+        return None, None, False
+
+
+def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
+    """Return the processes that compute on a GPU, as far as the driver reports them."""
+    told = _told(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    return tuple(
+        GpuProcess(pid=int(each.pid), used_bytes=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
+        for each in told
+    )
+
+
+def _told(driver: Driver, function: str, *args: Any) -> Any:
+    """Return the result of a function of the driver's library; None if it fails, or the library lacks it."""
+    try:
+        return getattr(driver, function)(*args)
+    except Exception:  # noqa: BLE001 - as in `read`
+        return None
+
+
+def _system_memory() -> tuple[int | None, int | None]:
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    except (OSError, ValueError, KeyError):
+        return None, None
+    return total, total - available
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,216 @@
+"""Limits the resources of a worker group: its number of ranks, and its GPUs, by leases (`gpu_leases.py`) that idle
+worker groups yield if need be. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_distrib.agent.gpus import choice as gpu_choice
+from jupyter_distrib.agent.gpus.choice import Choice
+from jupyter_distrib.agent.gpus.devices import Gpu, GpuProcess, Inventory
+from jupyter_distrib.agent.gpus.leases import Leases
+from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
+from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
+from jupyter_distrib.system import formatting, open_files, outside_text
+from jupyter_distrib.wire.messages import GpuStatus, Hello, WorkerGroupClosed
+
+MAX_RANKS = 1000
+FIRST_CELL_S = 1.0
+"""Seconds for which ranks that are up are reserved for the notebook that asked for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotted:
+    """The GPUs that a worker group has leased."""
+
+    gpus: tuple[Gpu, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences about the use of these GPUs by others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """An error for a request for more GPUs than are free."""
+
+    reason: str
+    """Sentence about who has the GPUs, and since when."""
+    soon_s: float
+    """Seconds within which it turns out whether there are enough: others are about to leave, or their first cell to
+    come; 0: such a wait does not help."""
+
+
+class GpuAllocation:
+    """The leases of this node's GPUs.
+
+    Args:
+        leases: The leases of this agent.
+        groups: The worker groups of this agent; a live view.
+        end: Ends a worker group and gives its GPUs back when its ranks are gone.
+    """
+
+    def __init__(
+        self, leases: Leases, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup], None]
+    ) -> None:
+        self._leases, self._groups, self._end = leases, groups, end
+        self.given_back = 0
+        """Number of times that GPUs were given back: earlier readings of their use still count ranks that have gone."""
+
+    def take(self, choice: Choice, hello: Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
+        """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
+        nothing.
+
+        Args:
+            choice: The GPUs that suit.
+            hello: The kernel that wants them.
+            leaving: GPUs of ranks that were told to leave, and the seconds that this may take.
+        """
+        for fitting in choice.alternatives:
+            taken = self._free(fitting, choice.size, hello.label)
+            missing = choice.size - len(taken)
+            in_use = missing - len(leaving.keys() & set(fitting))
+            made_room = in_use > 0 and self._make_room(fitting, in_use, hello.label)
+            if made_room:
+                taken += self._free(fitting, missing, hello.label)
+            if len(taken) == choice.size:
+                gpus = tuple(sorted(taken, key=fitting.index))
+                return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
+            self._untake(taken)
+            if made_room or in_use <= self._undecided(fitting):
+                soon_s = [leaving[gpu] for gpu in fitting if gpu in leaving]
+                return Busy(reason=self._taken_told(choice), soon_s=max([FIRST_CELL_S, *soon_s]))
+        return Busy(reason=self._taken_told(choice), soon_s=0.0)
+
+    def give_back(self, gpus: Iterable[Gpu]) -> None:
+        self.given_back += 1
+        self._untake(gpus)
+
+    def _untake(self, gpus: Iterable[Gpu]) -> None:
+        for gpu in gpus:
+            self._leases.give_back(gpu)
+
+    def statuses(self, inventory: Inventory) -> tuple[GpuStatus, ...]:
+        """Return the status of each GPU of the node."""
+        return tuple(
+            GpuStatus(
+                index=gpu.index,
+                number=gpu.number,
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                used_bytes=gpu.used_bytes,
+                holder=self._leases.holder(gpu),
+                modes=modes(gpu),
+            )
+            for gpu in inventory.gpus
+        )
+
+    def _free(self, fitting: Sequence[Gpu], count: int, label: str) -> list[Gpu]:
+        """Lease up to this many GPUs, the least used first."""
+        taken: list[Gpu] = []
+        for gpu in gpu_choice.by_preference(fitting):
+            if len(taken) < count and self._leases.take(gpu, label):
+                taken.append(gpu)
+        return taken
+
+    def _make_room(self, fitting: Sequence[Gpu], missing: int, label: str) -> bool:
+        """End idle worker groups that keep nothing, if that frees as many GPUs as are missing; no more groups than need
+        be."""
+        held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if self._yields(group)}
+        if sum(held.values()) < missing:
+            return False
+        for group in sorted((group for group in held if held[group]), key=lambda group: -held[group]):
+            if missing > 0:
+                missing -= held[group]
+                self._end(group)
+                group.tell(WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
+        return True
+
+    def _undecided(self, fitting: Sequence[Gpu]) -> int:
+        """Count the GPUs that may be free when the first cell of some worker groups has come; 0 if there are none."""
+        new = {gpu for group in self._groups if self._is_new(group) for gpu in group.gpus} & set(fitting)
+        idle = {gpu for group in self._groups if self._yields(group) for gpu in group.gpus} & set(fitting)
+        return len(new | idle) if new else 0
+
+    def _yields(self, group: NodeWorkerGroup) -> bool:
+        """Return whether a worker group makes room for others."""
+        return group.idle and not group.kept and not self._is_new(group)
+
+    def _is_new(self, group: NodeWorkerGroup) -> bool:
+        """Return whether the first cell of a worker group is still to come: its notebook waits for the ranks."""
+        age_s = min((self._leases.age_s(gpu) for gpu in group.gpus), default=FIRST_CELL_S)
+        return group.idle and not group.ran_s and (group.ranks.starting or age_s < FIRST_CELL_S)
+
+    def _taken_told(self, choice: Choice) -> str:
+        """Say who has the GPUs of the first alternative."""
+        holders: dict[str, list[Gpu]] = {}
+        for gpu in (fitting := choice.alternatives[0]):
+            if holder := self._leases.holder(gpu):
+                holders.setdefault(f"{holder}{self._kept_on(gpu)}", []).append(gpu)
+        free = len(fitting) - sum(map(len, holders.values()))
+        told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
+        wait = f"Wait for them with --wait S, or free them: {self._freeing(fitting)}."
+        return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
+
+    def _freeing(self, gpus: Sequence[Gpu]) -> str:
+        """Tell how a user gets at what has these GPUs."""
+        on_them = [group for group in self._groups if set(group.gpus) & set(gpus)]
+        runs = [group.current.run for group in on_them if group.detached and group.current is not None]
+        attach = [f"`%distributed_attach {run}` shows the detached run" for run in runs]
+        return ", ".join(["`%distributed_pool stop` in that notebook does it", *attach])
+
+    def _kept_on(self, gpu: Gpu) -> str:
+        for group in self._groups:
+            if gpu in group.gpus:
+                if (current := group.current) is not None:
+                    return f" (run {current.run} of {current.label} is on)"
+                names = ", ".join(sorted(key.partition("/")[2] for key in group.kept))
+                return f" (keeps {names})" if names else ""
+        return ""
+
+
+def modes(gpu: Gpu) -> str:
+    """Describe the special modes of a GPU: `exclusive process, MPS`; empty for most."""
+    found = {
+        "MIG slice": gpu.slice is not None,
+        "exclusive process": gpu.exclusive,
+        "MPS": gpu.mps,
+        "display": gpu.display,
+        "system memory": gpu.shares_memory,
+    }
+    return ", ".join(name for name, holds in found.items() if holds)
+
+
+def others_told(gpu: Gpu, hello: Hello) -> str:
+    """Describe the use by others of a GPU that is free by its lease; empty if they use little."""
+    living = [each for each in gpu.processes if _is_there(each)]
+    gone_bytes = sum(each.used_bytes or 0 for each in gpu.processes if each not in living)
+    used_bytes = (gpu.used_bytes or 0) - gone_bytes
+    if gpu.shares_memory or used_bytes < gpu_choice.BUSY_BYTES:
+        return ""
+    of = f" of {formatting.size(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+    who = ", ".join(_process_told(each, hello) for each in living) or "others"
+    return f"GPU {gpu.number}: {formatting.size(used_bytes)}{of} are in use already, by {who}."
+
+
+def _is_there(process: GpuProcess) -> bool:
+    return Path(f"/proc/{process.pid}").exists()
+
+
+def _process_told(process: GpuProcess, hello: Hello) -> str:
+    """Name a process: `process 4242 (python, user alice)`."""
+    if process.pid == hello.pid:
+        return "this notebook's own kernel"
+    uid = outside_text.owner_of(process.pid)
+    user = "" if uid is None else f"user {outside_text.user_name(uid)}"
+    about = ", ".join(filter(None, (outside_text.program_of(process.pid), user)))
+    return f"process {process.pid}" + (f" ({about})" if about else "")
+
+
+def too_many(size: int) -> str:
+    """Return why this node cannot start so many ranks; empty if it can."""
+    if not 0 < size <= MAX_RANKS:
+        return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
+    if not open_files.has_room(size * FDS_PER_RANK):
+        return f"{size} ranks need more open files. {open_files.advice()}"
+    return ""

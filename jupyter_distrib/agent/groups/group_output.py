@@ -1,0 +1,62 @@
+"""Assigns what the ranks of one worker group write to the run that it belongs to. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.ranks.leftovers import BackgroundJobs
+from jupyter_distrib.agent.ranks.output import RunOutput, write_late
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import Noted, Wrote
+
+STRAY = (
+    "C code or a thread of an earlier cell is still writing to this rank's standard output, past Python's streams: "
+    "what it writes from now on cannot be told from the output of this cell"
+)
+
+
+class GroupOutput:
+    """The output of one worker group.
+
+    Args:
+        logs: Folder of the logs of all runs.
+    """
+
+    def __init__(self, loop: Loop, logs: Path) -> None:
+        self._loop, self._logs = loop, logs
+        self._latest: RunOutput | None = None
+        self._background_jobs = BackgroundJobs()
+
+    def begin(self, run: str, tell: Tell) -> RunOutput:
+        """Return the output of a new run, and close that of the last one."""
+        self.close()
+        self._latest = RunOutput(run, self._logs / run, self._loop, lambda event: tell(event, ()))
+        return self._latest
+
+    def tell_strays(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
+        """Add a note to a run that begins for each rank on which code of an earlier cell writes to the descriptors."""
+        for rank in ranks:
+            if rank.streams.take_stray():
+                tell(Noted(run=run, rank=rank.number, text=STRAY), ())
+
+    def write_to_log(self, rank: int, stream: str, data: bytes) -> None:
+        """Log the output of a rank that executes no cell: it belongs to the last run."""
+        if self._latest is not None:
+            self._latest.write(rank, stream, data, show=False)
+
+    def write_late(self, rank: int, event: Wrote) -> None:
+        """Log the output of a thread or process of an earlier run."""
+        write_late(self._logs, rank, event)
+
+    def replace_shared_streams(self, ranks: RankTable, run: str) -> None:
+        """Give idle ranks new pipes where something that the run has left behind may hold the old ones."""
+        self._background_jobs.replace_streams(ranks, ranks.pids, run)
+
+    def close(self) -> None:
+        if self._latest is not None:
+            self._latest.close()
+            self._latest = None

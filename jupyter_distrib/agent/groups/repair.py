@@ -1,0 +1,104 @@
+"""Makes the process groups of one worker group fit after a run that did not end well. Runs in the agent's loop.
+
+CPU ranks have a new store at once, and make their groups anew when next needed. Ranks with devices report first how
+far they came (`server/drain_reports.py`), and keep their groups if that is equally far. Where ranks of other nodes
+belong to the worker group, the coordinator decides for all of them (`coordinator/group_repair.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.groups.store import GroupStore
+from jupyter_distrib.agent.runs.run import NodeRun
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import DeviceDrained, KeepGroups, KeepNodeGroups, NodeDrained
+
+REPORT_LIMIT_S = 5.0
+"""Seconds after the end of a run until its ranks have reported; they wait for their devices for less."""
+
+
+class GroupRepair:
+    """The repair of the process groups of one worker group.
+
+    Args:
+        tell: Sends an event to the coordinator.
+        on_ready: Called when the groups stay, and the ranks are ready for a cell.
+    """
+
+    def __init__(
+        self, ranks: RankTable, store: GroupStore, *, loop: Loop, tell: Tell, on_ready: Callable[[], None]
+    ) -> None:
+        self._ranks, self._store, self._tell, self._on_ready = ranks, store, tell, on_ready
+        self._loop = loop
+        self._limit: Timer | None = None
+        self.last: NodeRun | None = None
+        """The last run that has ended; far ends of its connections may still have to be cut."""
+        self._undecided: NodeRun | None = None
+        """Run after which the ranks' process groups may stay."""
+
+    def begin(self, run: NodeRun) -> None:
+        """Repair the groups after this run, if they need it."""
+        self.cancel()
+        spans_nodes = self._store.spans_nodes
+        if any(rank.has_device for rank in self._ranks) and (spans_nodes or not run.health.fit):
+            self._undecided = run
+            self._limit = self._loop.later(REPORT_LIMIT_S, self._wait_no_longer)
+            self._go_on(run)
+        elif not (spans_nodes or run.health.fit):
+            self._store.renew()
+
+    def take(self, report: DeviceDrained, current: NodeRun | None) -> None:
+        """Take a report, of the current run or of the one before."""
+        run = current or self._undecided
+        if run is not None and run.command.run == report.run and report.rank in run.drains.awaited:
+            run.drains.take(report.rank, finished=report.finished, sequences=(report.sequence,))
+            if run is self._undecided:
+                self._go_on(run)
+
+    def keep(self, command: KeepNodeGroups) -> None:
+        """Keep the groups, as the coordinator has decided, unless a rank has been replaced meanwhile."""
+        if self._undecided is not None and self._undecided.command.run == command.run:
+            self._keep()
+
+    def cancel(self) -> None:
+        """Await nothing more: the store is renewed in any case."""
+        self._undecided = None
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _wait_no_longer(self) -> None:
+        if (run := self._undecided) is not None and run.drains.awaited:
+            run.drains.take_silence()
+            self._go_on(run)
+
+    def _go_on(self, run: NodeRun) -> None:
+        """Decide, or report to the coordinator, once all ranks have reported."""
+        if run.drains.awaited:
+            return
+        self._stop_timer()
+        finished = run.drains.all_finished and not run.cut_any
+        if self._store.spans_nodes:
+            if not run.health.clean:
+                sequences = tuple(run.drains.sequences | run.health.sequences)
+                group, name = run.command.group, run.command.run
+                self._tell(NodeDrained(group=group, run=name, finished=finished, sequences=sequences), ())
+        elif finished and run.is_on_all and run.drains.equal(run.health.sequences):
+            self._keep()
+        else:
+            self._undecided = None
+            self._store.renew()
+
+    def _keep(self) -> None:
+        self._undecided = None
+        for rank in self._ranks:
+            rank.post(KeepGroups())
+            rank.state = "idle"
+            self._store.settling.over(rank)
+        self._on_ready()

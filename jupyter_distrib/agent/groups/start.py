@@ -1,0 +1,157 @@
+"""Starts the ranks of one worker group: all of them at first, and later those that are gone or could not be started.
+Runs in the agent's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.groups.restarts import Restarts
+from jupyter_distrib.agent.groups.store import GroupStore
+from jupyter_distrib.agent.ranks.forkservers import Forkservers
+from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK, Rank
+from jupyter_distrib.agent.ranks.starter import RankStarter
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system import open_files
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupStarting
+
+REPORT_S = 0.4
+"""Seconds between reports on ranks that are still starting; the first comes after as many."""
+
+
+class GroupStart:
+    """The starts of one worker group's ranks.
+
+    Args:
+        starter: Starts their processes.
+        leave_after_s: Seconds after which ranks leave that are not needed any more.
+        before_start: Called before any start: the store that follows makes a repair of groups needless.
+        on_impossible: Called with a rank that is not started any more, and the reason.
+    """
+
+    def __init__(
+        self,
+        starter: RankStarter,
+        ranks: RankTable,
+        store: GroupStore,
+        *,
+        loop: Loop,
+        leave_after_s: float,
+        before_start: Callable[[], None],
+        on_impossible: Callable[[Rank, str], None],
+    ) -> None:
+        self.opened = False
+        """Whether all ranks have been ready once."""
+        self.closed = False
+        """Whether the worker group is closed."""
+        self.on_unstarted: Callable[[], None] = lambda: None
+        """Callback for ranks of a closed worker group that will not have a process after all."""
+        self._loop, self._ranks, self._store = loop, ranks, store
+        self._before_start, self._on_impossible = before_start, on_impossible
+        self._leave_after_s = leave_after_s
+        self._restarts, self._starter = Restarts(), starter
+        starter.on_started, starter.on_failed = self._started, self._not_started
+
+    def start(self, local_ranks: Iterable[int]) -> None:
+        """Start processes for these local ranks, and give the whole worker group a new store; where other nodes belong
+        to it, that is up to the coordinator.
+
+        Raises:
+            OSError: The agent may not open the files that they need.
+        """
+        local_ranks = tuple(local_ranks)
+        if not open_files.has_room(FDS_PER_RANK * len(local_ranks)):
+            raise open_files.error()
+        self._before_start()
+        ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
+        for rank in ranks:
+            self._ranks.put(rank)
+        if self._store.spans_nodes and self.opened:
+            self._store.hand_on(ranks)
+        else:
+            self._store.renew()
+        self._starter.start(ranks)
+
+    def start_again(self, rank: Rank, reason: str) -> None:
+        """Start another process in place of a rank that has ended while it started, unless no more starts are allowed;
+        none in a worker group that was never open."""
+        wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
+        if wait_s is None:
+            return self._on_impossible(rank, reason)
+        rank.state = "starting"  # a cell waits for the next process
+        self._loop.later(wait_s, lambda: self._replace(rank))
+
+    def replace_all(self) -> None:
+        """Replace the processes of idle ranks, unnoticed by the notebook."""
+        self._ranks.retire_all()
+        self.dismiss(self._ranks)
+        self.start([rank.order.local_rank for rank in self._ranks])
+
+    def start_resized(self, command: OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
+        """Replace the ranks by those of a worker group of another size."""
+        self._starter.resize(command, gpus)
+        left = [*self._ranks]
+        self._ranks.drop_all()
+        self.dismiss(left)
+        self.start(range(command.size))
+
+    def dismiss(self, ranks: Iterable[Rank]) -> None:
+        """Have ranks leave that are not needed any more."""
+        for rank in ranks:
+            rank.dismiss(self._leave_after_s)
+
+    def note_ready(self, rank: Rank) -> None:
+        self._restarts.forget(rank.number)
+
+    def _started(self, rank: Rank) -> None:
+        if self.closed or not self._ranks.is_current(rank):
+            rank.end()
+
+    def _not_started(self, ranks: Sequence[Rank], reason: str) -> None:
+        for rank in ranks:
+            rank.end()
+            if self._ranks.is_current(rank):
+                self.start_again(rank, reason)
+        if self.closed:
+            self.on_unstarted()
+
+    def _replace(self, rank: Rank) -> None:
+        if not self.closed and self._ranks.is_current(rank):
+            self.start([rank.order.local_rank])
+
+
+class StartReports:
+    """The reports of how many ranks are up, until all are.
+
+    Args:
+        over: Returns whether no more reports are due.
+    """
+
+    def __init__(
+        self,
+        command: OpenWorkerGroup,
+        ranks: RankTable,
+        *,
+        loop: Loop,
+        forkservers: Forkservers,
+        tell: Tell,
+        over: Callable[[], bool],
+    ) -> None:
+        self._command, self._ranks, self._loop, self._forkservers = command, ranks, loop, forkservers
+        self._tell, self._over = tell, over
+        self._last: WorkerGroupStarting | None = None
+        loop.later(REPORT_S, self._report)
+
+    def _report(self) -> None:
+        if self._over():
+            return
+        up = sum(rank.state != "starting" for rank in self._ranks)
+        importing = not self._forkservers.ready and not self._command.load_env
+        waits_for = "the import of torch" if importing else ""
+        now = WorkerGroupStarting(group=self._command.group, up=up, size=self._command.size, waits_for=waits_for)
+        if now != self._last:
+            self._last = now
+            self._tell(now, ())
+        self._loop.later(REPORT_S, self._report)

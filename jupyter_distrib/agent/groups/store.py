@@ -1,0 +1,119 @@
+"""The store through which the ranks of one worker group find one another. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterable
+
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.groups.settling import Settling
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
+
+ATTEMPTS = 20
+"""Number of ports to try."""
+
+
+class GroupStore:
+    """The current store of one worker group; rank 0 serves it, on this node or another.
+
+    Args:
+        command: The command that asked for the worker group.
+        ranks: The ranks of this node.
+        tell: Sends an event to the kernel, or to the coordinator.
+    """
+
+    def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell, loop: Loop) -> None:
+        self._command, self._ranks, self._tell = command, ranks, tell
+        self.settling = Settling(loop)
+        self._reserved: socket.socket | None = None
+        """Holds the port after the store's."""
+        self._unused: ResetGroups | None = None
+        """Store of several nodes that no cell has used: whoever takes the place of a rank that is gone has it too."""
+        self._listener: socket.socket | None = None
+        """Socket of that store, so that nobody is refused before rank 0 serves it."""
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Return whether ranks of other nodes use the store too: the coordinator then decides when a new one is due."""
+        return self._command.world_size > self._command.size
+
+    def renew(self) -> None:
+        """Make a new store for the process groups that are made from now on; its socket is bound by the agent and
+        listens in rank 0. Does nothing if rank 0 is on another node."""
+        if self._command.first_rank:
+            return
+        host = self._command.host
+        self.close()
+        listener, self._reserved = _server(host)
+        with listener:
+            port = listener.getsockname()[1]
+            if self.spans_nodes:
+                self._listener = listener.dup()
+            self._give(ResetGroups(host=host, port=port), listener)
+        if self.spans_nodes:
+            self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
+
+    @property
+    def next_port(self) -> int:
+        """Return the port after the store's, which programs that a cell starts may serve; 0: none is reserved."""
+        return 0 if self._reserved is None else int(self._reserved.getsockname()[1])
+
+    def close(self) -> None:
+        """Give the reserved port back."""
+        self.begin_use()
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def use(self, command: UseStore) -> None:
+        """Use the store of another node."""
+        self._give(ResetGroups(host=command.host, port=command.port), None)
+        self._tell(GroupsReset(group=command.group, host=command.host, port=command.port), ())
+
+    def begin_use(self) -> None:
+        """Record that a cell begins: groups that it makes in the store end with any of its ranks."""
+        self._unused = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def hand_on(self, ranks: Iterable[Rank]) -> None:
+        """Tell ranks of a store that was made for those whose places they take, if no cell has used it."""
+        if self._unused is not None:
+            for rank in ranks:
+                self._send(rank, self._unused, self._listener)
+
+    def _give(self, command: ResetGroups, listener: socket.socket | None) -> None:
+        """Tell all ranks of a new store."""
+        self._unused = command
+        for rank in self._ranks:
+            self._send(rank, command, listener)
+
+    def _send(self, rank: Rank, command: ResetGroups, listener: socket.socket | None) -> None:
+        rank.post(command, [] if rank.number or listener is None else [listener.fileno()])
+        if rank.settles and rank.state == "idle":
+            self.settling.begin(rank)
+
+
+def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
+    """Return a listening socket, and one that reserves the port after its own for programs that a cell starts."""
+    for _ in range(ATTEMPTS):
+        listener = socket.create_server((host, 0), backlog=1024)
+        reserved = socket.socket()
+        # Linux: whoever sets this option, too, as servers do, can listen there; nobody is given the port by chance.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            reserved.bind((host, listener.getsockname()[1] + 1))
+        except (OSError, OverflowError):  # taken, or past the last port
+            listener.close()
+            reserved.close()
+            continue
+        if sys.platform != "linux":
+            reserved.close()
+            return listener, None
+        return listener, reserved
+    return socket.create_server((host, 0), backlog=1024), None

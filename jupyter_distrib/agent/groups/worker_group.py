@@ -1,0 +1,401 @@
+"""Runs the ranks of one worker group on this node: their processes, the run they execute, and what happens when one
+stops or dies.
+
+    open -> Ready from all -> WorkerGroupOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
+
+Runs in the agent's loop. `stop_ladder.py` stops a run. A rank that is gone is replaced from the
+forkserver while the notebook already has its answer.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.groups.group_output import GroupOutput
+from jupyter_distrib.agent.groups.rank_debugger import RankDebuggers
+from jupyter_distrib.agent.groups.rank_table import RankTable
+from jupyter_distrib.agent.groups.repair import GroupRepair
+from jupyter_distrib.agent.groups.start import GroupStart, StartReports
+from jupyter_distrib.agent.groups.store import GroupStore
+from jupyter_distrib.agent.ranks import exit_info
+from jupyter_distrib.agent.ranks.forkservers import Forkservers
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.agent.ranks.starter import RankStarter
+from jupyter_distrib.agent.runs.run import NodeRun
+from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.server.worker_group import WorkerGroupState
+from jupyter_distrib.system import open_files
+from jupyter_distrib.system.control_groups import OutOfMemoryKills
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.link import encode
+from jupyter_distrib.wire.messages import (
+    CutRemoteSockets,
+    Debug,
+    DebuggerLeft,
+    DebuggerPrompted,
+    DeviceDrained,
+    DeviceSettled,
+    Execute,
+    Failed,
+    Forget,
+    Interrupted,
+    KeepNodeGroups,
+    Message,
+    OpenWorkerGroup,
+    Ready,
+    Returned,
+    StreamsReplaced,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupRefused,
+    WorkerInfo,
+    Wrote,
+)
+
+COUNT_AFTER_S = 0.05
+"""Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
+LEAVE_AFTER_S = 0.3
+"""Seconds after which CPU ranks that are not needed any more leave, so that their successors have the processor
+first."""
+
+
+class NodeWorkerGroup(WorkerGroupState[NodeRun]):
+    """The workers that one `OpenWorkerGroup` asked for."""
+
+    def __init__(
+        self,
+        command: OpenWorkerGroup,
+        *,
+        loop: Loop,
+        forkservers: Forkservers,
+        gpus: list[Gpu],
+        node_has_gpus: Callable[[], tuple[bool | None, str]],
+        notes: tuple[str, ...] = (),
+        overlay: str = "",
+        logs: Path,
+        tell: Tell,
+    ) -> None:
+        super().__init__(command, tell)
+        self.gpus = gpus
+        self._node_has_gpus, self._notes = node_has_gpus, notes
+        self.on_failed: Callable[[str], None] = lambda reason: None
+        """Callback that closes the worker group."""
+        self.ranks = RankTable()
+        self.store = GroupStore(command, self.ranks, tell, loop)
+        self.debuggers = RankDebuggers(self.ranks, tell)
+        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
+        starter = RankStarter(command, gpus=gpus, overlay=overlay, loop=loop, forkservers=forkservers, owner=self)
+        self.starts = GroupStart(
+            starter,
+            self.ranks,
+            self.store,
+            loop=loop,
+            leave_after_s=0.0 if gpus else LEAVE_AFTER_S,
+            before_start=self._group_repair.cancel,
+            on_impossible=self._go_on_without,
+        )
+        over = lambda: self.opened or self.closed  # noqa: E731
+        StartReports(command, self.ranks, loop=loop, forkservers=forkservers, tell=tell, over=over)
+        self._loop, self._output, self._oom_kills = loop, GroupOutput(loop, logs), OutOfMemoryKills()
+
+    @property
+    def opened(self) -> bool:
+        """Return whether all ranks have been ready once."""
+        return self.starts.opened
+
+    @property
+    def temporary_folders(self) -> set[str]:
+        """Return the folders of temporary files that the present or last run has set for its ranks."""
+        run = self.run or self._group_repair.last
+        return {run.command.setting.env["TMPDIR"]} if run and run.command.setting.env.get("TMPDIR") else set()
+
+    @property
+    def has_early_ranks(self) -> bool:
+        """Return whether its ranks may be exchanged for better ones.
+
+        Ranks whose group spans other nodes are not exchanged, nor ranks with GPUs, where a second CUDA context takes
+        memory beside the first, or cannot be made.
+        """
+        return not self.gpus and not self.store.spans_nodes and any(rank.early for rank in self.ranks)
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        def device(rank: Rank) -> str:
+            gpu = self.gpus[rank.order.local_rank] if self.gpus else None
+            return f"{gpu.name} (GPU {gpu.number})" if gpu else ""
+
+        return tuple(rank.info(device(rank)) for rank in sorted(self.ranks, key=lambda rank: rank.number))
+
+    # ------------------------------------------------------------------------------------------------ starting
+
+    def open(self) -> None:
+        """Start every rank; `WorkerGroupOpened` or `WorkerGroupRefused` follows."""
+        self.starts.start(range(self.command.size))
+
+    def _go_on_without(self, rank: Rank, reason: str) -> None:
+        """Start all ranks anew, one less, if the cell that waits may go on so; else give the worker group up."""
+        pending, size = self.pending, self.command.size - 1
+        if pending is None or self.store.spans_nodes or not pending.may_have(size):
+            return self.fail(reason)
+        self.pending = pending.with_fewer(size, f"rank {rank.number} cannot be replaced, {reason}")
+        self.command = replace(self.command, size=size)
+        if self.gpus:  # its GPU stays leased, and nobody's, until the worker group is closed
+            self.gpus.append(self.gpus.pop(rank.order.local_rank))
+        self.kept.clear()
+        self.starts.start_resized(self.command, self.gpus[:size])
+
+    def fail(self, reason: str) -> None:
+        """Close the worker group, which is of no use, and report why to the kernel and to a cell that waits. Once."""
+        if self.closed:
+            return
+        if (pending := self.take_pending()) is not None:
+            pending.fail(reason)
+        self.on_failed(reason)
+        cls = WorkerGroupClosed if self.opened else WorkerGroupRefused
+        self.tell(cls(group=self.name, reason=reason), ())
+
+    def fail_for(self, error: Exception) -> None:
+        """Close the worker group because of an internal error."""
+        traceback.print_exc()  # into the agent's log
+        self.fail(f"the agent failed at this worker group ({open_files.typed_reason(error)}).")
+
+    def _take_ready(self, rank: Rank, event: Ready) -> None:
+        rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
+        self.starts.note_ready(rank)
+        self._go_on_if_ready()
+
+    def _take_settled(self, rank: Rank) -> None:
+        self.store.settling.over(rank)
+        if rank.state == "starting":
+            rank.state = "idle"
+            self._go_on_if_ready()
+
+    def _go_on_if_ready(self) -> None:
+        """Report changes, and begin the cell that waits, once no rank is starting any more."""
+        if self.ranks.starting:
+            return
+        if not self.opened:
+            self.starts.opened = True
+            exist, problem = self._node_has_gpus()
+            opened = WorkerGroupOpened(
+                group=self.name,
+                workers=self.infos(),
+                gpus=bool(self.gpus),
+                node_has_gpus=exist,
+                gpu_problem=problem,
+                notes=self._notes,
+            )
+            self.tell(opened, ())
+        if lost := self.ranks.take_lost():
+            self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+        if (pending := self.take_pending()) is not None:
+            self.execute(pending.command, pending.descriptors, pending.tell)
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
+        if self.ranks.starting:
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            return
+        self.store.begin_use()
+        for rank in self.ranks:
+            rank.streams.begin_run()  # what has come so far is of the run before
+        frame = frame or encode(command, len(descriptors))
+        self.debuggers.failed_run = ""
+        ranks = self.ranks.current
+        with descriptors:
+            for number in ranks.keys() & command.ranks:
+                ranks[number].state = "running"
+                ranks[number].post_frame(frame, tuple(descriptors))
+        # The rest while they are at it already.
+        self.run = run = NodeRun(
+            command,
+            ranks=ranks,
+            loop=self._loop,
+            output=self._output.begin(command.run, tell),
+            tell=tell,
+            spans_nodes=self.store.spans_nodes,
+        )
+        self._output.tell_strays(command.run, self.ranks, tell)
+        run.later(COUNT_AFTER_S, self._oom_kills.count)
+        run.begin_watching(self.gpus)
+
+    def stop(self, *, force: bool = False) -> None:
+        """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
+        if (pending := self.take_pending()) is not None:
+            pending.cancel()
+        elif self.run is not None:
+            self.run.stop(force=force)
+
+    def ask_stacks(self) -> None:
+        if self.run is not None:
+            self.run.stacks.ask()
+
+    def debug(self, command: Debug) -> None:
+        self.debuggers.obey(command)
+
+    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
+        """Cut sockets for the current run or the last one, see `NodeRun.cut_remote_sockets`."""
+        run = self.run or self._group_repair.last
+        if run is not None and run.command.run == command.run:
+            run.cut_remote_sockets(command)
+
+    def keep_groups(self, command: KeepNodeGroups) -> None:
+        """Keep groups, see `GroupRepair.keep`."""
+        self._group_repair.keep(command)
+
+    # ------------------------------------------------------------------------------------------------ what ranks say
+
+    def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+        try:
+            if not Descriptors(fds).complete:
+                raise open_files.error()
+            self._take_message(rank, message, fds)
+        except Exception as error:  # noqa: BLE001 - the ranks of others live on
+            self.fail_for(error)
+
+    def _take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+        match message:
+            case Ready():
+                self._take_ready(rank, message)
+            case DeviceSettled():
+                self._take_settled(rank)
+            case DeviceDrained():
+                self._group_repair.take(message, self.run)
+            case Wrote():
+                self._output.write_late(rank.number, message)  # of a thread of an earlier run
+            case StreamsReplaced():
+                rank.streams.replace(message.run, fds)
+            case Returned() | Failed() | Interrupted():
+                self._take_end_of_cell(rank, message, tuple(fds))
+            case DebuggerPrompted() | DebuggerLeft() if self.run is None:
+                self.tell(message, ())  # of the failure of a run that has ended
+            case _:
+                if self.run is not None:
+                    self.run.take_message(message, tuple(fds))
+
+    def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
+        """Take output of a rank."""
+        run = self.run
+        if run is not None and rank.number in run.command.ranks:
+            run.output.write(rank.number, stream, data, show=rank.number in run.pending)
+        else:
+            rank.streams.note_idle_output()
+            self._output.write_to_log(rank.number, stream, data)
+
+    def take_hang_up(self, rank: Rank) -> None:
+        self.lost(rank, None, 0)
+
+    def _take_end_of_cell(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+        """Handle the end of the cell on a rank."""
+        if rank.process.killed:
+            return  # its death is on the way, and must meet this run: the next one is not to begin before it
+        run = self.run
+        rank.state = "idle"
+        if not isinstance(event, Returned) and event.settles:
+            self.store.settling.begin(rank)
+        rank.streams.end_run()
+        if run is None or rank.number not in run.pending:
+            return
+        run.take_end(rank, event, fds)
+        if isinstance(event, Returned):
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        self._finish_if_over(run)
+
+    def _finish_if_over(self, run: NodeRun) -> None:
+        if run.pending or self.run is not run:
+            return
+        self.run = None
+        self.debuggers.failed_run = "" if run.health.clean else run.command.run
+        self.ran_s += time.monotonic() - run.started_s
+        run.end()
+        self.on_ended(run)
+        if not run.health.clean:
+            self._oom_kills.count()
+        if not self.closed:
+            self._repair(run)
+            # When the notebook has its answer.
+            self._loop.soon(lambda: self._output.replace_shared_streams(self.ranks, run.command.run))
+
+    def _repair(self, run: NodeRun) -> None:
+        """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
+        broken."""
+        self._group_repair.last = run
+        gone = [rank.order.local_rank for rank in self.ranks if rank.state == "gone"]
+        if gone:
+            self.starts.start(gone)
+        else:
+            self._group_repair.begin(run)
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
+        """Handle the end of a rank's process by itself: report it to the run, stop the other ranks, replace the
+        process."""
+        try:
+            self._lost(rank, code, peak_rss_bytes)
+        except Exception as error:  # noqa: BLE001 - the ranks of others live on
+            self.fail_for(error)
+
+    def _lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
+        rank.process.reaped = True
+        self.store.settling.over(rank)
+        self.ranks.remove_replaced(rank)
+        if not rank.process.ended:
+            rank.read_rest()
+        rank.end()
+        if not self.ranks.is_current(rank) or self.closed:
+            return
+        was_starting = rank.state == "starting"
+        lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail)) if was_starting else ""
+        reason = f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
+        if was_starting and not self.opened:
+            return self.fail(reason)
+        rank.state = "gone"
+        self.ranks.note_lost(rank.number)
+        run = self.run
+        if run is not None and rank.number in run.pending:
+            run.lost(rank, code, peak_rss_bytes, self._oom_kills)
+            self.stop()
+            self._finish_if_over(run)
+        elif run is None:
+            self.debuggers.ended(rank.number)
+            if was_starting:
+                self.starts.start_again(rank, reason)
+            else:
+                self.starts.start([rank.order.local_rank])
+            # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
+            if self.store.spans_nodes and not self.closed:
+                lost = (rank.number,)
+                self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+
+    def forget(self, command: Forget) -> None:
+        for key in command.keys:
+            self.kept.pop(key, None)
+        for rank in self.ranks:
+            rank.post(command)
+
+    def close(self, *, force: bool, reason: str = "") -> None:
+        """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
+        self.closed = self.starts.closed = True
+        self.store.close()
+        self.store.settling.close()
+        self._group_repair.cancel()
+        if self.pending is not None:
+            self.pending.cancel()
+        if self.run is not None:
+            self.run.give_up(reason or "its ranks were stopped")
+            self._finish_if_over(self.run)
+        if force:
+            for rank in self.ranks.everyone():
+                rank.end()
+        else:
+            self.starts.dismiss(self.ranks)
+        self._output.close()

@@ -1,0 +1,266 @@
+"""Starts the forkserver and has it fork ranks. Runs in the agent's loop.
+
+The agent forks nothing itself: a forkserver (see `worker/process/forkserver.py`) is exec'd as soon as the agent is up,
+and orders wait until it has imported torch."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+
+from jupyter_distrib.agent.ranks import exit_info
+from jupyter_distrib.agent.ranks.fork_orders import ATTEMPTS, ForkOrder, ForkOrders
+from jupyter_distrib.server.watched_link import WatchedLink
+from jupyter_distrib.system import open_files
+from jupyter_distrib.system.control_groups import OutOfMemoryKills
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.system.launch import Launched, launch, new_log
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.messages import Forked, ForkFailed, ForkserverReady, Message, Preload, WorkerOrder
+
+PRELOAD_AFTER_S = 0.2
+"""Seconds for which the first ranks and their first cell have the processor to themselves."""
+SAID_CHARACTERS = 2000
+"""Length of the end of a forkserver's messages that is shown."""
+
+
+class _Generation:
+    """A forkserver that was exec'd, and the preloaded one that it forks."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        process.returncode = 0  # the loop reaps it, not subprocess
+        self.serving: WatchedLink | None = None
+        self.coming: list[WatchedLink] = []
+        self.preloaded = False
+        self.proved = False
+        """Whether one of the forkservers has been ready, so that torch can be imported: if it dies, another will do."""
+        self._pids: dict[WatchedLink, int] = {}
+        """The processes at the other ends of the links; that of the preloaded one is known once it is ready."""
+        self._codes: dict[int, int] = {}
+        """The exit codes of processes that the system has reported already."""
+        self._oom_kills = OutOfMemoryKills()
+
+    @property
+    def links(self) -> list[WatchedLink]:
+        return [*([self.serving] if self.serving else ()), *self.coming]
+
+    def note_ready(self, link: WatchedLink, pid: int) -> None:
+        self._pids[link] = pid
+
+    def note_end(self, pid: int, code: int) -> None:
+        if pid == self.pid or pid in self._pids.values():
+            self._codes[pid] = code
+
+    def end_of(self, link: WatchedLink | None) -> tuple[int | None, str]:
+        """Return the exit code of the forkserver that had this link, None if it is unknown, and the end of a sentence
+        on it."""
+        pid = self._pids.get(link, self.pid) if link is not None else self.pid
+        code = self._codes.get(pid)
+        if code is None:
+            code = exit_info.code_of_child(pid)
+        out_of_memory = code == -signal.SIGKILL and self._oom_kills.grown
+        return code, exit_info.told(code, out_of_memory=out_of_memory)
+
+    def remove(self, link: WatchedLink) -> None:
+        if link in self.coming:
+            self.coming.remove(link)
+        if link is self.serving:
+            self.serving = None
+
+
+class Forkservers:
+    """The forkservers, at most two: the base one, and the preloaded one that replaces it.
+
+    Args:
+        on_preloaded: Called when the preloaded forkserver has replaced the base one.
+        launched: The first forkserver, if it is starting already.
+    """
+
+    def __init__(self, loop: Loop, on_preloaded: Callable[[], None], launched: Launched | None = None) -> None:
+        self._loop, self._on_preloaded, self._launched = loop, on_preloaded, launched
+        self._log = launched[2] if launched else new_log()
+        self._orders = ForkOrders()
+        self._generation: _Generation | None = None
+        self._failures = 0
+        """The number of forkservers in a row that ended before they were ready, while ranks waited for them."""
+        self._preload_timer: Timer | None = None
+        self.growing = True
+        """Whether a preloaded forkserver is wanted."""
+        self.session = 0
+        """Session of the forkservers and of what they have just forked."""
+
+    @property
+    def busy(self) -> bool:
+        """Return whether ranks are being forked: some children may not be registered yet."""
+        return self._orders.sent
+
+    @property
+    def preloaded(self) -> bool:
+        """Return whether the preloaded forkserver serves."""
+        return self._generation is not None and self._generation.preloaded
+
+    @property
+    def ready(self) -> bool:
+        """Return whether a forkserver serves, so that torch is imported."""
+        return self._generation is not None and self._generation.serving is not None
+
+    @property
+    def state(self) -> str:
+        if self._generation is None:
+            return "not running"
+        if self._generation.serving is None:
+            return "importing torch"
+        importing = self.growing and not self.preloaded and self._generation.coming
+        return "ready (still importing)" if importing else "ready"
+
+    def start(self) -> None:
+        """Exec the forkserver, unless one is up or on its way."""
+        if self._generation is not None:
+            return
+        try:
+            process, socks, _ = self._launched or launch(self._log)
+        except OSError as error:
+            return self._orders.fail_all(
+                f"the process that starts ranks could not be started: {open_files.reason(error)}."
+            )
+        self._launched = None
+        self.session = process.pid
+        self._generation = _Generation(process)
+        self._generation.coming += [self._watched(sock) for sock in socks]
+
+    def stop(self) -> None:
+        """Stop the forkserver, and fail its orders; the next order, or `start`, makes another one."""
+        if self._generation is not None:
+            self._close(self._generation)
+        self._orders.fail_all("the process that starts ranks was stopped.")
+
+    def fork(
+        self,
+        orders: tuple[WorkerOrder, ...],
+        descriptors: Descriptors,
+        on_forked: Callable[[tuple[int, ...]], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        """Fork ranks, now or when the forkserver is ready; one of the two callbacks follows."""
+        self._orders.add(ForkOrder(orders=orders, descriptors=descriptors, on_forked=on_forked, on_failed=on_failed))
+        self.start()
+        self._send()
+
+    def ended(self, pid: int, code: int) -> None:
+        """Handle the end of any child: if the first forkserver ends before it was ever ready, torch may not be
+        importable."""
+        if self._generation is None:
+            return
+        self._generation.note_end(pid, code)
+        if pid == self._generation.pid and not self._generation.proved:
+            self._fail(self._generation)
+
+    def _watched(self, sock: socket.socket) -> WatchedLink:
+        link: WatchedLink = WatchedLink(
+            self._loop,
+            sock,
+            on_message=lambda message, _: self._take_message(link, message),
+            on_end=lambda: self._take_end(link),
+        )
+        return link
+
+    def _send(self) -> None:
+        if self._generation is not None and self._generation.serving is not None:
+            self._orders.send(self._generation.serving)
+
+    def _take_message(self, link: WatchedLink, message: Message) -> None:
+        match message:
+            case ForkserverReady():
+                self._take_ready(link, message)
+            case Forked() | ForkFailed():
+                self._take_answer(link, message)
+
+    def _take_ready(self, link: WatchedLink, message: ForkserverReady) -> None:
+        generation = self._generation
+        if generation is None or link not in generation.coming:
+            return
+        before = generation.serving
+        generation.remove(link)
+        generation.serving, generation.proved = link, True
+        generation.note_ready(link, message.pid)
+        self._failures = 0
+        self._send()
+        if message.early:
+            return self._preload_soon()
+        generation.preloaded = True
+        if before is not None:
+            self._close_unless_forking(before)
+        self._on_preloaded()
+
+    def _take_answer(self, link: WatchedLink, answer: Forked | ForkFailed) -> None:
+        self._orders.answer(answer)
+        if self._generation is not None and link is not self._generation.serving:
+            self._close_unless_forking(link)
+        elif self._preload_timer is not None:
+            self._preload_soon()
+
+    def _preload_soon(self) -> None:
+        if self._preload_timer is not None:
+            self._preload_timer.cancel()
+        self._preload_timer = self._loop.later(PRELOAD_AFTER_S, self._preload)
+
+    def _preload(self) -> None:
+        self._preload_timer = None
+        generation = self._generation
+        if generation is not None and generation.serving is not None and generation.coming and self.growing:
+            generation.serving.post(Preload())
+
+    def _close_unless_forking(self, link: WatchedLink) -> None:
+        if not self._orders.are_with(link):
+            link.close()
+
+    def _take_end(self, link: WatchedLink) -> None:
+        """Handle the end of a forkserver: the other one, or a new one, gets its orders."""
+        link.close()
+        generation = self._generation
+        ended = generation.end_of(link)[1] if generation is not None and self._orders.are_with(link) else ""
+        self._orders.take_back(link, ended)
+        if generation is None:
+            return
+        generation.remove(link)
+        if generation.links:
+            return self._send()
+        if not generation.proved:
+            return self._fail(generation)
+        self._generation = None
+        if self._orders.waiting:
+            self.start()
+
+    def _fail(self, generation: _Generation) -> None:
+        """Handle the end of a forkserver that was never ready: try once more, since whoever has killed it may have
+        meant something else; fail all waiting orders with the reason after that, or if Python said why it cannot
+        start. The next order starts anew."""
+        code, ended = generation.end_of(None)
+        self._close(generation)
+        said = self._take_log()
+        explained = code == 1 and bool(said)
+        if not self._orders.waiting:
+            return
+        self._failures += 1
+        if not explained and self._failures < ATTEMPTS:
+            return self.start()
+        again = f", {self._failures} times" if self._failures > 1 else ""
+        reason = "" if explained else f" the process that starts them {ended} before it was ready{again}: try again."
+        self._failures = 0
+        self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started:{reason}", said])))
+
+    def _take_log(self) -> str:
+        """Return the end of what the forkserver has said, and forget it."""
+        self._log.seek(0)
+        said = self._log.read().decode("utf-8", "replace").strip()[-SAID_CHARACTERS:]
+        self._log.seek(0)
+        self._log.truncate()
+        return said
+
+    def _close(self, generation: _Generation) -> None:
+        for link in generation.links:
+            link.close()
+        self._generation = None

@@ -1,0 +1,142 @@
+"""Holds one rank for its agent: the link, the output, the process and its end. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from jupyter_distrib.agent.ranks.notes import RankNotes
+from jupyter_distrib.agent.ranks.rank_process import RankProcess
+from jupyter_distrib.agent.ranks.streams import RankStreams
+from jupyter_distrib.server.watched_link import WatchedLink
+from jupyter_distrib.system import reap
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.messages import (
+    Leave,
+    Message,
+    ReplaceStreams,
+    WorkerInfo,
+    WorkerOrder,
+    Wrote,
+)
+
+FDS_PER_RANK = 8
+"""Descriptors of a rank while it starts: both ends of its link and of two pipes, its notes twice; half later."""
+LEAVE_S = 1.0
+"""Seconds that exit handlers may take before the process is killed."""
+
+
+class RankOwner(Protocol):
+    """The worker group of a rank."""
+
+    def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+        """Take a message of the rank; the descriptors are closed afterwards."""
+
+    def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
+        """Take output of the rank."""
+
+    def take_hang_up(self, rank: Rank) -> None:
+        """Record that the rank has closed its link and the system will not report its end."""
+
+
+class Rank:
+    """A rank whose process is being started, or lives, or has ended.
+
+    Args:
+        order: The identity of the rank.
+        sweep: Kills the processes that it leaves.
+    """
+
+    def __init__(self, order: WorkerOrder, loop: Loop, sweep: reap.Sweep, owner: RankOwner) -> None:
+        self.order = order
+        self.state = "starting"
+        """`starting`, `idle`, `running`, `gone`."""
+        self.early = False
+        """Whether the base forkserver has forked the process."""
+        self.settles = order.visible_devices is not None
+        """Whether it says `DeviceSettled` when it has reset its groups, or ends; cells wait for that."""
+        self.process = RankProcess(order.worker, sweep)
+        self.notes = RankNotes()
+        self.streams = RankStreams(
+            loop, on_data=lambda name, data: owner.take_output(self, name, data), on_late_text=self._take_late_text
+        )
+        ours, theirs = socket.socketpair()
+        self._loop, self._owner = loop, owner
+        self._link = WatchedLink(loop, ours, on_message=self._take_message, on_end=self._hung_up)
+        self.descriptors = Descriptors([theirs.detach(), *self.streams.write_ends, self.notes.descriptor()])
+        """Descriptors for the process: link, standard output, standard error, crash notes. The starter of the process
+        takes them."""
+
+    @property
+    def has_device(self) -> bool:
+        """Return whether the rank computes on a GPU."""
+        return self.order.visible_devices is not None
+
+    @property
+    def number(self) -> int:
+        return self.order.rank
+
+    @property
+    def pid(self) -> int:
+        """Return the process id; 0 until the process is started."""
+        return self.process.pid
+
+    def info(self, device_name: str) -> WorkerInfo:
+        return WorkerInfo(
+            rank=self.order.rank,
+            pid=self.pid,
+            device=self.order.device,
+            device_name=device_name,
+            state=self.state,
+            rss_bytes=reap.rss_bytes(self.pid) if self.pid else 0,
+        )
+
+    # ------------------------------------------------------------------------------------------------ talking
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send without blocking; `fds` are duplicated."""
+        self._link.post(message, fds)
+
+    def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message that is encoded already."""
+        self._link.post_frame(frame, fds)
+
+    def read_rest(self) -> None:
+        """Take in all messages and output of the rank, when its process is gone."""
+        if not self._link.closed:
+            self._link.read_rest()
+        self.streams.drain()
+
+    def replace_streams(self, run: str) -> None:
+        """Have the rank replace its pipes, into which something that this run has left still writes. The rank is idle:
+        output until the replacement is late output of that run."""
+        self.streams.assign_to(run)
+        self.post(ReplaceStreams(run=run))
+
+    def _take_message(self, message: Message, fds: Sequence[int]) -> None:
+        self._owner.take_message(self, message, fds)
+
+    def _take_late_text(self, run: str, stream: str, text: str) -> None:
+        self._owner.take_message(self, Wrote(run=run, rank=self.number, stream=stream, text=text), ())
+
+    def _hung_up(self) -> None:
+        if sys.platform != "linux":
+            self._owner.take_hang_up(self)
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def dismiss(self, after_s: float) -> None:
+        """Have the rank run its exit handlers and end, a while from now."""
+        self._loop.later(after_s, lambda: self.post(Leave()))
+        self._loop.later(after_s + LEAVE_S, self.end)
+
+    def end(self) -> None:
+        """Kill the process, if it lives, and (a moment later) everything it started; close the rank's descriptors."""
+        self.process.end()
+        self.descriptors.close()
+        self.streams.close()
+        self.notes.close()
+        self._link.close()

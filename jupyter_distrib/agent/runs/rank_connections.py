@@ -1,0 +1,64 @@
+"""Cuts the TCP connections between the ranks of one run. Runs in the agent's loop.
+
+Which connections are cut, the agent works out: those of which both ends belong to ranks of the worker group. A user's
+own connection has another process at its far end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system import reap
+from jupyter_distrib.wire.messages import Connected, CutRemoteSockets, CutSockets
+
+
+class RankConnections:
+    """The connections of a worker group while one run is on.
+
+    Args:
+        run: Its id.
+        ranks: All ranks of the worker group on this node; a live view.
+        spans_nodes: Whether ranks of other nodes belong to it; they are cut by their own agents.
+        tell: Reports which connections end on other nodes.
+    """
+
+    def __init__(self, run: str, ranks: Mapping[int, Rank], tell: Tell, *, spans_nodes: bool) -> None:
+        self._run, self._ranks, self._tell, self.spans_nodes = run, ranks, tell, spans_nodes
+        self.cut_any = False
+        """Whether any connection was cut."""
+
+    def cut(self, running: Iterable[Rank]) -> None:
+        """Cut the connections of these ranks, which are being stopped."""
+        inodes, ranks = reap.sockets_between(self._pids), list(running)
+        self.cut_any |= bool(ranks)
+        if abort := any(rank.has_device for rank in ranks):
+            ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
+        for rank in ranks:
+            rank.post(CutSockets(run=self._run, inodes=inodes, abort=abort))
+        self._tell_far_ends(self._pids)
+
+    def cut_remote(self, command: CutRemoteSockets) -> None:
+        """Cut the connections of all ranks towards ranks of another node, where the run is being stopped. Those that
+        have ended the cell are what a rank there may wait for."""
+        ranks = self._ranks.values()
+        inodes, abort = reap.sockets_towards(self._pids, command.ends), any(rank.has_device for rank in ranks)
+        if inodes or abort:
+            self.cut_any = True
+            for rank in ranks:
+                rank.post(CutSockets(run=self._run, inodes=inodes, stop=False, abort=abort))
+
+    def hang_up(self, rank: Rank) -> None:
+        """Cut all connections of a rank that has left the cell, as the end of its process would."""
+        self.cut_any = True
+        rank.post(CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
+        self._tell_far_ends([rank.pid])
+
+    def _tell_far_ends(self, pids: list[int]) -> None:
+        if self.spans_nodes:
+            self._tell(Connected(run=self._run, ends=reap.ends_outside(pids)), ())
+
+    @property
+    def _pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks.values() if rank.pid]

@@ -1,0 +1,235 @@
+"""A run, as far as this node's ranks execute it. Runs in the agent's loop.
+
+`stop_ladder.py` stops it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.ranks import exit_info
+from jupyter_distrib.agent.ranks.output import RunOutput
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.agent.runs.failure_grace import FailureGrace
+from jupyter_distrib.agent.runs.rank_connections import RankConnections
+from jupyter_distrib.agent.runs.stack_requests import StackRequests
+from jupyter_distrib.agent.runs.stop_ladder import StopLadder
+from jupyter_distrib.agent.runs.watch import Watch
+from jupyter_distrib.server.drain_reports import DrainReports
+from jupyter_distrib.server.group_health import GroupHealth
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.time_limit import TimeLimit
+from jupyter_distrib.system import control_groups
+from jupyter_distrib.system.event_loop import Loop, Timers
+from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.messages import (
+    CutRemoteSockets,
+    DebuggerLeft,
+    DebuggerPrompted,
+    Ended,
+    Execute,
+    Exited,
+    Failed,
+    Interrupted,
+    Message,
+    ProbeAnswer,
+    Returned,
+    StackSeen,
+    TimedOut,
+)
+
+
+class NodeRun:
+    """One cell on its way.
+
+    Args:
+        command: The cell to execute.
+        ranks: All ranks of the worker group, by number; a live view.
+        loop: The loop of the agent.
+        output: Takes what the ranks print.
+        tell: Takes events for the notebook.
+        spans_nodes: Whether ranks of other nodes take part in it too.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        *,
+        ranks: Mapping[int, Rank],
+        loop: Loop,
+        output: RunOutput,
+        tell: Tell,
+        spans_nodes: bool,
+    ) -> None:
+        self.command, self.output, self.tell = command, output, tell
+        self.pending = set(command.ranks) & ranks.keys()
+        """Ranks that have not come to the end of the cell."""
+        self.started_s = time.monotonic()
+        self.health = GroupHealth()
+        self.drains = DrainReports()
+        self.watch: Watch | None = None
+        self._ranks, self._loop, self._timers = ranks, loop, Timers(loop)
+        self._connections = RankConnections(command.run, ranks, tell, spans_nodes=spans_nodes)
+        self.stacks = StackRequests(
+            command.run,
+            ranks=lambda: {rank.number: rank for rank in self.running()},
+            later=self.later,
+            tell=lambda event: tell(event, ()),
+        )
+        self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
+        self._grace = FailureGrace(
+            pids=lambda: [rank.pid for rank in self.running()], later=self.later, on_over=self.stop
+        )
+        self._time_limit = TimeLimit(command.timeout_s, later=self.later, on_over=self._time_out)
+
+    @property
+    def is_on_all(self) -> bool:
+        """Return whether all ranks execute the cell."""
+        return set(self.command.ranks) == self._ranks.keys()
+
+    @property
+    def cut_any(self) -> bool:
+        """Return whether connections of its ranks were cut, or process groups aborted."""
+        return self._connections.cut_any
+
+    def running(self) -> list[Rank]:
+        """Return the ranks that still execute the cell."""
+        return [self._ranks[number] for number in self.pending if number in self._ranks]
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call a function later, unless the run has ended by then."""
+        self._timers.later(delay_s, call)
+
+    def take_message(self, message: Message, fds: tuple[int, ...]) -> None:
+        """Take what a rank reports while it executes the cell."""
+        match message:
+            case ProbeAnswer():
+                if self.watch is not None and self.command.run == message.run:
+                    self.watch.take_answer(message)
+            case StackSeen():
+                if self.command.run == message.run:
+                    self.stacks.take_answer(message)
+            case _:
+                if isinstance(message, DebuggerPrompted | DebuggerLeft):
+                    self._time_limit.take(message)
+                self.tell(message, fds)  # type: ignore[arg-type]
+
+    def take_end(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+        """Take the end of the cell on a rank, with all that the rank wrote before it."""
+        rank.streams.drain()
+        self.output.flush()
+        self.tell(event, fds)
+        self.pending.discard(rank.number)
+        if isinstance(event, Returned):
+            self.health.sequences.add(event.sequence)
+            if event.exited_early:
+                self.hang_up(rank)
+            return
+        self.health.clean = False
+        if event.settles:
+            self.drains.expect(rank.number)
+        if isinstance(event, Failed) and self.pending:
+            self._grace.begin()
+
+    def end(self) -> None:
+        """Report the end of the run, because every rank has come to the end of the cell."""
+        self._timers.cancel()
+        self.stop_watching()
+        self.output.end()
+        ended = Ended(
+            run=self.command.run,
+            at_s=time.monotonic(),
+            log_directory=self.output.log_directory,
+            clean=self.health.clean,
+            sequences=tuple(self.health.sequences),
+        )
+        self.tell(ended, ())
+
+    def begin_watching(self, gpus: Sequence[Gpu]) -> None:
+        """Start to probe the ranks; `gpus` are the worker group's, one for each local rank, if it has any."""
+        self.watch = Watch(
+            self.command,
+            self._loop,
+            ranks=lambda: {rank.number: rank for rank in self.running()},
+            gpus={rank.number: gpus[rank.order.local_rank] for rank in self.running() if gpus},
+            tell=lambda event: self.tell(event, ()),
+            stop=self.stop,
+        )
+
+    def stop_watching(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+
+    def look_closer(self) -> None:
+        """Look closer, see `Watch.look_closer`."""
+        if self.watch is not None:
+            self.watch.look_closer()
+
+    def _time_out(self, limit_s: float) -> None:
+        self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.stop()
+
+    def stop(self, *, force: bool = False) -> None:
+        """Climb the ladder, or with `force` its last step at once."""
+        self.health.clean = False
+        if force:
+            return self._ladder.kill()
+        if not self._ladder.begun:
+            self.stop_watching()  # where ranks were before they were stopped is what helps
+        self._ladder.climb()
+
+    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
+        """Cut the ranks of this node off from ranks of another node, which are being stopped, have left or are gone."""
+        self._connections.cut_remote(command)
+
+    def hang_up(self, rank: Rank) -> None:
+        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: only ranks
+        that wait for it notice."""
+        if not (self.pending or self._connections.spans_nodes):
+            return
+        self.health.clean = False
+        if not rank.has_device:
+            self._connections.hang_up(rank)
+        elif self.watch is not None and not self._connections.spans_nodes:  # else the coordinator stops the ranks
+            # NCCL does not notice that a rank has left, and is aborted on all ranks or on none.
+            self.watch.stop_at_a_stall()
+
+    def lost(
+        self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills
+    ) -> None:
+        """Report that a rank's process has ended by itself, and why. `oom_kills`: those before this run."""
+        tail = rank.streams.stderr_tail
+        self.output.flush()
+        out_of_memory = code == -signal.SIGKILL and oom_kills.grown
+        exited = Exited(
+            run=self.command.run,
+            rank=rank.number,
+            pid=rank.pid,
+            exit_code=code,
+            asked=self._ladder.begun and code in (None, -signal.SIGKILL),  # else it went by itself
+            last_lines=exit_info.last_lines(tail),
+            frames=exit_info.crash_frames(tail) if code is not None and exit_info.is_crash(code) else (),
+            out_of_memory=out_of_memory,
+            memory_limit_bytes=control_groups.memory_limit_bytes() if out_of_memory else 0,
+            loading=rank.notes.loading,
+            peak_rss_bytes=peak_rss_bytes,
+            at_s=time.monotonic(),
+        )
+        self.tell(exited, ())
+        self.health.clean = False
+        self.pending.discard(rank.number)
+
+    def give_up(self, reason: str) -> None:
+        """Report of each rank that it is being ended, whatever it does."""
+        ranks = sorted(self.running(), key=lambda rank: rank.number)
+        for rank in ranks:
+            rank.streams.drain()
+        self.output.flush()
+        pids = {rank.number: rank.pid for rank in ranks}
+        for event in endings.exits(self.command.run, pids, asked=True, reason=reason):
+            self.tell(event, ())
+        self.health.clean = False
+        self.pending.clear()

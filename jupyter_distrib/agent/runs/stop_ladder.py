@@ -1,0 +1,64 @@
+"""Stops a run: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. Runs
+in the agent's loop.
+
+Ranks with devices have longer until the cut: one that waits for its device goes on when the step is done, with its
+groups whole."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.agent.runs.rank_connections import RankConnections
+from jupyter_distrib.system.event_loop import Timers
+from jupyter_distrib.wire.messages import KILL_AFTER_S, CutSockets
+
+CUT_AFTER_S = 0.02
+CUT_DEVICES_AFTER_S = 0.25
+AGAIN_AFTER_S = (0.12, 0.4, 1.0)
+"""Seconds after which SIGINT is repeated: it then goes to the rank's process group, which frees a rank that waits for
+its data loader."""
+
+
+class StopLadder:
+    """The ladder of one run.
+
+    Args:
+        run: Its id.
+        running: Returns the ranks that still execute the cell.
+        connections: The connections to cut.
+        timers: Cancelled when the run is over.
+    """
+
+    def __init__(
+        self, run: str, running: Callable[[], Sequence[Rank]], connections: RankConnections, timers: Timers
+    ) -> None:
+        self._run, self._running, self._connections, self._timers = run, running, connections, timers
+        self.begun = False
+
+    def climb(self) -> None:
+        """Take one step after the other, once."""
+        if self.begun:
+            return
+        self.begun = True
+        cut_after_s = CUT_DEVICES_AFTER_S if any(rank.has_device for rank in self._running()) else CUT_AFTER_S
+        for delay_s in (0.0, *AGAIN_AFTER_S):
+            self._timers.later(delay_s, partial(self._interrupt, whole_group=delay_s > 0))
+            self._timers.later(delay_s + cut_after_s, self._cut)
+        self._timers.later(KILL_AFTER_S, self.kill)
+
+    def kill(self) -> None:
+        """Take the last step at once."""
+        self.begun = True
+        for rank in self._running():
+            rank.process.kill()
+
+    def _interrupt(self, *, whole_group: bool) -> None:
+        for rank in self._running():
+            rank.post(CutSockets(run=self._run, inodes=()))
+            rank.process.signal(signal.SIGINT, whole_group=whole_group)
+
+    def _cut(self) -> None:
+        self._connections.cut(self._running())

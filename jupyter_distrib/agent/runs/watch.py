@@ -1,0 +1,147 @@
+"""Watches the ranks of one run, once a second: what they use, whether one is stopped, and which waits for which.
+
+    tick --> usage of each rank                       --> Sampled
+         --> Probe to each rank, ProbeAnswer from it  --> Stalls --> Stalled, Moved
+                                                      or NodeSawRanks, to a coordinator, which sees other nodes too
+
+Runs in the agent's loop, and only while a cell does. Never ends a rank by itself: only `--hang-timeout` has the whole
+run stopped, by the same ladder as the user's Stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jupyter_distrib.agent.gpus.devices import Gpu
+from jupyter_distrib.agent.ranks import exit_info
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.agent.runs.usage_sampler import UsageSampler
+from jupyter_distrib.server.diagnose import is_suspicious
+from jupyter_distrib.server.stalls import Stalls
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, ProbeAnswer, RankSighting
+
+FIRST_S = 0.3
+TICK_S = 1.0
+IDLE_SHARE = 0.2
+"""Share of a processor below which a rank does no work: torch's own threads poll."""
+SILENT_S = 2.0
+"""Seconds without an answer after which C code, or too many others, hold up a rank's control thread."""
+DEEP_EVERY = 3
+"""Ticks between closer looks at all ranks while some wait."""
+
+
+class Watch:
+    """The watch over one run on this node.
+
+    Args:
+        ranks: The ranks that still execute the cell, by number.
+        gpus: For each number, its GPU as it was leased; empty for CPU ranks.
+        tell: Takes the events.
+        stop: Stops the run.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        loop: Loop,
+        *,
+        ranks: Callable[[], Mapping[int, Rank]],
+        gpus: Mapping[int, Gpu],
+        tell: Callable[[Event], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._command, self._loop, self._ranks, self._tell = command, loop, ranks, tell
+        self._sampler = UsageSampler(command.run, gpus)
+        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._closer = False
+        """Whether a coordinator wants a closer look at the next tick."""
+        self._seen: dict[int, ProbeAnswer] = {}
+        self._asked_s: dict[int, float] = {}
+        """Time at which each rank was asked something that it has not answered yet."""
+        self._asked_cpu_s: dict[int, float] = {}
+        """Processor time that each of them had used then."""
+        self._ticks = 0
+        self._timer: Timer = loop.later(FIRST_S, self._tick)
+
+    def close(self) -> None:
+        """Stop watching, because the run is over."""
+        self._timer.cancel()
+        self._sampler.close()
+
+    def take_answer(self, event: ProbeAnswer) -> None:
+        """Take a rank's answer to a probe."""
+        self._asked_s.pop(event.rank, None)
+        self._seen[event.rank] = event
+
+    def look_closer(self) -> None:
+        """Look closer at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
+        self._closer = True
+
+    def stop_at_a_stall(self) -> None:
+        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        self._stalls.limit_s = 0.0
+
+    def _tick(self) -> None:
+        self._timer = self._loop.later(TICK_S, self._tick)
+        self._ticks += 1
+        ranks = self._ranks()
+        for number, rank in ranks.items():
+            if (sampled := self._sampler.sample(number, rank, self._seen.get(number))) is not None:
+                self._tell(sampled)
+        looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
+        if self._command.run_size:
+            self._tell(NodeSawRanks(run=self._command.run, looks=tuple(looks)))
+            deep, self._closer = self._closer, False
+        else:
+            self._stalls.judge(looks)
+            deep = self._ticks % DEEP_EVERY == 0 and is_suspicious(looks)
+        for number, rank in ranks.items():
+            self._ask(number, rank, deep=deep)
+
+    # ------------------------------------------------------------------------------------------------ who waits
+
+    def _look(self, number: int, rank: Rank | None) -> RankSighting:
+        if rank is None:
+            return RankSighting(rank=number, state="left", seen=self._seen.get(number))
+        state = self._state(number)
+        line, silent_s = None, 0.0
+        if state == "silent":
+            silent_s = self._idle_s(number)
+            frames = exit_info.frames_in(rank.notes.place)
+            lines = [frame.line for frame in frames if frame.filename == self._command.cell.filename]
+            line = lines[-1] if lines else None
+        return RankSighting(
+            rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line, silent_s=silent_s
+        )
+
+    def _idle_s(self, number: int) -> float:
+        """Return the seconds for which a silent rank has done nothing; 0 for one that computes, which is no stall."""
+        elapsed_s = time.monotonic() - self._asked_s[number]
+        used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
+        return elapsed_s if used_s < IDLE_SHARE * elapsed_s else 0.0
+
+    def _state(self, number: int) -> str:
+        if halt := self._sampler.halt_of(number):
+            return halt
+        asked_s = self._asked_s.get(number)
+        return "silent" if asked_s is not None and time.monotonic() - asked_s > SILENT_S else "running"
+
+    def _ask(self, number: int, rank: Rank, *, deep: bool) -> None:
+        """Ask a rank where it is; not again before it has answered, so that nothing piles up in a rank that cannot."""
+        match self._state(number):
+            case "running":
+                if number not in self._asked_s:
+                    self._asked_s[number], self._asked_cpu_s[number] = time.monotonic(), self._sampler.cpu_s(number)
+                    rank.post(Probe(run=self._command.run, deep=deep))
+            case "silent" if self._sampler.is_on_processor(number) and (deep or is_suspicious(self._others(number))):
+                # Not when C code waits for the system: the signal would end some of those waits early.
+                rank.notes.ask_place(rank.process)
+
+    def _others(self, number: int) -> Sequence[RankSighting]:
+        return [
+            RankSighting(rank=other, state="running", seen=seen)
+            for other, seen in self._seen.items()
+            if other != number and other in self._ranks()
+        ]

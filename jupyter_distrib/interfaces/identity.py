@@ -1,0 +1,143 @@
+"""The identity of this process: rank, world size, device. Set once when the worker starts; read by strategies and by
+the cell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jupyter_distrib.interfaces import framework
+from jupyter_distrib.libraries import known
+from jupyter_distrib.wire.messages import Execute, WorkerOrder
+
+_order: WorkerOrder | None = None
+attempt = 0
+"""The number of restarts of the run so far (`--max-restarts`)."""
+max_restarts = 0
+strategy: Any = None
+"""The strategy of the run while a cell runs."""
+
+
+def take(order: WorkerOrder) -> None:
+    global _order
+    _order = order
+
+
+@contextmanager
+def taken(order: WorkerOrder) -> Iterator[None]:
+    """Take the identity of this rank for a while, in a process that is none (the inline pool)."""
+    global _order, strategy
+    before = _order, strategy
+    _order = order
+    try:
+        yield
+    finally:
+        _order, strategy = before
+
+
+def order() -> WorkerOrder:
+    assert _order is not None, "asked outside a rank"
+    return _order
+
+
+def rank() -> int:
+    return order().rank
+
+
+def world_size() -> int:
+    return order().world_size
+
+
+def several_nodes() -> bool:
+    """Return whether the ranks of this worker group are on more than one node."""
+    return world_size() > order().local_world_size
+
+
+def everyone(command: Execute) -> bool:
+    """Return whether all ranks execute this cell, including ranks on other nodes."""
+    return (command.run_size or len(command.ranks)) == world_size()
+
+
+def device() -> Any:
+    """Return the device of this rank as an object of its framework: a `torch.device`. In the inline pool, which has no
+    framework of its own, it is the name if torch is not loaded."""
+    if framework.current is not None:
+        return framework.current.device(order().device)
+    torch = sys.modules.get("torch")
+    return order().device if torch is None else torch.device(order().device)
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and the variables by
+    which libraries decide to launch no ranks, or to use no accelerator: Lightning reads TORCHELASTIC_RUN_ID."""
+    me = order()
+    out = {
+        "RANK": me.rank,
+        "LOCAL_RANK": me.local_rank,
+        "WORLD_SIZE": me.world_size,
+        "LOCAL_WORLD_SIZE": me.local_world_size,
+        "GROUP_RANK": me.node_rank,
+        "NODE_RANK": me.node_rank,
+        "GROUP_WORLD_SIZE": -(-me.world_size // me.local_world_size),
+        "ROLE_RANK": me.rank,
+        "ROLE_WORLD_SIZE": me.world_size,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": me.group,
+        "TORCHELASTIC_RESTART_COUNT": attempt,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "JUPYTER_DISTRIB_GROUP": me.group,
+        "JUPYTER_DISTRIB_WORKER": me.worker,
+    }
+    if me.agent:
+        out["JUPYTER_DISTRIB_AGENT"] = me.agent
+    out |= device_variables()
+    if me.visible_devices is None:
+        out |= known.cpu_environment()
+    return {name: str(value) for name, value in out.items()}
+
+
+def device_variables() -> dict[str, str]:
+    """Return the variables by which this process sees the devices of its node's ranks, and no others."""
+    me = order()
+    visible = me.visible_devices or ""
+    if me.device.startswith("xpu"):
+        cards = {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+        return {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": visible, **cards}
+    return {"CUDA_VISIBLE_DEVICES": visible} | ({} if me.visible_devices is None else _BUS_ORDER)
+
+
+_BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def with_defaults(given: dict[str, str]) -> dict[str, str]:
+    """Return the user's variables with defaults: threads share the cores, local ranks meet on the loopback interface,
+    ranks of several nodes on the one between them, and torch records fewer collectives than its default of 2000,
+    which grow to 3 MB a rank (measured with torch 2.13). For GPU ranks, see `_NCCL`."""
+    interface = order().interface
+    out = {
+        "OMP_NUM_THREADS": str(order().threads),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only if the new one is unset
+        out["TORCH_FR_BUFFER_SIZE"] = "200"
+    if order().visible_devices is not None:
+        out |= {name: value for name, (value, older) in _NCCL.items() if older not in given}
+    return out | given
+
+
+_NCCL = {
+    # An error of CUDA belongs to the cell, which reports it; torch's watchdog would end the process before.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", ""),
+    # Required by `_abort_process_group`: the watchdog neither aborts beside it nor ends the process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "NCCL_ASYNC_ERROR_HANDLING"),
+    # Else a thread queries the store each second for as long as the group lives, and prints when the store is gone.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", ""),
+}
+"""Our defaults for NCCL groups, read when a group is made (ProcessGroupNCCL.cpp), each with its older name."""
+
+
+def is_rank() -> bool:
+    return _order is not None

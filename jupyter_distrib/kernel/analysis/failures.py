@@ -1,0 +1,360 @@
+"""The exception that a cell raises for a run that did not end well. Kernel side; pure functions of a `RunRecord`.
+
+    cause(record)         the rank that is the root of the failure: the others mostly failed because of it
+    to_exception(...)     the user's own exception type, with a text for each rank
+    to_interrupt(...)     a KeyboardInterrupt that says where each rank was
+    to_early_interrupt(.) a KeyboardInterrupt that says where the kernel was, before there was a run
+    to_timeout(...)       a RunTimeout that says where each rank was
+
+Every exception of this module carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the
+instance (`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception
+still pickles.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from jupyter_distrib.errors import RankLost, RunTimeout
+from jupyter_distrib.kernel.analysis.stand_in_errors import SHOWN_ANOTHER_WAY, remote_error
+from jupyter_distrib.kernel.analysis.traceback_text import (
+    Paint,
+    Rendering,
+    SourceOf,
+    chain,
+    fingerprint,
+    frame_lines,
+    headline,
+    innermost,
+    is_user,
+    opening,
+    user_frames,
+    where,
+)
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system.formatting import clipped, duration, rank_list, size
+from jupyter_distrib.wire.messages import Exited, Failure, Frame, Parcel
+
+Unpack = Callable[[Parcel], BaseException | None]
+
+E = TypeVar("E", bound=BaseException)
+LAST_LINES = 20
+
+_PEER_LOST = re.compile(
+    r"connection (?:closed|reset|aborted|was likely closed|refused)|reset by peer|closed by peer|broken pipe"
+    r"|connectfullmesh failed|pair closure|socket timeout|socket closed"
+    r"|remote ?error|remote process exited|communicator was aborted"
+    r"|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes|peer (?:went away|is gone)"
+    r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
+    re.IGNORECASE,
+)
+"""The messages of gloo, NCCL and TCPStore about another rank that is gone."""
+
+_CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+
+
+# ---------------------------------------------------------------------------------------------------- who is the cause
+
+
+def cause(record: RunRecord) -> int | None:
+    """Return the rank whose failure or death made the run fail; None if no rank failed or died.
+
+    Possible roots are deaths that we did not request, and exceptions that do not merely report a lost peer; the
+    earliest of them is the cause. If there are only consequences (the true root may be outside), the earliest one is.
+    """
+    troubles = [(at_s, rank) for rank in record.ranks.values() if (at_s := _trouble_at_s(rank)) is not None]
+    roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(rank)] or troubles
+    return min(roots, key=lambda trouble: trouble[0])[1].rank if roots else None
+
+
+def _trouble_at_s(rank: RankRecord) -> float | None:
+    if rank.failure is not None:
+        return rank.failed_at_s
+    if rank.exit is not None and not rank.exit.asked:
+        return rank.exit.at_s
+    return None
+
+
+def is_consequence(rank: RankRecord) -> bool:
+    """Return whether a rank's exception merely reports that another rank is gone."""
+    failure = rank.failure
+    while failure is not None:
+        if _PEER_LOST.search(f"{failure.type_name}: {failure.message}"):
+            return True
+        failure = failure.cause
+    return False
+
+
+def in_brief(rank: RankRecord) -> str:
+    """Return one line on the failure of a rank, without the rank's number; empty without a failure."""
+    if rank.failure is not None:
+        return headline(rank.failure)
+    if rank.exit is not None and rank.state == "lost":
+        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------- what to raise
+
+
+def to_exception(
+    record: RunRecord,
+    unpack: Unpack,
+    source_of: SourceOf,
+    elapsed_s: float,
+    *,
+    colors: bool = False,
+) -> BaseException:
+    """Return the exception to raise in the cell: the root's own object if it can be unpacked.
+
+    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
+    `except` block: IPython prints raw frames for an exception with an exception group in its context.
+    """
+    paint = Paint(colors)
+    number = cause(record)
+    if number is None:
+        message = _ended_from_outside(record, elapsed_s)
+        return _dressed(RankLost(message), [f"RankLost: {message}", *_others(record, set())], None, record)
+    root = record.ranks[number]
+    if root.failure is None:
+        return _lost(record, root, source_of, paint)
+    alike = _alike(record, root)
+    if root.failure.code is not None:
+        message = f"{rank_list(alike, sentence=True)} called {_exit_call(root.failure)}."
+        lines = [
+            *opening(root.failure, source_of, paint, _header(record, alike)),
+            paint.name("RankLost") + f": {message}",
+        ]
+        return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
+    lines = chain(root.failure, source_of, paint, _header(record, alike))
+    lines.append(_raised_by(alike, elapsed_s))
+    exception = _object(root.failure, unpack)
+    return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
+
+
+def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None = None) -> KeyboardInterrupt:
+    """Return the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
+    message = f"Stopped by you after {duration(elapsed_s)}."
+    lines = [f"KeyboardInterrupt: {message}", *_stall(record), *_others(record, set(), source_of)]
+    return _dressed(KeyboardInterrupt(message), lines, None, record)
+
+
+def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
+    """Return the KeyboardInterrupt of a cell that was stopped during its preparation; `frames` are the kernel's."""
+    message = "Stopped by you before the ranks had begun."
+    inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
+    stopped = KeyboardInterrupt(message)
+    stopped.__dict__["_render_traceback_"] = Rendering(lines=(f"KeyboardInterrupt: {message}", *inside))
+    return stopped
+
+
+def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
+    """Return the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
+    where each rank was."""
+    name = "--hang-timeout" if record.hung else "--timeout"
+    message = f"The run was stopped after {duration(elapsed_s)}, because its {name} is {duration(limit_s)}."
+    if record.hung:
+        message = " ".join([message, *_stall(record)])
+    lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]
+    return _dressed(RunTimeout(message), lines, None, record)
+
+
+def _stall(record: RunRecord) -> list[str]:
+    return [record.stall.text] if record.stall else []
+
+
+def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
+    """Return a sentence on the end of a run that no rank caused."""
+    for rank in record.ranks.values():
+        if rank.exit is not None and rank.exit.reason:
+            return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
+    return "The run ended although not every rank had finished."
+
+
+def _header(record: RunRecord, ranks: Sequence[int]) -> str:
+    return f"Traceback ({rank_list(ranks)} of {record.world_size})"
+
+
+def _raised_by(ranks: Sequence[int], elapsed_s: float) -> str:
+    same = "the same" if len(ranks) > 1 else "it"
+    return f"{rank_list(ranks, sentence=True)} raised {same} after {duration(elapsed_s)}."
+
+
+def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRecord) -> E:
+    failures = {
+        each.rank: each.failure or each.exit
+        for each in record.ranks.values()
+        if each.failure is not None or (each.exit is not None and not each.exit.asked)
+    }
+    if isinstance(exception, RankLost | RunTimeout):
+        lines = [*lines, f"More: {exception.page}"]
+    # Not setattr: the user's class may forbid it (a frozen dataclass does).
+    exception.__dict__.update(rank=rank, failures=failures, _render_traceback_=Rendering(lines=tuple(lines)))
+    return exception
+
+
+def _object(failure: Failure, unpack: Unpack) -> BaseException:
+    """Return the user's exception object, or a stand-in that carries its name."""
+    original: BaseException | None = None
+    if failure.parcel is not None:
+        try:
+            original = unpack(failure.parcel)
+        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
+            original = None
+    if original is not None and not isinstance(original, SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
+        return original
+    stand_in = remote_error(failure.type_name, failure.message)
+    stand_in.__dict__["original"] = original
+    return stand_in
+
+
+# ---------------------------------------------------------------------------------------------------- a dead process
+
+
+def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint) -> RankLost:
+    assert root.exit is not None
+    message = f"Rank {root.rank} {describe_exit(root.exit)}."
+    lines = [paint.name("RankLost") + f": {message}"]
+    if frames := user_frames(root.exit.frames):
+        lines += ["It was here:", *frame_lines(frames, source_of, paint)]
+    if root.exit.last_lines:
+        lines += ["The last lines that it wrote to standard error:"]
+        lines += [f"    {clipped(text, 500)}" for text in root.exit.last_lines[-LAST_LINES:]]
+    return _dressed(RankLost(message), [*lines, *_others(record, {root.rank})], root.rank, record)
+
+
+def describe_exit(ended: Exited) -> str:
+    """Return a phrase on the end of a process, to follow `rank 2 `."""
+    return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
+
+
+def _manner(ended: Exited) -> str:
+    code = ended.exit_code
+    if code is None and ended.reason:
+        return f"is gone, because {ended.reason}"
+    if code is None:
+        return "is gone; how its process ended cannot be known"
+    if code >= 0:
+        return f"left the process (os._exit or a C exit, status {code}) before it finished"
+    name, words = _signal(-code)
+    if ended.out_of_memory:
+        peak = f"peak {size(ended.peak_rss_bytes)}" if ended.peak_rss_bytes else ""
+        limit = f"the limit of memory is {size(ended.memory_limit_bytes)}" if ended.memory_limit_bytes else ""
+        measured = "; ".join(filter(None, (peak, limit)))
+        memory = f" ({measured})" if measured else ""
+        return f"was killed by {name}, by the system's out-of-memory killer{memory}"
+    return f"crashed with {name} ({words})" if name in _CRASHES else f"was killed by {name}"
+
+
+def _signal(number: int) -> tuple[str, str]:
+    try:
+        return signal.Signals(number).name, (signal.strsignal(number) or "").lower()
+    except ValueError:
+        return f"signal {number}", "a real-time signal"
+
+
+def _exit_call(failure: Failure) -> str:
+    said = failure.message if failure.code == 1 and failure.message not in ("", "1", "True") else failure.code
+    return f"sys.exit({said!r})"
+
+
+# ---------------------------------------------------------------------------------------------------- the other ranks
+
+
+def own_traceback(rank: RankRecord) -> str:
+    """Return a key that ranks with equal tracebacks share; empty if the rank did not fail or only lost another rank."""
+    return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
+
+
+def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
+    """Return the root, and the ranks with a traceback that is exactly equal."""
+    assert root.failure is not None
+    key = fingerprint(root.failure)
+    return tuple(
+        rank.rank for rank in record.ranks.values() if rank.failure is not None and fingerprint(rank.failure) == key
+    )
+
+
+def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
+    """Return one line for each group of ranks that have the same story."""
+    has_root = bool(shown)
+    waited = any(_operation(_last_frames(rank)) for rank in record.ranks.values())
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in record.ranks.values():
+        if rank.rank not in shown:
+            story = _story(rank, has_root, source_of)
+            story += ", while others were waiting for it" if story == _LEFT_EARLY and waited else ""
+            groups.setdefault((story, own_traceback(rank)), []).append(rank.rank)
+        elif rank.exit is not None and rank.exit.asked:
+            groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
+    stories = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
+    lines = []
+    for (story, _), ranks in groups.items():
+        lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in stories else ""))
+        stories.add(story)
+    return lines
+
+
+_LEFT_EARLY = " had left the cell early with sys.exit()"
+
+
+def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
+    return rank.failure.frames if rank.failure is not None else rank.stopped_at
+
+
+def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    """Return a phrase on the end of a rank, to follow its number."""
+    if rank.failure is not None:
+        return _failure_story(rank, has_root, source_of)
+    if rank.exit is not None and not (rank.exit.asked and rank.returned):
+        where = _where(rank.stopped_at, source_of)
+        if rank.exit.reason:
+            return " had not finished: names kept on it are gone"
+        if rank.exit.asked:
+            return " did not stop and was replaced: names kept on it are gone" + (f" (was at {where})" if where else "")
+        return f" {describe_exit(rank.exit)}"
+    if rank.state == "interrupted":
+        where = _where(rank.stopped_at, source_of)
+        return _stopped_story(rank.stopped_at, where, has_root)
+    if rank.exited_early:
+        return _LEFT_EARLY
+    if rank.state == "done":
+        return " had finished"
+    return " had not started" if rank.started_at_s is None else " had not finished"
+
+
+def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    assert rank.failure is not None
+    where = _where(rank.failure.frames, source_of)
+    at = f" at {where}" if where else ""
+    if is_consequence(rank):
+        return _stopped_story(rank.failure.frames, where, has_root)
+    if rank.failure.code is not None:
+        return f" called {_exit_call(rank.failure)}{at}"
+    return f" raised {clipped(headline(rank.failure), 200)}{at}"
+
+
+def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
+    if has_root:
+        return f" stopped because of it{_operation(frames)}" + (f" at {where}" if where else "")
+    return f": {where}" if where else " stopped"
+
+
+def _operation(frames: Sequence[Frame]) -> str:
+    """Return the collective in which a rank was waiting, in brackets; empty if it waited in none."""
+    inside = [frame.function for frame in frames if "distributed_c10d" in frame.filename]
+    names = [name for name in inside if not name.startswith("_") and name != "wrapper"]
+    return f" (in {names[0]})" if names else ""
+
+
+def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
+    """Return the innermost line of the user's code: `Cell In[5], line 14, in train: loss.backward()`."""
+    if (frame := innermost(frames)) is None:
+        return ""
+    source = source_of(frame.filename) if source_of else None
+    text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
+    return where(frame) + (f": {clipped(text, 120)}" if text else "")

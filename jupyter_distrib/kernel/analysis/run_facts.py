@@ -1,0 +1,98 @@
+"""The facts and numbers of a run in the form that experiment trackers record. Kernel side, in an observer's thread;
+standard library only, no state."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from typing import Literal
+
+from jupyter_distrib.addresses import without_secrets
+from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.record.observer import ObservedRun
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire.messages import Measured, RunEvent, Sampled
+
+_MB = 1_000_000
+
+
+def parameters(run: ObservedRun) -> dict[str, str]:
+    """Return how a run was made: strategy, pool, ranks, the options that are set, and versions."""
+    options = {
+        f"option.{name}": without_secrets(_text(value)) for name, value in run.options.items() if name != "track"
+    }
+    facts = {
+        "strategy": run.strategy,
+        "pool": run.pool,
+        "ranks": rank_list(run.ranks),
+        "world_size": str(run.world_size),
+        "device": "gpu" if run.gpus else "cpu",
+    }
+    return facts | options | versions()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python, torch and this package, without an import of torch."""
+    found = {"version.python": platform.python_version()}
+    for name in ("torch", "jupyter_distrib"):
+        try:
+            found[f"version.{name}"] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Series:
+    """The numbers of a run, as points of named series.
+
+    The first rank's reports have their own names, those of other ranks begin with `rank_1/`. Samples of memory,
+    processor and GPU begin with `system/rank_1/`, and their steps are counted.
+    """
+
+    def __init__(self, run: ObservedRun) -> None:
+        self._first = run.ranks[0]
+        self._samples: Counter[int] = Counter()
+        """The number of samples so far, by rank."""
+
+    def points(self, event: RunEvent) -> Mapping[str, tuple[float, int]]:
+        """Return the numbers of an event, each with its step; empty for an event that has none."""
+        match event:
+            case Measured():
+                prefix = "" if event.rank == self._first else f"rank_{event.rank}/"
+                return {prefix + name: (value, event.step) for name, value in event.values.items()}
+            case Sampled():
+                step = self._samples[event.rank]
+                self._samples[event.rank] += 1
+                return {f"system/rank_{event.rank}/{name}": (value, step) for name, value in _sample(event).items()}
+            case _:
+                return {}
+
+
+def _sample(event: Sampled) -> dict[str, float]:
+    measured = {
+        "cpu_percent": event.cpu_percent,
+        "memory_mb": event.rss_bytes / _MB,
+        "gpu_percent": event.gpu_percent,
+        "gpu_memory_mb": None if event.gpu_memory_bytes is None else event.gpu_memory_bytes / _MB,
+    }
+    return {name: float(value) for name, value in measured.items() if value is not None}
+
+
+def end_state(record: RunRecord) -> Literal["FINISHED", "FAILED", "KILLED"]:
+    """Return how a run has ended: KILLED if it was stopped by a person or by a limit of time."""
+    if record.ok:
+        return "FINISHED"
+    number = failures.cause(record)
+    stopped = any(rank.state == "interrupted" for rank in record.ranks.values())
+    if record.limit_s is not None or (stopped and (number is None or failures.is_consequence(record.ranks[number]))):
+        return "KILLED"
+    return "FAILED"
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

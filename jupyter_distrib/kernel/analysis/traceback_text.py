@@ -1,0 +1,166 @@
+"""Failures and stack frames as lines of text, in the manner of IPython's tracebacks. Kernel side; pure functions.
+
+    chain(failure, ...)         the whole traceback: the failure's cause, its frames, its message
+    opening(failure, ...)       its title and frames only
+    frame_lines(frames, ...)    source around each line, with marks under the expression
+    fingerprint(failure)        a key by which equal tracebacks are shown as one
+
+Of a stack only the user's frames are shown, and the library's frame that raised the exception; none of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jupyter_distrib.kernel.analysis.frame_owner import owner
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.formatting import clipped
+from jupyter_distrib.wire.messages import Failure, Frame
+
+SourceOf = Callable[[str], Sequence[str] | None]
+"""A function from a file name in a traceback to the file's lines, from index 0; None if they are unknown."""
+
+
+SHOWN_FRAMES = 6
+MESSAGE_CHARACTERS = 3000
+
+
+@data_class
+class Rendering:
+    """The lines that IPython shows for an exception; an object, since with a closure the exception would not pickle."""
+
+    lines: tuple[str, ...]
+
+    def __call__(self) -> list[str]:
+        return list(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """The colours of IPython's own tracebacks, or no colours."""
+
+    colors: bool
+
+    def name(self, text: str) -> str:
+        return f"\x1b[91m{text}\x1b[39m" if self.colors else text
+
+    def place(self, text: str) -> str:
+        return f"\x1b[32m{text}\x1b[39m" if self.colors else text
+
+    def line(self, text: str) -> str:
+        return f"\x1b[92m{text}\x1b[39m" if self.colors else text
+
+    def mark(self, text: str) -> str:
+        return f"\x1b[93m{text}\x1b[39m" if self.colors else text
+
+
+def chain(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
+    """Return the lines of the failure, after those of its cause."""
+    lines: list[str] = []
+    if failure.cause is not None:
+        inner = failure.cause
+        if inner.cause is not None:
+            lines.append(f"(first: {clipped(headline(inner.cause), 200)})")
+        lines += [*frame_lines(user_frames(inner.frames)[-1:], source_of, paint), *_conclusion(inner, paint), ""]
+        lines += ["The above exception was the direct cause of the following exception:", ""]
+    return [*lines, *opening(failure, source_of, paint, header), *_conclusion(failure, paint)]
+
+
+def opening(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
+    name = failure.type_name.rpartition(".")[2]
+    title = paint.name(name) + header.rjust(max(75 - len(name), len(header) + 1))
+    return [title, *frame_lines(user_frames(failure.frames), source_of, paint)]
+
+
+def _conclusion(failure: Failure, paint: Paint) -> list[str]:
+    name, message = failure.type_name.rpartition(".")[2], clipped(failure.message, MESSAGE_CHARACTERS)
+    first, *rest = f": {message}".splitlines() if message else [""]
+    return [paint.name(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
+
+
+def headline(failure: Failure) -> str:
+    name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
+    return f"{name}: {message.splitlines()[0]}" if message else name
+
+
+def fingerprint(failure: Failure) -> str:
+    """Return a text that is the same for failures whose tracebacks are exactly equal, and for no others."""
+    return hashlib.sha256(repr(_without_objects(failure)).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
+def _without_objects(failure: Failure) -> Failure:
+    cause = failure.cause and _without_objects(failure.cause)
+    return replace(failure, parcel=None, cause=cause)
+
+
+def frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: Paint) -> list[str]:
+    lines: list[str] = []
+    hidden = max(0, len(frames) - SHOWN_FRAMES)
+    shown = [*frames[: SHOWN_FRAMES // 2], *frames[len(frames) - SHOWN_FRAMES // 2 :]] if hidden else frames
+    for index, frame in enumerate(shown):
+        if hidden and index == SHOWN_FRAMES // 2:
+            lines.append(f"    ... {hidden} more frames ...")
+        function = f", in {frame.function}(...)" if frame.function not in ("", "<module>") else ""
+        lines.append(paint.place(place(frame)) + function)
+        lines += _source_lines(frame, source_of(frame.filename) if is_user(frame) else None, paint)
+    return lines
+
+
+def _source_lines(frame: Frame, source: Sequence[str] | None, paint: Paint) -> Iterator[str]:
+    """Yield the failing line with two lines around it, and marks under the expression if its columns are known."""
+    if source is None or not 0 < frame.line <= len(source):
+        if frame.text:
+            yield f"{paint.line(f'----> {frame.line}')} {frame.text}"
+        return
+    for number in range(max(1, frame.line - 2), min(len(source), frame.line + 2) + 1):
+        text = source[number - 1].rstrip("\n")
+        if number == frame.line:
+            yield f"{paint.line('----> ' + str(number))} {clipped(text, 400)}"
+            yield from _marks(frame, text, " " * len(f"----> {number} "), paint)
+        elif text.strip() and not (number == 1 and text.lstrip().startswith("%%")):
+            yield f"{paint.line(f'{number:>{6 + len(str(frame.line))}}')} {clipped(text, 400)}"
+
+
+def _marks(frame: Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
+    first, last = frame.first_column, frame.last_column
+    whole = text[:first].strip() == "" and text[last:].strip() == ""
+    if 0 <= first < last <= min(len(text), 400) and not whole:
+        yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.mark("^" * (last - first))
+
+
+def user_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the user's frames, then the library's frame that raised the exception, as context."""
+    rest = [frame for frame in frames if owner(frame.filename) != "package"]
+    of_user = [frame for frame in rest if is_user(frame)]
+    if not of_user:
+        return rest[-3:]
+    return of_user if rest[-1] is of_user[-1] else [*of_user, rest[-1]]
+
+
+def is_user(frame: Frame) -> bool:
+    """Return whether the frame is in a cell or in another file of the user."""
+    return owner(frame.filename) in ("cell", "user")
+
+
+def place(frame: Frame) -> str:
+    if owner(frame.filename) == "cell":
+        return f"{frame.filename}, line {frame.line}"
+    home = os.path.expanduser("~") + os.sep
+    name = f"~/{frame.filename[len(home) :]}" if frame.filename.startswith(home) else frame.filename
+    return f"File {name}:{frame.line}"
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame in a cell of the user; if there is none, in the user's files."""
+    in_cell = [frame for frame in frames if owner(frame.filename) == "cell"]
+    candidates = in_cell or [frame for frame in frames if is_user(frame)]
+    return candidates[-1] if candidates else None
+
+
+def where(frame: Frame) -> str:
+    """Return the place of a frame: `Cell In[5], line 14, in train`."""
+    return place(frame) + (f", in {frame.function}" if frame.function not in ("", "<module>") else "")

@@ -1,0 +1,1 @@
+"""The pools that this notebook has reached, and the worker groups on them."""

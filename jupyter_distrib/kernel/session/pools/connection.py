@@ -1,0 +1,402 @@
+"""One pool that a kernel has reached: its worker groups, the runs on them, and the routing of events to both.
+
+`take` is called in the pool's own thread, everything else in the thread that runs the cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables
+from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
+from jupyter_distrib.system import confinement, interrupts, process
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.wire import endings, versions
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
+from jupyter_distrib.wire.messages import (
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    Ended,
+    Failed,
+    Hello,
+    Leaving,
+    NotAttached,
+    Packages,
+    RunEvent,
+    Welcomed,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
+    WorkerGroupStarting,
+)
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import Event, ServerStatus
+
+ANSWER_S = 5.0
+GONE_S = 2.0
+"""The most seconds between the end of an agent and the end of what this notebook had of it."""
+GroupEvent = (
+    WorkerGroupOpened
+    | WorkerGroupRefused
+    | WorkerGroupClosed
+    | WorkerGroupChanged
+    | WorkerGroupQueued
+    | WorkerGroupStarting
+)
+
+
+@data_class
+class PoolAddress:
+    """The name and the options under which a pool was reached."""
+
+    name: str
+    kind: str
+    options: dict[str, str]
+
+
+def _stopped(pid: int) -> str:
+    """Return advice on a process of this machine that is stopped; empty for any other."""
+    if not pid or not process.is_stopped(pid):
+        return ""
+    return f": process {pid} is stopped (SIGSTOP), `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
+
+
+class GpuVisibility:
+    """The kernel's knowledge about the GPUs of a pool."""
+
+    def __init__(self) -> None:
+        self.devices: tuple[str, ...] | None = None
+        """The kernel's CUDA_VISIBLE_DEVICES, split; None if the variable is unset."""
+        self.exist: bool | None = None
+        """Whether ranks can have GPUs; None until ranks that see these devices have been up."""
+
+        self.broken = False
+        """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
+
+    def learn(self, event: WorkerGroupOpened) -> None:
+        """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
+        if event.gpus or event.node_has_gpus is not None:
+            self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
+
+    def update(self, devices: tuple[str, ...] | None) -> None:
+        """Record the kernel's present CUDA_VISIBLE_DEVICES."""
+        if devices != self.devices:
+            self.devices, self.exist = devices, None
+
+
+class VersionCheck:
+    """The outcome of comparing the kernel's Python and torch with those of the ranks."""
+
+    def __init__(self, hello: Hello, pool: str) -> None:
+        self.refusal = ""
+        """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
+        self.remark = ""
+        """A sentence on the differences that do no harm."""
+        self._hello, self._pool = hello, pool
+
+    def compare(self, welcomed: Welcomed) -> None:
+        self.refusal = versions.refusal(self._hello, welcomed, self._pool)
+        self.remark = versions.remark(self._hello, welcomed)
+
+
+class Requests:
+    """The requests that await an agent's answer, and the answers."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._answers: dict[int, queue.SimpleQueue[ServerStatus | PoolError]] = {}
+        self._numbers = itertools.count(1)
+        self._attachments: queue.SimpleQueue[Run | NotAttached | PoolError] = queue.SimpleQueue()
+        self._make: Callable[[Attached], Run] | None = None
+
+    def ask(self, node: Node) -> ServerStatus:
+        """Return the status that the pool's process tells. Raises `PoolError`."""
+        number = next(self._numbers)
+        answers = self._answers[number] = queue.SimpleQueue()
+        node.send(Ask(question=number))
+        status: ServerStatus = self._within(answers)
+        return status
+
+    def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+        """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
+        self._make = make
+        node.send(Attach(run=run))
+        answer: Run | NotAttached = self._within(self._attachments)
+        return answer
+
+    def _within(self, box: queue.SimpleQueue[Any]) -> Any:
+        try:
+            answer = interrupts.take(box, ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
+        if isinstance(answer, PoolError):
+            raise answer
+        return answer
+
+    def give_up(self, reason: str) -> None:
+        """Make the threads that wait for an answer raise, since none will come."""
+        refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
+        for box in list(self._answers.values()):
+            box.put(refusal)
+        self._attachments.put(refusal)
+
+    def answered(self, event: Answered) -> None:
+        if (box := self._answers.pop(event.question, None)) is not None:
+            box.put(event.status)
+
+    def attached(self, event: Attached) -> Run | None:
+        """Return the run that `attach` has requested; None without such a request."""
+        if self._make is None:
+            return None
+        run = self._make(event)
+        self._attachments.put(run)
+        return run
+
+    def not_attached(self, event: NotAttached) -> None:
+        self._attachments.put(event)
+
+
+class Connection:
+    """One pool that this kernel has reached.
+
+    Args:
+        address: The pool.
+        hello: The identity of the kernel.
+        opened: The pool itself, if it is not one that `address` describes.
+        on_lost: Called when the pool can no longer be reached.
+        on_change: Called when a worker group has come, changed or gone.
+    """
+
+    def __init__(
+        self,
+        address: PoolAddress,
+        hello: Hello,
+        *,
+        opened: Pool | None = None,
+        on_lost: Callable[[Connection], object],
+        on_change: Callable[[], object],
+    ) -> None:
+        self._address = address
+        self.capabilities = capabilities_of(address.kind)
+        self.versions = VersionCheck(hello, address.name)
+        self.gpus = GpuVisibility()
+        self.gpu_variables = GpuVariables()
+        self.groups: dict[str, WorkerGroup] = {}
+        self.runs: dict[str, Run] = {}
+        self.pid = 0
+        """The id of the process at the other end, once it has answered; 0 if it is not visible from here."""
+        self.process = ("", 0)
+        """The namespace of that process's id, and the id there."""
+        self.lost = ""
+        """The reason why nothing can be sent any more; empty while the pool can be reached."""
+        self._variables = self._read_variables()
+        self._leaving = False
+        self._known_lost = threading.Event()
+        self._on_lost, self._on_change = on_lost, on_change
+        self._requests = Requests(address.name)
+        opened = opened or open_pool(address.kind, address.options)
+        self.node: Node = opened.connect(hello, self.take, self._lose)
+
+    def _read_variables(self) -> dict[str, str | None]:
+        """Return the variables that decide where the pool is, where no option does."""
+        return {
+            name: os.environ.get(name)
+            for option, name in self.capabilities.read_variables.items()
+            if self._address.options.get(option, "auto") == "auto"
+        }
+
+    def is_current(self) -> bool:
+        """Return whether the pool is still where the notebook's environment says."""
+        return not self._variables or self._variables == self._read_variables()
+
+    @property
+    def pool(self) -> str:
+        return self._address.name
+
+    @property
+    def kind(self) -> str:
+        return self._address.kind
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The options of the pool's kind with which it was reached."""
+        return self._address.options
+
+    @property
+    def remote(self) -> bool:
+        """Return whether its ranks may be on other machines."""
+        return self.capabilities.remote
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether its ranks run, or may run, under another interpreter than the kernel."""
+        return self.remote or bool(self.options.get("python"))
+
+    def packages(self) -> Packages | None:
+        """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
+        mode, limit_bytes = packages_wanted(self.options) if self.elsewhere else ("off", 0)
+        if mode == "off":
+            return None
+        from jupyter_distrib.kernel.session.pools import notebook_packages
+
+        return notebook_packages.of_notebook(mode, limit_bytes)
+
+    def source_folders(self) -> tuple[str, ...]:
+        """Return the folders of sources that its ranks need besides those of the notebook's path."""
+        if self.packages() is None:
+            return ()
+        from jupyter_distrib.kernel.session.pools import notebook_packages
+
+        return notebook_packages.source_folders()
+
+    def take(self, event: Event, descriptors: Descriptors) -> None:
+        """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
+        match event:
+            case (
+                WorkerGroupOpened()
+                | WorkerGroupRefused()
+                | WorkerGroupClosed()
+                | WorkerGroupChanged()
+                | WorkerGroupQueued()
+                | WorkerGroupStarting()
+            ):
+                self._group_event(event)
+                self._on_change()
+            case Answered():
+                self._requests.answered(event)
+            case Attached():
+                if (run := self._requests.attached(event)) is not None:
+                    self.runs[event.run] = run
+            case NotAttached():
+                self._requests.not_attached(event)
+            case Leaving():
+                self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
+            case Welcomed():
+                self.process = event.pid_namespace, event.pid
+                self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0
+                self.versions.compare(event)
+            case _:
+                self._run_event(event, descriptors)  # type: ignore[arg-type]
+
+    def _group_event(self, event: GroupEvent) -> None:
+        group = self.groups.get(event.group)
+        if group is None:
+            return
+        match event:
+            case WorkerGroupOpened():
+                group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
+                self.gpus.learn(event)
+                group.state = "open"
+                group.settle()
+            case WorkerGroupQueued():
+                group.news.put(event.reason)
+            case WorkerGroupStarting():
+                group.starting = event
+            case WorkerGroupChanged():
+                group.workers = event.workers
+                text, run = group.lose_values(event.lost), group.executing
+                if text and run is not None:  # it is started again on the new ranks
+                    run.note(text)
+            case WorkerGroupRefused() | WorkerGroupClosed():
+                self.groups.pop(event.group, None)
+                group.close(event.reason)
+
+    def _run_event(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        run = self.runs.get(event.run)
+        if run is None:
+            return descriptors.close()
+        if isinstance(event, Ended):
+            self.runs.pop(event.run, None)
+        elif isinstance(event, Failed) and self.elsewhere:
+            event = self._explained(event, run)
+        run.deliver(event, descriptors)
+        if self._leaving and not self.runs:
+            self.node.close()
+        return None
+
+    def _explained(self, event: Failed, run: Run) -> Failed:
+        """Return the event with what is known of a module that its rank lacks."""
+        from jupyter_distrib.kernel.session.pools import missing_modules
+
+        workers = next((group.workers for group in self.groups.values() if group.run is run), ())
+        node = next((each.node for each in workers if each.rank == event.rank), "")
+        python = self.options.get("python", "")
+        return replace(event, failure=missing_modules.explained(event.failure, python, node))
+
+    def abandon(self) -> None:
+        """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""
+        pids = [worker.pid for group in list(self.groups.values()) for worker in group.workers]
+        give_up = getattr(self.node, "give_up", None)
+        give_up(pids) if give_up is not None else self.node.close()
+        self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
+
+    def wait_if_gone(self) -> None:
+        """Wait until the end of the process at the other end is known here, if it has ended."""
+        if getattr(self.node, "has_ended", bool)():
+            interrupts.wait(self._known_lost, GONE_S)
+
+    def _lose(self, reason: str) -> None:
+        """End all requests, worker groups and runs: the agent is gone, and every rank with it."""
+        self.lost = reason
+        try:
+            self._end_all(reason)
+        finally:
+            self._known_lost.set()
+
+    def _end_all(self, reason: str) -> None:
+        self._requests.give_up(reason)
+        self._on_lost(self)
+        for group in list(self.groups.values()):
+            group.close(reason)
+        self.groups.clear()
+        for run in list(self.runs.values()):
+            self._give_up(run)
+
+    def begin(self, run: Run) -> None:
+        """Pass the events of this run on to it from now on. The run ends at once if the agent was lost a moment ago."""
+        self.runs[run.id] = run
+        if self.lost:
+            self._give_up(run)
+
+    @contextmanager
+    def heard(self, run: Run) -> Iterator[None]:
+        """Pass events of this run, which has ended, on to it within the block."""
+        self.runs[run.id] = run
+        try:
+            yield
+        finally:
+            self.runs.pop(run.id, None)
+
+    def _give_up(self, run: Run) -> None:
+        pids = {rank.rank: rank.pid for rank in run.record.ranks.values() if not rank.finished}
+        for event in endings.lost(run.id, pids, self.lost, log_directory=run.record.log_directory):
+            self._run_event(event)
+
+    def leave(self) -> None:
+        """Close the connection, which ends this kernel's ranks; while runs go on, follow them to their end first."""
+        self._leaving = True
+        if not self.runs:
+            self.node.close()
+
+    def ask(self) -> ServerStatus:
+        """Return the status that the pool's process tells. Raises `PoolError`."""
+        return self._requests.ask(self.node)
+
+    def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+        """Return the detached run with this id, made from the agent's answer; the newest one for an empty id."""
+        return self._requests.attach(self.node, run, make)

@@ -1,0 +1,305 @@
+"""The worker groups of one kernel: a cell takes one that fits or opens one; users start, stop and resize them. Knows no
+cells.
+
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
+(`kernel/session/pools/connection.py`)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.pools import selection
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.connections import Connections
+from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
+from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.choices import Choices
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
+from jupyter_distrib.system import interrupts, load_time, open_files
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
+
+T = TypeVar("T")
+
+
+@data_class
+class Beside:
+    """The way in which a cell that the notebook does not wait for gets its ranks."""
+
+    wait_s: float
+    """The most seconds to wait for busy ranks or GPUs."""
+    say: Callable[[str], object]
+    """Told in one sentence what the cell waits for."""
+
+
+class StartCut(PoolError):
+    """The process that looks after the ranks has ended while they started."""
+
+
+def once_more(start: Callable[[], T]) -> T:
+    """Return what a start of ranks returns. If it is cut, the process that looks after ranks is started anew, once."""
+    with suppress(StartCut), open_files.as_pool_error():
+        return start()
+    try:
+        return start()
+    except StartCut as error:
+        raise PoolError(f"the ranks could not be started: {error}, 2 times: try again.") from None
+
+
+class PoolManager:
+    """The worker groups that a kernel holds in its pools.
+
+    Args:
+        identity: The identity of the kernel.
+        choices: The pools that exist, and the sizes that were chosen.
+        on_change: Called when a pool or a worker group has come, changed or gone; from any thread.
+    """
+
+    def __init__(self, identity: KernelIdentity, choices: Choices, on_change: Callable[[], object]) -> None:
+        self.connections = Connections(identity, choices, on_change)
+        self._identity, self._choices, self._on_change = identity, choices, on_change
+        self._turns = threading.Condition(threading.RLock())
+        """The condition on which threads wait for ranks that another thread has taken."""
+        self._numbers = itertools.count(1)
+
+    def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
+        """Reach a pool, once for each set of options. Raises `PoolError`."""
+        return self.connections.connect(pool, options)
+
+    def groups(self, pool: str | None = None) -> list[WorkerGroup]:
+        """Return the worker groups of this pool, or of all pools."""
+        reached = [each for each in self.connections if pool in (None, each.pool)]
+        return [group for connection in reached for group in list(connection.groups.values())]
+
+    # ------------------------------------------------------------------------------------------------ for a cell
+
+    @contextmanager
+    def taking(
+        self, options: Options, handles: Sequence[RankValue] = (), *, beside: Beside | None = None
+    ) -> Iterator[WorkerGroup]:
+        """Take the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
+        thread gets them until the cell has been sent or has failed to start.
+
+        Args:
+            options: The cell's options, completed with all defaults.
+            handles: The kept values that the cell reads.
+            beside: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
+
+        Raises:
+            PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
+        """
+        waiting_s = beside.wait_s if beside else options.wait_s or 0.0
+        say = beside.say if beside else print
+        until_s = time.monotonic() + waiting_s
+        while (group := self._take(options, handles, beside)).taker is not threading.current_thread():
+            if waiting_s and until_s > time.monotonic():
+                label = group.executing.record.label if group.executing else "another cell"
+                say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
+                waiting_s = 0.0
+            selection.wait_or_refuse(group, until_s, self._turns)
+        try:
+            yield group
+        finally:
+            with self._turns:
+                group.taker = None
+                self._turns.notify_all()
+
+    def _take(self, options: Options, handles: Sequence[RankValue], beside: Beside | None) -> WorkerGroup:
+        """Choose ranks, and take them for this thread's cell if they are not busy."""
+        with self._turns:
+            group = self._choose(options, handles, beside)
+            if not group.busy:
+                group.taker, group.taken_beside = threading.current_thread(), beside is not None
+            return group
+
+    def _choose(self, options: Options, handles: Sequence[RankValue] = (), beside: Beside | None = None) -> WorkerGroup:
+        connection = self.connect(options.pool or self._choices.pool, options.pool_options)
+        connection.gpus.update(_visible())
+        request = _request(options, connection)
+        if handles:
+            group = selection.of_handles(handles, connection, options.size.count, options.on)
+            return selection.told_of_variables(group, request)
+        if options.on is not None and options.size.count is None:
+            return selection.newest(connection)
+        fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
+        if not (fitting or options.fresh):
+            fitting = [
+                selection.told_of_variables(group, request)
+                for group in connection.groups.values()
+                if group.kept and not group.busy and selection.fits_but_for_variables(group, request)
+            ]
+        busy = []
+        for group in [group for group in fitting if group.busy]:
+            fitting.remove(group)
+            if group.executing is not None and group.executing.abandoned:
+                self.close_group(group)
+            elif beside is None and not group.busy_beside:
+                busy.append(group)
+        if options.fresh and not busy:
+            while fitting:
+                self.close_group(fitting.pop())
+        free = fitting or busy
+        wait_s = beside.wait_s if beside else options.wait_s or 0.0
+        return free[-1] if free else self._open(connection, request, wait_s)
+
+    def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
+        """Request new ranks, and close idle worker groups that keep no values."""
+        for other in list(connection.groups.values()):
+            if not other.busy and not other.kept:
+                self.close_group(other)
+        name = f"{self._identity.name}-c{next(self._numbers)}"
+        group = WorkerGroup(name=name, connection=connection, asked=request)
+        command = OpenWorkerGroup(
+            group=name,
+            size=request.size.count or 0,
+            gpus=request.size.gpus,
+            load_env=request.load_env,
+            visible=request.visible,
+            gpu_type=request.size.gpu_type,
+            wait_s=wait_s,
+            packages=request.packages,
+        )
+        try:
+            with interrupts.Uninterrupted():
+                connection.groups[name] = group
+                connection.node.send(command)
+        except KeyboardInterrupt:
+            self.close_group(group)
+            raise
+        return group
+
+    def wait_open(self, group: WorkerGroup, say: Callable[[str], object] = print) -> None:
+        """Wait until the group's ranks are up. Raises `PoolError` if they cannot be; an interrupt closes the group."""
+        try:
+            while not group.opened.is_set():
+                if reason := interrupts.take(group.news):
+                    say(f"Waiting: {reason}")
+                else:
+                    group.news.put("")  # to wake another thread that waits for the same ranks
+        except KeyboardInterrupt:
+            self.close_group(group)
+            raise
+        if refusal := group.connection.versions.refusal:
+            self.close_group(group)
+            raise PoolError(refusal)
+        if group.state == "closed":
+            error = StartCut if group.connection.lost else PoolError
+            raise error(group.reason or "the ranks were taken away while they were starting.")
+
+    # ------------------------------------------------------------------------------------------------ for users
+
+    def add_pool(self, pool: NamedPool) -> None:
+        """Add a pool to this notebook; a different one that was added under that name is removed, with its ranks."""
+        if self._choices.added.get(pool.name, pool) != pool:
+            self.remove_pool(pool.name)
+        self._choices.add(pool)
+        self._on_change()
+
+    def remove_pool(self, name: str) -> None:
+        """End the ranks of a pool of this notebook and remove it. Raises `PoolError` for a pool that files define."""
+        self._choices.check_removable(name)
+        self.stop_ranks(name)
+        self._choices.remove(name)
+        self._on_change()
+
+    def start_ranks(self, pool: str, size: GroupSize | None = None) -> None:
+        """Start ranks before a cell asks for them, unless ranks that fit are up or busy. A given size stays chosen."""
+        if size is not None:
+            kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
+            self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
+        self._start(Options(pool=pool))
+
+    def _start(self, options: Options) -> None:
+        def start() -> None:
+            with self._turns:
+                group = self._choose(self._choices.settings.filled(options))
+            self.wait_open(group)
+
+        once_more(start)
+
+    def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
+        """End the ranks of a pool and the runs on them; the values that they keep are lost."""
+        for group in self.groups(pool):
+            self.close_group(group, by)
+
+    def restart_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
+        """Replace the ranks of a pool by as many new ones with the same kind of device."""
+        up = [group for group in self.groups(pool) if group.size]
+        self.stop_ranks(pool, by)
+        options = Options(pool=pool)
+        if up:
+            last = up[-1]
+            gpu_type = last.asked.size.gpu_type if last.gpus else ""
+            options = options.resized(GroupSize(count=last.size, gpus=last.gpus, gpu_type=gpu_type))
+        self._start(options)
+
+    def resize(self, pool: str, size: GroupSize | int | None = None, by: str = NOTEBOOK) -> None:
+        """Replace the ranks of a pool by ranks of this size, which stays chosen.
+
+        Args:
+            pool: Its name.
+            size: The new size; a mere number keeps the kind of device, and None stands for the chosen size.
+            by: The place where the user asked for it.
+        """
+        if isinstance(size, int):
+            gpus = next((group.gpus for group in self.groups(pool)), True)
+            size = GroupSize(count=size, gpus=gpus)
+        self.stop_ranks(pool, by)
+        self.start_ranks(pool, size)
+
+    def close_group(self, group: WorkerGroup, by: str = NOTEBOOK) -> None:
+        """End the ranks of a group; a run on them ends, and its output says from where they were stopped."""
+        with interrupts.Uninterrupted():
+            group.connection.groups.pop(group.name, None)
+            group.close("it was stopped")
+            group.connection.node.send(CloseWorkerGroup(group=group.name, reason=f"its ranks were stopped from {by}"))
+        self._on_change()
+
+    def close(self) -> None:
+        """Close all connections: the agent ends this kernel's ranks, except those of detached runs, which are followed
+        to their end."""
+        for connection in self.connections.take_all():
+            for group in list(connection.groups.values()):
+                if connection.runs and not (group.executing and group.executing.detached):
+                    self.close_group(group)
+                group.close("the extension was unloaded")
+            connection.leave()
+
+
+def _request(options: Options, connection: Connection) -> GroupRequest:
+    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or its refusal gives the
+    reason."""
+    size = options.size
+    # Nodes with GPUs may join a cluster.
+    may_come = size.count is not None and connection.remote and (bool(options.wait_s) or not connection.groups)
+    refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
+    if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
+        size = size.on_cpus()
+    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
+    changed = connection.gpu_variables.changed() if has_gpus else {}
+    load_env = {**changed, **load_time.changes(options.env)}
+    return GroupRequest(
+        size=size,
+        load_env=load_env,
+        changed=changed,
+        packages=connection.packages(),
+        visible=connection.gpus.devices,
+    )
+
+
+def _visible() -> tuple[str, ...] | None:
+    """Return the GPUs that the notebook's CUDA_VISIBLE_DEVICES names; None for all."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if words is None else tuple(filter(None, words.split(",")))

@@ -1,0 +1,118 @@
+"""The selection of ranks for a cell among those that are up. In the thread that runs the cell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jupyter_distrib.errors import CaptureError, PoolError
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
+from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
+from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.system.formatting import rank_list
+
+
+def fits(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Return whether these ranks meet the request, whose size is for CPU ranks if the pool has no GPUs."""
+    size, asked = request.size, group.asked
+    on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
+    same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
+    if group.state == "closed" or not same or asked.packages != request.packages:
+        return False
+    if asked.size.gpus and asked.visible != request.visible:
+        return False
+    if size.gpu_type and size.gpu_type.lower() != asked.size.gpu_type.lower():
+        return False
+    if group.state == "opening":
+        return asked.size.gpus == size.gpus and asked.size.count == size.count
+    return group.gpus == size.gpus and size.count in (None, group.size)
+
+
+def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Return whether these ranks meet the request but for variables that the notebook has set since they started."""
+    asked = group.asked
+    return _given(asked) == _given(request) and fits(group, replace(request, load_env=asked.load_env))
+
+
+def _given(request: GroupRequest) -> dict[str, str]:
+    """Return the variables that `--env` has asked for."""
+    return {name: value for name, value in request.load_env.items() if request.changed.get(name) != value}
+
+
+def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
+    """Return the group, with a note for the head of its next run, once, on the notebook's variables that are not in
+    force on its ranks."""
+    text = not_in_force(request.changed, group.asked.load_env)
+    if text and text not in group.told:
+        group.told.add(text)
+        group.notes = (*group.notes, text)
+    return group
+
+
+def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
+    """Wait until another cell of this notebook may have left these ranks; raise `PoolError` when the time is over.
+
+    Args:
+        group: The ranks, which are `busy`.
+        until_s: The time to give up, by `time.monotonic`.
+        turns: The condition that is notified when a thread has sent its cell or has failed to; not held.
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0 or group.state == "closed":
+        raise busy(group)
+    if (run := group.executing) is not None:
+        run.wait_ended(left_s)
+    else:
+        with turns:
+            turns.wait_for(lambda: not group.taken, left_s)
+
+
+def of_handles(
+    handles: Sequence[RankValue], connection: Connection, count: int | None, on: Iterable[int] | None
+) -> WorkerGroup:
+    """Return the worker group that keeps the values which the cell reads."""
+    first = handles[0]
+    for handle in handles:
+        if lost := handle.lost.intersection(handle.ranks if on is None else on):
+            handle[min(lost)]  # raises the error that says so
+        if handle.group != first.group:
+            raise CaptureError(
+                f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both."
+            )
+    group = connection.groups.get(first.group)
+    if group is None:
+        raise CaptureError(
+            f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
+        )
+    if count not in (None, group.size):
+        raise CaptureError(
+            f"`{first.name}` is kept on {group.size} ranks: run this cell with --ranks {group.size}, "
+            "or --on some of them."
+        )
+    for handle in handles:
+        if set(range(group.size)).intersection(range(group.size) if on is None else on) - set(handle.ranks):
+            ranks = rank_list(handle.ranks)
+            numbers = ranks.partition(" ")[2].replace(" ", "")
+            raise CaptureError(f"`{handle.name}` was kept on {ranks} only: run this cell with --on {numbers}.")
+    return group
+
+
+def newest(connection: Connection) -> WorkerGroup:
+    groups = list(connection.groups.values())
+    if not groups:
+        raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
+    return next((group for group in reversed(groups) if not group.busy), groups[-1])
+
+
+def busy(group: WorkerGroup) -> PoolError:
+    """Return an error with the reason why a cell cannot use these ranks, which another cell has."""
+    if (run := group.executing) is None:
+        return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
+    look = f"see it with `%distributed_attach {run.id}`" if run.detached else "see it with `%distributed_status`"
+    return PoolError(
+        f"{run.record.label} is still running on these ranks (run {run.id}): wait for it with --wait S, {look}, "
+        f"or stop it with `%distributed_pool stop`."
+    )

@@ -1,0 +1,340 @@
+"""The observers of runs, and the protection of a run from an observer of another package.
+
+    Run.deliver --> RunRecord.apply --> RunObservers.tell --+--> LiveView          wakes the thread that waits
+                                                            +--> SidebarObserver   wakes the thread that sends the news
+                                                            +--> ObserverThread    a queue, and a thread of its own
+
+`tell` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
+An observer of another package is called in a thread of its own, with a record of its own, which folds the same events.
+If it raises, falls behind or hangs, it is dropped with a note, and the run goes on. Nobody waits for a tracker
+that `ends_in_background`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import importlib.metadata
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Protocol
+
+from jupyter_distrib.addresses import without_secrets
+from jupyter_distrib.kernel import trackers
+from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system import entry_points, interrupts
+from jupyter_distrib.wire.messages import Displayed, Ended, RunEvent, Wrote
+
+ENTRY_POINTS = "jupyter_distrib.observers"
+BEGIN_S = 2.0
+"""The most seconds that a cell waits for the `begin` of all its observers together."""
+FINISH_S = 2.0
+"""The most seconds that the end of a cell waits until its observers have handled all events."""
+HANGS_S = 10.0
+"""The most seconds that one call of an observer which `ends_in_background` may take before later runs do without it."""
+QUIET_S = 1.0
+"""The most seconds of such a call that the end of a cell does not mention."""
+EXIT_S = 4.0
+"""The most seconds that the end of the kernel waits for such observers: programs that execute notebooks kill a kernel
+after 5."""
+MOST_BEHIND = 200
+"""The most runs that may wait for one such observer."""
+BACKLOG_BYTES = 32_000_000
+"""The most bytes of events that may wait for one observer."""
+PROFILE = "profile"
+"""The option whose traces an observer of our own writes, which takes too long for the pool's thread."""
+EVENT_BYTES = 1000
+"""The least size that an event counts for, in bytes."""
+
+
+class RunObservers:
+    """The observers of one run."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[Observer, ...] = ()
+        self._threads: tuple[ObserverThread, ...] = ()
+
+    def add(self, observer: Observer) -> None:
+        self._observers = (*self._observers, observer)
+
+    def add_thread(self, thread: ObserverThread) -> None:
+        """Add an observer with a thread of its own."""
+        self._threads = (*self._threads, thread)
+        self.add(thread)
+
+    def tell(self, event: RunEvent, record: RunRecord) -> None:
+        """Pass an event that the record has just folded to all observers. Returns at once."""
+        for observer in self._observers:
+            observer.observe(event, record)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers that record the run."""
+        return tuple(each.name for each in self._observers if isinstance(each, ObserverThread) and each.is_tracker)
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether some observer goes on in the background."""
+        return any(isinstance(each, ObserverThread) and each.is_behind for each in self._observers)
+
+    def finish(self, given_up: Callable[[], bool]) -> None:
+        """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
+        until_s = time.monotonic() + FINISH_S
+        for thread in self._threads:
+            thread.finish(until_s, given_up)
+
+
+class Followed(Protocol):
+    """The part of a run that its observers use."""
+
+    record: RunRecord
+    observers: RunObservers
+
+
+class Observers:
+    """All observers that may follow the runs of this kernel: our own, and those of other packages."""
+
+    def __init__(self) -> None:
+        self.own: list[Follow] = []
+        """Functions that are called in the thread that begins a run; their observers return at once from every call."""
+        self._hung: dict[str, ObserverThread] = {}
+        """Observers that have hung in an earlier run, by name."""
+        self._behind: list[ObserverThread] = []
+        """Observers that end in the background, and may not have finished."""
+        atexit.register(self._flush)
+
+    def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
+        """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
+        for follow in self.own:
+            if (observer := follow(facts)) is not None:
+                observer.begin()
+                run.observers.add(observer)
+        tracking = trackers.wanted(facts.trackers, attached=facts.attached)
+        tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
+        names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
+        threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
+        for thread in threads:
+            run.observers.add_thread(thread)
+            thread.start()
+        until_s = time.monotonic() + BEGIN_S
+        given = [{} if facts.attached else thread.environment(until_s) for thread in threads]
+        self._behind = [each for each in (*self._behind, *threads) if each.is_behind]
+        return {name: value for each in given for name, value in each.items()}
+
+    def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
+        if (hung := self._hung.get(name)) is not None and hung.hangs:
+            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            return None
+        behind = [thread for thread in self._behind if thread.name == name and thread.is_behind]
+        if len(behind) >= MOST_BEHIND or any(thread.hangs for thread in behind):
+            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            return None
+        make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
+        if not run.attached:  # the pool's own thread, in which a run is attached, must not wait for foreign code
+            try:
+                observer = make()
+            except Exception as error:  # noqa: BLE001 - foreign code
+                run.note(_dropped(name, _reason(error)))
+                return None
+            if observer is None:
+                return None
+            make = lambda: observer  # noqa: E731
+        return ObserverThread(name, run, make, record, on_hung=self._hung.update)
+
+    def _flush(self) -> None:
+        """Wait, for a bounded time, for what is still sent when the kernel ends."""
+        until_s = time.monotonic() + EXIT_S
+        for thread in self._behind:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+
+class ObserverThread(Observer):
+    """One observer of another package, which follows one run in a thread of its own.
+
+    Args:
+        name: The name of its entry point.
+        run: The run.
+        make: Returns the observer, or None if it does not follow this run; called in the observer's thread.
+        record: The record of the run, fresh.
+        on_hung: Called with a mapping from the observer's name to this thread, if the observer hangs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: ObservedRun,
+        make: Callable[[], Observer | None],
+        record: RunRecord,
+        *,
+        on_hung: Callable[[Mapping[str, ObserverThread]], object],
+    ) -> None:
+        self.name = name
+        self.is_tracker = name != PROFILE and name not in _entry_points()
+        self._note, self._make, self._on_hung = run.note, make, on_hung
+        self._record = copy.deepcopy(record)
+        self._backlog = Backlog()
+        self._environment: dict[str, str] = {}
+        self._ends_in_background = False
+        self._called_at_s = math.inf
+        """The time when the observer was called, as long as it has not returned."""
+        self._begun, self._finished = threading.Event(), threading.Event()
+        self._dropped = threading.Lock()
+        """The lock that the thread which drops the observer acquires and never releases; it then adds the note."""
+        self._thread = threading.Thread(target=self._follow, name=f"jupyter_distrib-observer-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def hangs(self) -> bool:
+        """Return whether it was dropped, or has had long enough for one call, and has not returned."""
+        late = self._dropped.locked() or time.monotonic() > self._called_at_s + HANGS_S
+        return late and self._thread.is_alive()
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether it goes on in the background."""
+        return self._ends_in_background and not self._finished.is_set() and not self._dropped.locked()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def environment(self, until_s: float) -> dict[str, str]:
+        """Return the variables from the observer's `begin`; drop the observer if it has not returned by `until_s`."""
+        if not interrupts.wait(self._begun, max(0.0, until_s - time.monotonic())):
+            self._hang(f"its begin() has not returned within {BEGIN_S:g} s")
+        return self._environment
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if self._finished.is_set() or self._dropped.locked():
+            return
+        if not self._backlog.put(event) and self._dropped.acquire(blocking=False):
+            # In a thread, because the caller holds the lock of the run, which a note needs.
+            why = "it has fallen too far behind the events"
+            threading.Thread(target=self._say_hung, args=(why,), name=self._thread.name, daemon=True).start()
+
+    def finish(self, until_s: float, given_up: Callable[[], bool]) -> None:
+        """Wait until the observer has handled the last event or was dropped, or the user no longer wants to wait; for
+        a tracker that ends in the background, not at all."""
+        if self.is_tracker and self.is_behind:
+            if time.monotonic() > self._called_at_s + QUIET_S:
+                self._note(f"{self.name} has not answered yet: it gets this run while the notebook goes on")
+            return None
+        while not (self._finished.is_set() or self._dropped.locked() or given_up()):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 and self._ends_in_background:
+                return None
+            if left_s <= 0:
+                return self._hang(f"it has not dealt with the end of the run within {FINISH_S:g} s")
+            interrupts.wait(self._finished, min(left_s, interrupts.HEAR_S))
+
+    def _follow(self) -> None:
+        try:
+            if (observer := self._make()) is not None:
+                self._ends_in_background = observer.ends_in_background
+                self._environment = {str(name): str(value) for name, value in observer.begin().items()}
+                self._begun.set()
+                self._pass_on(observer)
+        except BaseException as error:  # noqa: BLE001 - foreign code, which may also call sys.exit()
+            self._drop(_reason(error))
+        finally:
+            self._begun.set()
+            self._finished.set()
+
+    def _pass_on(self, observer: Observer) -> None:
+        while not self._dropped.locked() and (event := self._backlog.take()) is not None:
+            self._record.apply(event)
+            self._called_at_s = time.monotonic()
+            observer.observe(event, self._record)
+            self._called_at_s = math.inf
+            if isinstance(event, Ended):
+                return
+
+    def _drop(self, why: str) -> None:
+        """Pass no more events to the observer, and add one note about that."""
+        if self._dropped.acquire(blocking=False):
+            self._note(_dropped(self.name, why))
+
+    def _hang(self, why: str) -> None:
+        if self._dropped.acquire(blocking=False):
+            self._say_hung(why)
+
+    def _say_hung(self, why: str) -> None:
+        self._backlog.close()
+        self._on_hung({self.name: self})
+        self._note(_dropped(self.name, why))
+
+
+class Backlog:
+    """The queue of events that wait for one observer: put by one thread at a time, taken by another."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._put_bytes = self._taken_bytes = 0
+
+    def put(self, event: RunEvent) -> bool:
+        """Add an event unless too many bytes wait already. Return whether it was added."""
+        self._put_bytes += _size_bytes(event)
+        if self._put_bytes - self._taken_bytes > BACKLOG_BYTES:
+            return False
+        self._events.put(event)
+        return True
+
+    def take(self) -> RunEvent | None:
+        """Wait for the next event and return it; None if the backlog was closed."""
+        if (event := self._events.get()) is not None:
+            self._taken_bytes += _size_bytes(event)
+        return event
+
+    def close(self) -> None:
+        """Wake the thread that waits in `take`."""
+        self._events.put(None)
+
+
+def _size_bytes(event: RunEvent) -> int:
+    match event:
+        case Wrote():
+            return EVENT_BYTES + len(event.text)
+        case Displayed():
+            return EVENT_BYTES + sum(map(len, event.data.values()))
+        case _:
+            return EVENT_BYTES
+
+
+@cache
+def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in entry_points.of_group(ENTRY_POINTS)}
+
+
+@cache
+def _follow_of(name: str) -> Follow:
+    if name == PROFILE:
+        from jupyter_distrib.kernel.session.runs import trace_writer
+
+        return trace_writer.follow
+    follow: Follow = _entry_points()[name].load() if name in _entry_points() else trackers.load(name)
+    return follow
+
+
+def _reason(error: BaseException) -> str:
+    return without_secrets(f"{type(error).__name__}: {error}")
+
+
+def _dropped(name: str, why: str) -> str:
+    return f"The observer {name} was dropped: {why}. The run is not affected."
+
+
+class EndObserver(Observer):
+    """An observer that calls a function at the end of a run, when nothing of it is left to do."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        self._ended = ended
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if isinstance(event, Ended):
+            self._ended()

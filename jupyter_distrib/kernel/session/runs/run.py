@@ -1,0 +1,396 @@
+"""One execution of a cell: its record, its returned values, and the means to wait for it and to stop it.
+
+Events arrive in the node's thread (`deliver`), which passes them to the observers; a caller waits in its own thread,
+usually the kernel's main one, where an interrupt of the kernel is raised. `RunRecord` folds the events; this class
+adds only what a fold must not have: a lock, a clock, and the connection to the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.record.observer import Observer
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.runs import interrupt_presses
+from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
+from jupyter_distrib.kernel.session.runs.clock import RunClock
+from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
+from jupyter_distrib.kernel.session.runs.program import Program
+from jupyter_distrib.kernel.session.runs.results import Results
+from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues, unpack_exception
+from jupyter_distrib.kernel.session.runs.start import PoolLink, RunStart
+from jupyter_distrib.kernel.session.runs.stop_order import StopOrder
+from jupyter_distrib.system import formatting, interrupts, log_folder, paths, record_file
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
+from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.analysis.metrics import Metrics
+    from jupyter_distrib.kernel.analysis.shares import Shares
+
+STACKS_S = 2.0
+"""Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
+POLL_S = 0.02
+
+
+class View(Observer, Protocol):
+    """An observer that shows the run in the thread that waits for it."""
+
+    def wait_for_news(self) -> None:
+        """Return when there is something new to show, or as soon as the run has ended."""
+
+    def draw(self, record: RunRecord, elapsed_s: float) -> None:
+        """Show the record of a run after `elapsed_s` seconds, under the lock of the run."""
+
+
+class Run:
+    """One run of a cell: `%%distributed --detach` and `submit` return it, any other cell waits for it.
+
+    Args:
+        record: The run's record, still without events.
+        link: Its connection to the pool.
+        cell: Source lines of the cell by file name, for tracebacks.
+        cell_id: The front end's id of the cell.
+        awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        link: PoolLink,
+        *,
+        cell: Mapping[str, Sequence[str]] | None = None,
+        age_s: float = 0.0,
+        detached: bool = False,
+        awaited: bool = True,
+        cell_id: str = "",
+    ) -> None:
+        self.record = record
+        self.link = link
+        self.start = RunStart()
+        self.detached = detached
+        """Whether it outlives the kernel."""
+        self.beside = detached or not awaited
+        """Whether no cell waits for it."""
+        self.cell_id = cell_id
+        self.clock = RunClock(age_s)
+        self.stop_order = StopOrder(link)
+        self.values = ReturnedValues()
+        self.observers = RunObservers()
+        self.on_ended: list[Callable[[], object]] = []
+        self.program: Program | None = None
+        self._seen: Callable[[], Results | None] = lambda: None
+        """The results, as long as the notebook has them."""
+        self._sources = CellSources(cell or {})
+        self._thread = threading.current_thread()
+        self._lock = threading.Lock()
+
+    @property
+    def id(self) -> str:
+        return self.record.run
+
+    @property
+    def pool(self) -> str:
+        return self.link.pool
+
+    @property
+    def place(self) -> int:
+        """The place in the queue, counted from 1; 0 if the run is not queued."""
+        return self.start.place
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.clock.elapsed_s
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether the user asked to stop the run."""
+        return self.stop_order.asked_at_s is not None
+
+    def done(self) -> bool:
+        """Return whether the run has ended."""
+        return self.clock.ended.is_set()
+
+    @property
+    def abandoned(self) -> bool:
+        """Return whether no thread waits for the run, because an interrupt came before the one that began it could.
+
+        Read by the next cell that wants its ranks."""
+        elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return elsewhere and not self.beside and not self.done()
+
+    def wait_ended(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the run, without stopping it. Return whether it has ended within this time."""
+        return interrupts.wait(self.clock.ended, timeout_s)
+
+    @property
+    def state(self) -> str:
+        """The state of the run: `queued`, `starting`, `running`, `stopping`, `done`, the worst end of a rank (`lost`,
+        `failed` or `interrupted`), or `refused` if the cell did not reach its ranks."""
+        if not self.done():
+            return self.start.state or ("stopping" if self.interrupted else "running")
+        if self.start.state:
+            return "interrupted" if self.refusal is None else "refused"
+        states = {rank.state for rank in self.record.ranks.values()}
+        if worst := next((state for state in ("lost", "failed", "interrupted") if state in states), ""):
+            return worst
+        return "done" if states <= {"done"} else "refused"
+
+    @property
+    def stopping(self) -> str:
+        """The stage of a stop: `asked`, `killed`, or empty without a request."""
+        return self.stop_order.stage(self.clock.began_at_s + self.elapsed_s)
+
+    # ------------------------------------------------------------------------------------------------ in the queue
+
+    def move_on(self, state: str, text: str, place: int = 0) -> None:
+        """Tell the run of its state before its ranks have their order; the view shows the text."""
+        self.start.move_on(state, place)
+        self.record.remark, self.record.changes = text, self.record.changes + 1
+
+    def wait_for(self, reason: str) -> None:
+        """Tell the run that it waits for ranks or GPUs which others use."""
+        self.move_on("starting", reason)
+        self.start.settle()
+
+    def stop_by(self, stop: Callable[[bool], None]) -> None:
+        """Let this function stop the run, which has no ranks yet."""
+        self.link = replace(self.link, stop=stop)
+        self.stop_order.redirect(self.link)
+
+    def begin(self, record: RunRecord, link: PoolLink) -> None:
+        """Begin with these ranks: the run is no longer queued."""
+        with self._lock:
+            record.notes = [*record.notes, *self.record.notes]
+            self.record = record
+            self.start.begin()
+        self.link = link
+        self.clock.restart()
+
+    def sent(self) -> None:
+        """Pass on a stop that was asked for before the ranks were sent the cell: a pool stops no run that it does not
+        know."""
+        if not self.done():
+            self.stop_order.redirect(self.link)
+
+    def end_unplaced(self, refusal: BaseException | None) -> None:
+        """End the run, which has no ranks: it was refused, or for None cancelled."""
+        self.start.refuse(refusal)
+        self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
+        self.deliver(Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
+        self.start.settle()
+
+    # ------------------------------------------------------------------------------------------------ its end
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the end in an event loop and return the `Results`, as `result` does; the run goes on if the waiting
+        task is cancelled.
+
+        Raises:
+            concurrent.futures.CancelledError: The run was stopped. (A KeyboardInterrupt would end the loop.)
+            BaseException: The exception of the first rank that failed.
+        """
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        self.call_at_end(lambda: loop.call_soon_threadsafe(ended.set))
+        yield from ended.wait().__await__()
+        try:
+            return self.result()
+        except KeyboardInterrupt as error:
+            stopped = CancelledError(str(error))
+        raise stopped
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """The error with which the run was refused before it had ranks; None without one."""
+        return self.start.refusal
+
+    def seen_values(self) -> dict[int, Any]:
+        """Return the values of the ranks as far as the notebook has them, or the run keeps them."""
+        if self.beside and self.done() and self.state == "done":
+            self.result()
+        results = self._seen()
+        return {} if results is None else dict(results.items())
+
+    def call_at_end(self, call: Callable[[], object]) -> None:
+        """Call a function when the run has ended, at once if it has; in any thread, maybe twice."""
+        self.observers.add(EndObserver(call))
+        if self.done():
+            call()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the end of the run and return the `Results`, or None if no rank returned anything.
+
+        Raises:
+            TimeoutError: The run has not ended after `timeout_s` seconds; it goes on.
+            BaseException: The exception of the first rank that failed.
+        """
+        if not self.wait_ended(timeout_s):
+            raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
+        return self._conclude()
+
+    def logs(self, rank: int | None = None) -> str:
+        """Return the output of a rank so far, or of all ranks, one after another."""
+        ranks = sorted(self.record.ranks) if rank is None else [rank]
+        texts = []
+        for number in ranks:
+            with suppress(OSError):
+                with record_file.opened(self.log_file(number)) as file:
+                    text = file.read().decode("utf-8", "backslashreplace")
+                texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
+        return "".join(texts)
+
+    def log_file(self, rank: int) -> Path:
+        """Return the path of a rank's log. Raises `PoolError` if the logs were removed to make room."""
+        folder = Path(self.record.log_directory or paths.log_directory() / self.id)
+        log_folder.check(folder)
+        return folder / f"rank{rank}.log"
+
+    def stacks(self, timeout_s: float = STACKS_S) -> dict[int, StackSeen]:
+        """Return the Python stack of each rank that executes the cell now, as soon as all have answered.
+
+        A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
+        ranks = self.record.ranks
+        before = {rank: state.stack for rank, state in ranks.items() if not state.finished}
+        self.link.ask_stacks()
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and not self.wait_ended(POLL_S):
+            if all(ranks[rank].finished or ranks[rank].stack is not old for rank, old in before.items()):
+                break
+        return {
+            rank: stack for rank, old in before.items() if (stack := ranks[rank].stack) is not None and stack is not old
+        }
+
+    @property
+    def metrics(self) -> Metrics:
+        """The numbers that ranks have reported so far: rows, points by name, or a `pandas.DataFrame`."""
+        from jupyter_distrib.kernel.analysis.metrics import Metrics
+
+        with self._lock:
+            return Metrics.of(self.record)
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of data, computing, other ranks and the rest in the time of each rank's training so far."""
+        from jupyter_distrib.kernel.analysis.shares import Shares
+
+        with self._lock:
+            return Shares.of(self.record)
+
+    def cancel(self, *, force: bool = False) -> None:
+        """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""
+        self.stop_order.give(force=force)
+
+    def wait(self, view: View | None = None) -> Any:
+        """Wait for the end in the calling thread and show the run in `view`; an interrupt stops the run, a second one
+        kills it.
+
+        Returns and raises the same as `result`; after an interrupt, raises `KeyboardInterrupt`.
+        """
+        with interrupt_presses.taken_as_orders(self._pressed, stopped=lambda: self.interrupted):
+            self._show_until_ended(view)
+            self.observers.finish(given_up=lambda: self.stop_order.late)
+            self._draw(view, at_end=True)
+        return self._conclude()
+
+    def _show_until_ended(self, view: View | None) -> None:
+        if view is None:
+            self.wait_ended(None)
+            return
+        self.observers.add(view)
+        self._draw(view)
+        while not self.done():
+            view.wait_for_news()
+            self._draw(view)
+            if self.record.in_debugger:
+                from jupyter_distrib.kernel.session.runs import debug_prompt
+
+                debug_prompt.converse(self, meanwhile=lambda: self._draw(view))
+
+    def _draw(self, view: View | None, *, at_end: bool = False) -> None:
+        """Draw the view; draw an ended record only when nothing is added to it any more."""
+        if view is not None:
+            with self._lock:
+                if at_end or not self.record.ended:
+                    view.draw(self.record, self.elapsed_s)
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the output of the run; from any thread."""
+        self.deliver(Noted(run=self.id, rank=None, text=text))
+
+    def _pressed(self) -> None:
+        self.stop_order.give(force=self.interrupted, late=self.done())
+
+    def deliver(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        """Fold one event into the record; called in the node's thread. Owns the descriptors."""
+        event = self._sources.named(self.values.taken(event, descriptors))
+        with self._lock:
+            self.record.apply(event)
+            if not isinstance(event, Ended):
+                self.observers.tell(event, self.record)
+                return
+        try:
+            self._end()
+        finally:
+            with self._lock:
+                self.observers.tell(event, self.record)
+
+    def _end(self) -> None:
+        self.clock.stop()
+        calls, self.on_ended = self.on_ended, []  # so that what the callbacks hold is released
+        try:
+            for call in calls:
+                call()
+        finally:
+            self.clock.ended.set()
+
+    def _conclude(self) -> Any:
+        """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
+        if self.refusal is not None:
+            raise self.refusal
+        returned = [rank for rank, state in self.record.ranks.items() if state.returned]
+        succeeded = self.record.ok and not self.interrupted
+        try:
+            with nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports():
+                results = self.values.unpacked(returned, keep=self.beside)
+                exception = None if succeeded else self._exception()
+        except KeyboardInterrupt:
+            results = Results({})
+            exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)
+        if exception is None:
+            self.values.held = ()
+            results.run = self.id
+            self._seen = weakref.ref(results)
+            return results if any(value is not None for value in results) else None
+        with suppress(AttributeError, TypeError):
+            exception.__dict__["results"] = results
+        raise exception
+
+    def _exception(self) -> BaseException:
+        record, elapsed_s = self.record, self.elapsed_s
+        source_of = self._sources.source_of
+        if self.interrupted:
+            return failures.to_interrupt(record, elapsed_s, source_of)
+        if record.limit_s is not None:
+            return failures.to_timeout(record, record.limit_s, elapsed_s, source_of)
+        if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
+            return failures.to_interrupt(record, elapsed_s, source_of)  # stopped from elsewhere, or in the inline pool
+        return failures.to_exception(record, unpack_exception, source_of, elapsed_s, colors=True)
+
+    def __repr__(self) -> str:
+        if self.start.state:
+            where = f" (place {self.place})" if self.place else ""
+            return f"Run {self.id} of {self.record.label}: {self.state}{where}"
+        states = [rank.state for rank in self.record.ranks.values()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return f"Run {self.id} of {self.record.label}: {counts}, {formatting.duration(self.elapsed_s)}"

@@ -1,0 +1,169 @@
+"""The queue of runs that go on beside the notebook: submitting one never waits.
+
+    submit --> queued (place n) --> starting --> running
+
+Runs of one pool begin in the order in which they were submitted, as many at once as the pool has room for. A run that
+fails does not hold up the next one. Nothing here waits: who submits a run, or ends one, lets others begin, each in a
+thread of its own, because that may have to wait for processes and GPUs. The queue is the kernel's, and ends with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.runs.observers import EndObserver
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.system.data_class import data_class
+
+
+@data_class
+class Capacity:
+    """The number of ranks that a pool has room for at once."""
+
+    gpus: int
+    cpus: int
+
+    def ranks(self, size: GroupSize) -> int:
+        """Return the number of ranks that a run of this size takes."""
+        return size.ranks(self.gpus)
+
+    def on_gpus(self, size: GroupSize) -> bool:
+        return size.gpus and self.gpus > 0
+
+    def all_for(self, size: GroupSize) -> int:
+        """Return the room for ranks with the kind of device that a run of this size has."""
+        return self.gpus if self.on_gpus(size) else self.cpus
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Submission:
+    """A run in the queue, until its end."""
+
+    run: Run
+    pool: str
+    """The pool in whose queue it stands."""
+    pool_options: Mapping[str, str] = field(default_factory=dict)
+    size: GroupSize
+    start: Callable[[bool], object]
+    """Begins the run, in a thread of its own; with True, waits for busy ranks and GPUs as long as need be."""
+    drop: Callable[[], object]
+    """Frees what the run would have sent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolQueue:
+    """The submitted runs of one pool."""
+
+    waiting: deque[Submission] = field(default_factory=deque)
+    begun: list[Submission] = field(default_factory=list)
+    """The runs that are starting or running."""
+    capacity: Capacity | None = None
+    """None until the pool has been asked: one run at a time."""
+
+    def has_room(self, size: GroupSize) -> bool:
+        if not self.begun:
+            return True
+        if (capacity := self.capacity) is None:
+            return False
+        on_gpus = capacity.on_gpus(size)
+        taken = sum(capacity.ranks(each.size) for each in self.begun if capacity.on_gpus(each.size) == on_gpus)
+        return taken + capacity.ranks(size) <= capacity.all_for(size)
+
+
+class RunQueue:
+    """The queue of one kernel.
+
+    Args:
+        capacity_of: Returns what a pool has room for, by its name and the options with which the run reaches it, and
+            may ask it; in a thread that starts a run.
+        on_change: Called when a run has another place or state; from any thread.
+    """
+
+    def __init__(
+        self, capacity_of: Callable[[str, Mapping[str, str]], Capacity], on_change: Callable[[], object]
+    ) -> None:
+        self._capacity_of, self._on_change = capacity_of, on_change
+        self._pools: dict[str, PoolQueue] = {}
+        self._lock = threading.RLock()
+
+    def submit(self, submission: Submission, *, here: bool = False) -> None:
+        """Put a run at the end of its pool's queue; it begins at once if there is room. With `here`, this thread begins
+        it, and waits for no ranks or GPUs that others use."""
+        run = submission.run
+        run.stop_by(lambda force: self._cancel(submission))
+        run.observers.add(EndObserver(lambda: self._release(submission)))
+        with self._lock:
+            self._pools.setdefault(submission.pool, PoolQueue()).waiting.append(submission)
+        self._advance(submission.pool, submission if here else None)
+
+    def close(self) -> None:
+        """End all runs that have not begun."""
+        with self._lock:
+            waiting = [each for pool in self._pools.values() for each in pool.waiting]
+            for pool in self._pools.values():
+                pool.waiting.clear()
+        for each in waiting:
+            each.drop()
+            each.run.end_unplaced(PoolError("the run was still queued when the extension was unloaded."))
+
+    def _advance(self, pool_name: str, here: Submission | None = None) -> None:
+        """Let the first runs of the pool's queue begin, as many as there is room for, and number the others."""
+        beginning = []
+        with self._lock:
+            pool = self._pools[pool_name]
+            while pool.waiting and pool.has_room(pool.waiting[0].size):
+                first = pool.waiting.popleft()
+                pool.begun.append(first)
+                first.run.move_on("starting", "starting")
+                beginning.append(first)
+            for place, each in enumerate(pool.waiting, 1):
+                each.run.move_on("queued", f"queued, place {place} of {len(pool.waiting)}", place)
+        for each in beginning:
+            if each is not here:
+                name = f"jupyter_distrib-{each.run.id}"
+                threading.Thread(target=self._start, args=(each,), name=name, daemon=True).start()
+        self._on_change()
+        if here is not None and here in beginning:
+            self._start(here, here=True)
+
+    def _start(self, submission: Submission, *, here: bool = False) -> None:
+        run = submission.run
+        try:
+            capacity = self._learn_capacity(submission.pool, submission.pool_options)
+            submission.start(not here and capacity.ranks(submission.size) <= capacity.all_for(submission.size))
+            run.start.settle()
+        except BaseException as error:  # noqa: BLE001 - `result()` raises it
+            if not run.done():
+                submission.drop()
+                run.end_unplaced(None if run.interrupted else error)
+
+    def _learn_capacity(self, name: str, options: Mapping[str, str]) -> Capacity:
+        pool = self._pools[name]
+        if pool.capacity is None:
+            pool.capacity = self._capacity_of(name, options)
+            self._advance(name)
+        return pool.capacity
+
+    def _cancel(self, submission: Submission) -> None:
+        """End a run that is still queued; one that is starting ends when it has started."""
+        with self._lock:
+            pool = self._pools[submission.pool]
+            if submission not in pool.waiting:
+                return
+            pool.waiting.remove(submission)
+        submission.drop()
+        submission.run.end_unplaced(None)
+
+    def _release(self, submission: Submission) -> None:
+        with self._lock:
+            pool = self._pools[submission.pool]
+            if submission in pool.begun:
+                pool.begun.remove(submission)
+            if not pool.begun and not pool.waiting:
+                pool.capacity = None  # nodes may come and go meanwhile
+        self._advance(submission.pool)

@@ -1,0 +1,1 @@
+"""The checks whether a cell has trained as intended."""

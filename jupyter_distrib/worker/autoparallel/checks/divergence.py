@@ -1,0 +1,99 @@
+"""The detection of ranks that do not train together. Never waits for a rank.
+
+One sign is that they end a run with different weights: each writes the sums of its weights to the store when its cell
+has ended, and reads those of rank 0; rank 0 reads those of all others. So the later of two ranks sees both. Sums are
+compared with a tolerance, since ranks on unlike GPUs may drift apart in the last digits.
+
+The other sign is that they read the same batches: then the first losses are the same on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.worker.autoparallel.checks import tensor_sums
+from jupyter_distrib.worker.host_copy import HostCopy, is_capturing
+from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+
+RELATIVE = 1e-4
+LOSSES = 3
+"""The number of losses compared: the first of a layer that begins with zeros, say, do not depend on the batch."""
+_LOSS_TYPES = (torch.float32, torch.float64)
+DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
+"""The error of a device that has failed earlier, in the cell's own work; torch has it since 2.8."""
+
+
+def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether a rank that has ended already holds other weights than this one."""
+    own_sums = _sums(tensors)
+    board.put(f"weights/{rank}", json.dumps(own_sums))
+    others = range(1, size) if rank == 0 else (0,)
+    other_sums = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
+    return any(_apart(own_sums, other) for other in other_sums)
+
+
+class LossComparison:
+    """The first losses of a run, on every rank. They are read when the device has come to them."""
+
+    def __init__(self) -> None:
+        self._mine: list[HostCopy] = []
+        self._open = True
+        """Whether the comparison is undecided."""
+        self._published = False
+
+    def before(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Record the loss at which a backward pass begins."""
+        if len(self._mine) == LOSSES or not self._open:
+            return
+        if is_capturing() or len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in _LOSS_TYPES:
+            self._open = False
+            return
+        self._mine.append(HostCopy(tensors[0]))
+
+    def publish(self, wait_s: float = 0.0) -> None:
+        """Write the losses to the store for rank 0, once they have come to the host."""
+        board = process_group.current.board()
+        if self._published or board is None or len(self._mine) < LOSSES:
+            return
+        if all(each.has_come(wait_s) for each in self._mine):
+            self._published = True
+            board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
+
+    def are_the_same(self) -> bool:
+        """Return whether all ranks have had the same losses, by what rank 0 knows now. True at most once."""
+        if not self._open or identity.rank() != 0 or not self._published:
+            return False
+        keys = [_losses_of(rank) for rank in range(identity.world_size())]
+        board = process_group.current.board()
+        if len(keys) == 1 or board is None or not board.has(keys):
+            return False
+        self._open = False
+        return len({board.get(key) for key in keys}) == 1
+
+
+def _losses_of(rank: int) -> str:
+    return f"losses/{rank}"
+
+
+def _sums(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Return the length, the sum and the sum of absolute values of each tensor."""
+    plain = [tensor for tensor in tensors if tensor_sums.is_plain(tensor)]
+    return [[each.numel(), *both] for each, both in zip(plain, tensor_sums.magnitudes(plain), strict=True)]
+
+
+def _apart(own_sums: list[list[float]], other_sums: list[list[float]]) -> bool:
+    if [each[0] for each in own_sums] != [each[0] for each in other_sums]:
+        return False  # not the same program on these ranks: no comparison is possible
+    return any(
+        not math.isclose(a, b, rel_tol=RELATIVE, abs_tol=RELATIVE * (scale + 1e-12))
+        for (_, total, scale), (_, other, other_scale) in zip(own_sums, other_sums, strict=True)
+        for a, b in ((total, other), (scale, other_scale))
+        if math.isfinite(a) and math.isfinite(b)
+    )

@@ -1,0 +1,230 @@
+"""The checks whether a cell has trained as intended, which add a note if not: that the ranks have not trained together,
+say. One object for each run; rank's main thread. No check fails a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+from weakref import WeakSet, ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.worker.autoparallel import ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks import loops, loss_reduction
+from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
+from jupyter_distrib.worker.pytorch import private, process_group
+
+LOOKS = 20
+"""The number of backward passes after which losses are no longer compared."""
+END_WAIT_S = 1.0
+"""The most seconds that the end of a cell waits for the first losses, if its device is that far behind."""
+
+
+class SpreadState(Protocol):
+    """The part of a `Spread` that the checks need."""
+
+    @property
+    def active(self) -> bool: ...
+
+
+class TrainingChecks:
+    """The checks of one run.
+
+    Args:
+        run: The run.
+        spread: Whether a model is spread over the ranks.
+        loaders: Its data loaders.
+        by_hand: Returns whether the cell handles its ranks itself.
+        sees_a_share: Whether every rank is to train with data of its own.
+    """
+
+    def __init__(
+        self,
+        run: StrategyRun,
+        spread: SpreadState,
+        loaders: Loaders,
+        *,
+        by_hand: Callable[[], bool],
+        sees_a_share: bool,
+    ) -> None:
+        self._run, self._spread, self._loaders = run, spread, loaders
+        self._by_hand, self._sees_a_share = by_hand, sees_a_share
+        self._losses = LossComparison()
+        self._alone = False
+        """Whether a backward pass has run that involved no model of the spread."""
+        self._together = False
+        """Whether a backward pass has run that involved a model of the spread."""
+        self._fed: WeakSet[Optimizer] = WeakSet()
+        """The optimizers that have stepped with a gradient, or that have a note about never doing so."""
+        self._trained: list[ref[torch.Tensor]] = []
+        """The parameters of these optimizers, which themselves may be gone by the end."""
+        self._old_gradients: list[tuple[ref[torch.Tensor], ref[torch.Tensor], int]] = []
+        """The tensors that had a gradient before the first backward pass without the spread, with it and its version:
+        kept ones, and those that an earlier cell has left somewhere."""
+        self._versions: list[tuple[ref[torch.Tensor], int]] = []
+        """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
+        self._loop = ""
+        """The loop around the first backward pass, where no loader was divided before it."""
+        self._met_before = -1
+        """The number of collectives before the cell."""
+
+    def begin(self) -> None:
+        """Begin the checks, before the cell."""
+        self._met_before = process_group.current.sequence()
+
+    def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """Check the losses at which a backward pass begins."""
+        if self._loaders.backwards == 1 and not self._loaders.divides:
+            self._loop = loops.looped_over(self._run.filename)
+        if self._loaders.backwards == 1 and not self._spread.active:
+            self._old_gradients = [
+                (ref(each), ref(each.grad), private.version_of(each.grad))
+                for each in _watchable(_with_gradient(ownership.present(nn.Module)))
+                if each.grad is not None
+            ]
+        if self._loaders.backwards <= LOOKS:
+            self._compared(lambda: self._losses.before(losses))
+        self._tell_if_summed(losses)
+
+    def after_backward(self, reached: bool) -> None:
+        """Record that a backward pass has ended.
+
+        Args:
+            reached: Whether it involved a model that is spread over the ranks.
+        """
+        self._together = self._together or reached
+        if not reached and not self._alone:
+            self._alone = True
+            self._versions = [(ref(each), private.version_of(each)) for each in _watchable(self._with_new_gradient())]
+        if self._loaders.backwards <= LOOKS:
+            self._compared(self._tell_if_same_losses)
+
+    def stepped(self, optimizer: Optimizer, *, is_known: bool) -> None:
+        """Record that an optimizer has stepped.
+
+        Args:
+            optimizer: The optimizer.
+            is_known: Whether its model was searched for.
+        """
+        if optimizer in self._fed:
+            return
+        hungry = all(each.grad is None for each in ownership.parameters_of(optimizer))
+        if hungry and self._alone and is_known:
+            line = _at(source_location.current_line(self._run.filename))
+            self._run.note(
+                f"{type(optimizer).__name__} has stepped{line} without a gradient: "
+                "backward() has computed those of other parameters than its own. Build it from the parameters of the "
+                "model that is trained"
+            )
+        if self._alone or not hungry:
+            self._fed.add(optimizer)
+            self._trained += map(ref, _watchable(ownership.parameters_of(optimizer)))
+
+    def end(self) -> None:
+        """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
+        self._compared(self._tell_if_same_losses, END_WAIT_S)
+        self._compared(self._tell_if_other_weights)
+
+    def _compared(self, comparison: Callable[..., None], *args: float) -> None:
+        """Make a comparison, whose failure does not fail the cell."""
+        try:
+            comparison(*args)
+        except DEVICE_ERROR:
+            raise
+        except Exception as error:  # noqa: BLE001 - memory that is full, a store that is gone
+            reason = str(error).partition("\n")[0]
+            self._run.note(
+                f"whether the ranks have trained together could not be found out: {type(error).__name__}: {reason}"
+            )
+
+    def _tell_if_other_weights(self) -> None:
+        trained = self._found_trained()
+        if trained and not self._run.everyone:
+            return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
+        board = process_group.current.board()
+        if not trained or board is None or identity.world_size() == 1:
+            return
+        if differs(board, identity.rank(), identity.world_size(), trained):
+            self._run.note(f"the ranks have trained different weights: {self._why_apart}")
+        elif not self._together and self._was_changed() and self._has_not_met():
+            self._run.note(f"each rank has trained for itself, all of them the same: {self._why_apart}")
+
+    def _tell_if_same_losses(self, wait_s: float = 0.0) -> None:
+        self._losses.publish(wait_s)
+        if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
+            whole = f": each reads all of {self._loop}" if self._loop else ""
+            self._run.note(
+                f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
+                f"faster than one{whole}. Read the data from a DataLoader, which is divided, or have each rank take a "
+                "share by itself (data[rank::world_size])"
+            )
+
+    def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
+        """Add a note if a loss is a sum over a batch that `--batch global` has split over the ranks."""
+        if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
+            size = identity.world_size()
+            if any(map(loss_reduction.is_sum, losses)):
+                self._run.note(
+                    f"the loss is a sum over the batch, of which each rank has 1/{size} with --batch global, and "
+                    f"gradients are averaged over ranks: they are 1/{size} of those of one device. Take "
+                    "reduction='mean', or multiply the loss by world_size"
+                )
+
+    def _found_trained(self) -> list[torch.Tensor]:
+        """Return the tensors that are known to have been trained in this run, by the spread or not."""
+        tensors = [each for weak in self._trained if (each := weak()) is not None]
+        if self._alone:
+            tensors += self._with_new_gradient()
+        return list({id(each): each for each in tensors if not ownership.is_sharded(each)}.values())
+
+    def _with_new_gradient(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradient a backward pass of this run has computed."""
+        unchanged = set()
+        for weak, weak_gradient, version in self._old_gradients:
+            tensor, gradient = weak(), weak_gradient()
+            if tensor is not None and gradient is not None and tensor.grad is gradient:
+                unchanged |= {id(tensor)} if private.version_of(gradient) == version else set()
+        return [each for each in _with_gradient(ownership.alive(nn.Module)) if id(each) not in unchanged]
+
+    def _was_changed(self) -> bool:
+        """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""
+        by_hand = ((weak(), version) for weak, version in self._versions)
+        return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
+
+    def _has_not_met(self) -> bool:
+        """Return whether this cell has called no collective, so that it cannot have averaged anything by itself."""
+        return process_group.current.automatic and process_group.current.sequence() == self._met_before
+
+    @property
+    def _why_apart(self) -> str:
+        """The possible reason why gradients were not averaged, for ranks that end with different weights."""
+        if self._by_hand():
+            return (
+                "this cell calls init_process_group, so it was left as it is. Wrap its model in "
+                "DistributedDataParallel, or leave out the call"
+            )
+        if self._spread.active:
+            return "they were changed in another way than by the gradients of backward() and a step of the optimizer"
+        return (
+            "gradients were not averaged, since no torch.optim optimizer was found for them. Use one, or give the "
+            "model to jupyter_distrib.prepare()"
+        )
+
+
+def _with_gradient(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    return [each for module in modules for each in ownership.own_parameters(module) if each.grad is not None]
+
+
+def _watchable(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield those to which weak references may be held: `Module.to` swaps the others, and fails where there is one."""
+    if not torch.__future__.get_swap_module_params_on_conversion():
+        yield from (each for each in tensors if type(each) in (torch.Tensor, nn.Parameter))
+
+
+def _at(place: str) -> str:
+    return f" on {place}" if place else ""

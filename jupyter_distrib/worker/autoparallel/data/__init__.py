@@ -1,0 +1,1 @@
+"""The division of data loaders among ranks."""

@@ -1,0 +1,179 @@
+"""The consensus of ranks that read a data loader at one place; they wait only as long as the others may still come.
+
+A rank that waits reads from the store what the others do:
+
+    has ended its cell                                          it does not come
+    averages gradients of a backward pass that is still ahead   it does not come: it waits for this rank in the pass
+    waits for the ranks at another line                         one of the two is alone at its line: see `_is_alone`
+    anything else                                               it may come, within `WAIT_S`
+
+Rank's main thread, except `meets`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+
+WAIT_S = 10.0
+_LOOK_UP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """One reading of a loader at one place, with its number, which every rank counts."""
+
+    place: str
+    number: int
+
+    @property
+    def key(self) -> str:
+        return f"data/{self.place}/{self.number}"
+
+    def of(self, rank: int) -> str:
+        return f"{self.key}/{rank}"
+
+    @property
+    def everyones(self) -> list[str]:
+        return [self.of(rank) for rank in range(identity.world_size())]
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.key}/verdict"
+
+    @property
+    def left(self) -> str:
+        return f"{self.key}/left"
+
+
+class DataConsensus:
+    """The consensus of ranks on the data of one run.
+
+    Args:
+        ordered: Whether, of ranks that wait at two places, the ranks at the smaller one go on; else all wait to the
+        end.
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
+        self._been: Counter[str] = Counter()
+        self._met: set[str] = set()
+        """The places that all ranks have reached before."""
+        self._begun = 0
+        """The number of our own collectives, which every rank begins in the same order."""
+
+    def compare(self, place: str, data: str) -> bool:
+        """Return whether the rank that came first to this place holds other data; without waiting for any rank."""
+        if (board := process_group.current.board()) is None:
+            return False
+        stop = self._next(place)
+        first = board.put_first(stop.key, data)
+        _leave(board, stop, [stop.key], all_come=False)
+        return first != data
+
+    def decide(self, place: str, data_text: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
+        """Return the decision about the data of the ranks, the same on each of them, and the texts that describe the
+        data.
+
+        Both are empty if a rank does not come.
+        """
+        if (board := process_group.current.board()) is None:
+            return "", []
+        stop = self._next(place)
+        board.put(stop.of(identity.rank()), data_text)
+        every = self._wait(board, stop)
+        if every:
+            self._met.add(place)
+        # The first rank that decides does so for all: another may have given up waiting a moment ago.
+        verdict = board.put_first(stop.verdict, decided(every) if every else _NOTHING)
+        _leave(board, stop, [*stop.everyones, stop.verdict], all_come=bool(every))
+        return ("", []) if verdict == _NOTHING else (verdict, every)
+
+    def meets(self, *, to_others: bool) -> None:
+        """Record that a collective of all ranks begins; in any thread.
+
+        Args:
+            to_others: Whether to tell the other ranks, since one of them may wait for this one.
+        """
+        self._begun += 1
+        if to_others and (board := process_group.current.board()) is not None:
+            board.put(_begun(identity.rank()), str(self._begun))
+
+    def end(self) -> None:
+        """Tell the other ranks that the cell has ended, so that none waits for this one."""
+        if (board := process_group.current.board()) is not None:
+            with suppress(RuntimeError):  # this rank was cut off from the store, as the others were or will be
+                board.put(_ended(identity.rank()), "")
+
+    def _next(self, place: str) -> _Stop:
+        self._been[place] += 1
+        return _Stop(place=place, number=self._been[place])
+
+    def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
+        """Return the texts of all ranks; empty if a rank does not come, or another one has decided so."""
+        rank, until_s = identity.rank(), time.monotonic() + WAIT_S
+        board.put(_waits(rank), self._order(stop))
+        while not board.has(stop.everyones) and not board.has([stop.verdict]):
+            if self._is_alone(board, stop) or time.monotonic() > until_s:
+                break
+            time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
+        board.put(_waits(rank), "")
+        return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
+
+    def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
+        """Return whether none of the missing ranks will come before this one goes on."""
+        missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
+        return all(self._stays_away(board, rank, stop) for rank in missing)
+
+    def _stays_away(self, board: StoreBoard, rank: int, stop: _Stop) -> bool:
+        if board.has([_ended(rank)]):
+            return True
+        if board.has([_begun(rank)]) and int(board.get(_begun(rank))) > self._begun:
+            return True
+        if not self._ordered:
+            return False
+        waits = board.get(_waits(rank)) if board.has([_waits(rank)]) else ""
+        if not waits:
+            return False
+        _, _, place, number = order = json.loads(waits)
+        is_ahead = self._been[place] < number
+        return is_ahead and bool(json.loads(self._order(stop)) < order)
+
+    def _order(self, stop: _Stop) -> str:
+        """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: a place
+        where they have not all met before, then the line further up, which the other rank has passed."""
+        line = re.search(r"\d+$", stop.place)
+        return json.dumps([stop.place in self._met, int(line.group()) if line else 0, stop.place, stop.number])
+
+
+_NOTHING = "nothing"
+
+
+def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
+    """Release these keys, as every rank does when it no longer needs them; the last one deletes them."""
+    is_last = board.count(stop.left) == identity.world_size()
+    if is_last:
+        board.wipe([*keys, stop.left])
+    if is_last or all_come:
+        board.forget([*keys, stop.left])
+
+
+def _waits(rank: int) -> str:
+    return f"waits/{rank}"
+
+
+def _begun(rank: int) -> str:
+    return f"begun/{rank}"
+
+
+def _ended(rank: int) -> str:
+    return f"ended/{rank}"

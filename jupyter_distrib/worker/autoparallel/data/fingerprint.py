@@ -1,0 +1,235 @@
+"""The check whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main
+thread.
+
+Each rank writes a fingerprint of a few samples of its data to the store, and reads those of the others. Only a cell
+whose code reads the number of ranks can have divided data on purpose: in such a cell the ranks wait for one another
+before a loader is divided (`data_consensus.py`). In any other cell no rank waits, and a difference (a random split
+without a seed, say) is only noted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.libraries.datasets import fingerprint_of
+from jupyter_distrib.system.nested_code import codes_in
+from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
+
+_SAMPLES = 16
+_ELEMENTS = 1024
+"""The number of elements that are read of each sample."""
+_DEPTH = 4
+_SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+_RANK_CALLS = {"get_rank", "get_node_local_rank"}
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK"}
+_RANK_NAMES = {"rank", "local_rank"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The findings on one data loader, and the sentence about it."""
+
+    by_hand: bool
+    """Whether the ranks hold different data on purpose."""
+    note: str = ""
+
+
+class DataFingerprints:
+    """The fingerprints of data that the ranks have exchanged in one run.
+
+    Args:
+        cell: The cell's file name.
+        ordered: See `DataConsensus`.
+    """
+
+    def __init__(self, cell: str, *, ordered: bool) -> None:
+        self._cell = cell
+        self._asks_size: bool | None = None
+        self._consensus = DataConsensus(ordered=ordered)
+
+    def compared(self, loader: DataLoader[Any], place: str) -> Compared:
+        """Return the finding whether the cell has divided this loader's data among the ranks, by what is known now."""
+        length, data, order = _described(loader)
+        if not self.look():
+            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._consensus.compare(place, data) else "")
+        verdict, every = self._consensus.decide(place, json.dumps([length, order]), _verdict)
+        if verdict != _DIFFERENT:
+            return Compared(by_hand=False)
+        lengths = [json.loads(each)[0] for each in every]
+        unequal = f", with {', '.join(map(str, lengths))} batches" if len(set(lengths)) > 1 else ""
+        return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
+
+    def look(self) -> bool:
+        """Return whether the cell's code reads the number of ranks; first called while the cell is being executed."""
+        if self._asks_size is None:
+            self._asks_size = _asks_size(self._cell)
+        return self._asks_size
+
+    def meets(self) -> None:
+        """Record that a collective of all ranks begins; in any thread."""
+        self._consensus.meets(to_others=bool(self._asks_size))
+
+    def end(self) -> None:
+        """End the comparison, because the cell has ended."""
+        self._consensus.end()
+
+
+_DIFFERENT = "different"
+_DIVIDED = (
+    "the data loader read on {} holds other samples on each rank{}: the cell has divided them by hand, so it is read "
+    "as it is"
+)
+_DIFFERS = (
+    "the data loader read on {} holds other samples on one rank than on another, and each rank has read a share of its "
+    "own: if the cell has divided them by hand, leave that out; if they are drawn at random, fix the seed"
+)
+
+
+def _verdict(every: list[str]) -> str:
+    return _DIFFERENT if len({json.loads(each)[1] for each in every}) > 1 else "same"
+
+
+# ------------------------------------------------------------------------------------------------------- code
+
+
+def reads_ranks(thing: object) -> bool:
+    """Return whether a data set's code reads its rank. A column or a method with the name `rank` does not count."""
+    cls = type(thing)
+    methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
+    if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
+        codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+        return any(map(_asks_rank, codes)) or any(_is_rank(thing, name) for code in codes for name in code.co_names)
+    return False
+
+
+def _is_rank(thing: object, name: str) -> bool:
+    """Return whether this attribute may hold the number of a rank."""
+    value = getattr(thing, "__dict__", {}).get(name) if name in _RANK_NAMES else None
+    return type(value) is int and 0 <= value < identity.world_size()
+
+
+def _asks_rank(code: CodeType) -> bool:
+    return any(map(_asks_rank_itself, codes_in(code)))
+
+
+def _asks_rank_itself(code: CodeType) -> bool:
+    variables = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    by_variable = bool(_RANK_VARIABLES & set(code.co_consts)) and bool({"environ", "getenv"} & set(code.co_names))
+    return by_variable or bool(_RANK_NAMES & variables) or bool(_RANK_CALLS & set(code.co_names))
+
+
+def _asks_size(cell: str) -> bool:
+    """Return whether the cell that is being executed, or a function of the notebook, reads the number of ranks."""
+    codes = [
+        each.__code__
+        for value in list(vars(sys.modules["__main__"]).values())
+        for each in (vars(value).values() if isinstance(value, type) and value.__module__ == "__main__" else (value,))
+        if isinstance(each, FunctionType)
+    ]
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_filename == cell:
+            codes.append(frame.f_code)
+        frame = frame.f_back
+    return any(_SIZE_NAMES & _mentioned(each) for code in codes for each in codes_in(code))
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    texts = {each for each in code.co_consts if isinstance(each, str)}
+    return texts.union(code.co_names, code.co_freevars)
+
+
+# ------------------------------------------------------------------------------------------------------- data
+
+
+def _described(loader: DataLoader[Any]) -> tuple[int | None, str, str]:
+    """Return the number of batches, the data set's fingerprint, and the fingerprint of data set and sampler."""
+    sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+    data = list(_print(loader.dataset, _DEPTH))
+    batches = _length(loader.batch_sampler) if loader.batch_size is not None else _length(sampler)
+    return batches, _digest(data), _digest([*data, *_print(sampler, _DEPTH)])
+
+
+def _digest(parts: list[bytes]) -> str:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def _print(thing: Any, depth: int) -> Iterator[bytes]:
+    """Yield parts of the data for a fingerprint without any change: no sample is made, since that may draw random
+    numbers."""
+    if _is_array(thing):
+        yield from _print_of_array(thing)
+    elif isinstance(thing, (int, float, str, bytes)):
+        yield repr(thing).encode()
+    elif depth == 0:
+        return
+    elif isinstance(thing, dict):
+        for key in itertools.islice(thing, _SAMPLES):
+            yield from _print(key, depth - 1)
+            yield from _print(thing[key], depth - 1)
+    elif isinstance(thing, (list, tuple, range)):
+        yield str(len(thing)).encode()
+        for place in _places(len(thing)):
+            yield from _print(thing[place], depth - 1)
+    elif hasattr(thing, "iloc"):  # of pandas
+        yield from _print(thing.iloc[list(_places(len(thing)))].values.tolist(), depth - 1)
+    else:
+        yield from _print_of_object(thing, depth)
+
+
+def _is_array(thing: Any) -> bool:
+    if isinstance(thing, torch.Tensor):
+        return thing.layout is torch.strided and not thing.is_meta
+    return type(thing).__module__.partition(".")[0] == "numpy" and hasattr(thing, "dtype") and thing.dtype.kind != "O"
+
+
+def _print_of_array(array: Any) -> Iterator[bytes]:
+    yield f"{tuple(array.shape)} {array.dtype}".encode()
+    if not array.shape or 0 in array.shape:
+        return
+    places = _places(len(array))
+    some = array[:: places.step].reshape(len(places), -1)[:, :_ELEMENTS]
+    yield _bytes(some) if isinstance(some, torch.Tensor) else some.tobytes()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())  # numpy may be missing
+
+
+def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
+    """Yield parts of an object's data, without its numbers and texts: its own seed does not determine the samples."""
+    if isinstance(thing, Dataset) or depth == _DEPTH:
+        yield str(_length(thing)).encode()
+    fingerprint = fingerprint_of(thing)
+    if isinstance(fingerprint, str):
+        yield fingerprint.encode()
+        return
+    for _, value in sorted(getattr(thing, "__dict__", {}).items()):
+        if not isinstance(value, (int, float, str, bytes, type)):
+            yield from _print(value, depth - 1)
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _places(length: int) -> range:
+    """Return the first index, the last one or one near it, and some between."""
+    return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

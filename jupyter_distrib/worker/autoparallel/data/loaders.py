@@ -1,0 +1,235 @@
+"""The decision which data loaders of an unchanged cell are divided among the ranks, made when one begins to be read.
+
+nothing is trained yet                          whole
+under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
+a sampler that handles ranks                    left alone
+ranks that have divided their data              left alone
+else                                            a share of equal length on every rank
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from inspect import isgeneratorfunction
+from types import FunctionType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.system.private_torch import ITERATOR_MAKER
+from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.data.division_by_others import DivisionByOthers
+from jupyter_distrib.worker.autoparallel.data.loader_shares import LoaderShares, Reading
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
+from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream, allow_ranks, ending_together
+from jupyter_distrib.worker.autoparallel.patches import Patches
+
+
+class LoaderState(Protocol):
+    """The state that the decision depends on; a `Spread` is one."""
+
+    @property
+    def active(self) -> bool: ...
+    @property
+    def in_training(self) -> bool: ...
+
+
+class Loaders:
+    """The data loaders of one run.
+
+    Args:
+        state: The state that says whether anything is trained.
+        part: The choice of this rank's share.
+        run: The run.
+        summary: The summary, which gets each loader that is divided.
+    """
+
+    def __init__(self, state: LoaderState, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
+        self._state, self._run = state, run
+        self.shard_eval = "shard_eval" in run.options
+        """Whether data that is read for an evaluation is divided as well."""
+        self._shares = LoaderShares(part, run, summary)
+        self._others = DivisionByOthers(run, alone=part.size == 1)
+        self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
+        self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
+        """The loaders whose length was read before anything was trained, with the place."""
+        self._patches = Patches()
+        self._watched: set[type] = {DataLoader}
+        """The classes of loaders whose reading is routed through this object."""
+        self._look_around: Callable[[], None] = lambda: None
+        self.read_last: Reading = "whole"
+        """The kind of reading of the loader that was begun last."""
+        self.backwards = 0
+        """The number of backward passes of this run."""
+        self.device: torch.device | None = None
+        """The device to which batches are moved; None leaves them where the loader has made them."""
+
+    @property
+    def divides(self) -> bool:
+        """Return whether a loader was divided, by this class or before it by the user or a library."""
+        return self._shares.divides or self._others.divides
+
+    def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
+        """Route the reading of every loader through this object; `look_around` is called before each decision."""
+        self._look_around = look_around
+        self._patches = patches
+        patches.replace(DataLoader, "__iter__", self._reading)
+        patches.replace(DataLoader, "__setattr__", self._noticing)
+        for cls in loader_classes():
+            self._watch(cls)
+        patches.replace(DataLoader, "__len__", self._measuring)
+
+    def close(self) -> None:
+        """End the workers of all shares; no rank has to wait for this one."""
+        self._others.end()
+        self._shares.close()
+
+    def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Return this rank's share, or the loader itself if the user or a library has divided it already."""
+        return loader if self._others.has_divided(loader) else self._shares.of(loader, "divided")
+
+    def goes_backward(self) -> None:
+        """Record that a backward pass begins."""
+        self.backwards += 1
+        if self.backwards == 1:
+            self._others.look()
+
+    def meets(self) -> None:
+        """Record that a collective of all ranks begins, so that no rank waits for this one at another place."""
+        self._others.meets()
+
+    def _noticing(self, original: Any) -> Any:
+        def __setattr__(loader: DataLoader[Any], name: str, value: Any) -> None:  # noqa: N807
+            self._watch(type(loader))
+            original(loader, name, value)
+
+        return __setattr__
+
+    def _watch(self, cls: type) -> None:
+        """Route the reading of a class through this object, if it does not go through `DataLoader.__iter__`: a
+        generator does when it is read, or is told by the equal losses of the ranks."""
+        for base in cls.__mro__:
+            if base in self._watched or not issubclass(base, DataLoader):
+                continue
+            self._watched.add(base)
+            own = vars(base).get("__iter__")
+            if isinstance(own, FunctionType) and not isgeneratorfunction(own) and not is_ours(own):
+                self._patches.replace(base, "__iter__", self._reading)
+
+    def _reading(self, original: Any) -> Any:
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            if loader in self._shares:
+                return self._placed(original(loader))
+            self._look_around()
+            allow_ranks(loader.dataset)
+            how = self._last[loader] = self.read_last = self._decided(loader)
+            if how != "whole":
+                share = self._share_read(loader, how, original)
+                return self._watched_share(loader, share) if how == "divided" else share
+            batches = self._placed(original(loader))
+            if self._state.active and torch.is_grad_enabled() and not self._others.has_divided(loader):
+                return self._watched_whole(batches)
+            return batches
+
+        return __iter__
+
+    def _measuring(self, original: Any) -> Any:
+        def __len__(loader: DataLoader[Any]) -> int:  # noqa: N807
+            if loader in self._shares:
+                return int(original(loader))
+            self._look_around()
+            # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
+            how = self._last.get(loader) or self._decided(loader)
+            if how == "whole" and not self._state.active and loader not in self._measured:
+                self._measured[loader] = source_location.current_line(self._run.filename)
+            return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
+
+        return __len__
+
+    def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
+        """Return the batches of this rank's share; by the loader itself if its class makes iterators of its own."""
+        own_share = self._shares.of(loader, how)
+        if makes_own_iterators(type(loader)):
+            with self._shares.standing_in(loader, how):
+                batches = self._placed(iter(original(loader)))
+        else:
+            batches = iter(own_share)
+        return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
+
+    def _decided(self, loader: DataLoader[Any]) -> Reading:
+        if not self._state.active:
+            return "whole"
+        if torch.is_grad_enabled() and self._state.in_training:
+            return "whole" if self._others.has_divided(loader) else "divided"
+        return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
+
+    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = source_location.current_line(self._run.filename), self.backwards
+        if (measured := self._measured.pop(loader, None)) is not None:
+            self._run.note(
+                f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
+                f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
+            )
+        read = False
+        for batch in batches:
+            read = True
+            yield batch
+        if read and self.backwards == before:
+            self._run.note(
+                f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
+                "or in eval mode, the loader is whole"
+            )
+
+    def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = source_location.current_line(self._run.filename), self.backwards
+        for batch in batches:
+            yield batch
+            if self.backwards > before:  # the loop may be left at any time
+                self._run.note(
+                    f"every rank has trained with all batches that were read on {where}, since the model was in eval "
+                    "mode: with model.train(), each rank gets its share"
+                )
+                break
+        yield from batches
+
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def loader_classes() -> list[type]:
+    """Return all classes of loaders that are defined by now."""
+    found: list[Any] = [DataLoader]
+    for cls in found:
+        found += {*cls.__subclasses__()} - {*found}
+    return found
+
+
+def is_ours(function: FunctionType) -> bool:
+    """Return whether a function is part of this package."""
+    return function.__module__.startswith("jupyter_distrib.")
+
+
+def makes_own_iterators(cls: type) -> bool:
+    """Return whether a class of loaders reads in a way of its own."""
+    bases = cls.__mro__[: cls.__mro__.index(DataLoader)]
+    names = ("__iter__", ITERATOR_MAKER)
+    own: list[Any] = [inspect.unwrap(vars(base)[name]) for base in bases for name in names if name in vars(base)]
+    return any(not is_ours(each) and not isgeneratorfunction(each) for each in own)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return the batch with its tensors on the device; containers of unusual kinds are left alone."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch

@@ -1,0 +1,359 @@
+"""One rank's share of a data loader: the same loader with a sampler that takes every N-th.
+
+Every rank gets equally many batches, so that none waits for another at the end of an epoch; what is missing is taken
+from the beginning again, as `DistributedSampler` does. The shares of an evaluation are exact instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import by_hand
+from jupyter_distrib.worker.autoparallel import object_collectives
+from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
+from jupyter_distrib.worker.autoparallel.data.stream_shares import by_shards
+from jupyter_distrib.worker.autoparallel.guesses import Guesses
+
+_passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardChoice:
+    """The choice of a share."""
+
+    rank: int
+    size: int
+    """The number of ranks."""
+    batch: Literal["per-rank", "global"] = "per-rank"
+    """The meaning of the loader's batch size: that of one rank, or of all together."""
+    exact: bool = False
+    """Whether nothing is read twice, so that ranks may get different numbers of samples."""
+    together: bool = False
+    """Whether the ranks compute each batch together, so that they need equally many, also of an exact share."""
+
+
+def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
+    """Return this rank's part of a loader, as a loader of its own.
+
+    Raises:
+        DistributedError: The batch size cannot be split.
+    """
+    settings = {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+    if part.exact and part.together:
+        return DataLoader(loader.dataset, batch_sampler=EvenBatches(loader, part), **settings)
+    if isinstance(loader.dataset, IterableDataset):
+        divisible = not part.exact and part.size > 1
+        own = by_shards(loader.dataset, part.rank, part.size) if divisible else None
+        stream: IterableDataset[Any] = EveryNth(loader.dataset, part) if own is None else own
+        return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=BatchShare(loader.batch_sampler, part), **settings)
+    if part.exact or not is_plain(loader):
+        sampler: Sampler[Any] = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+    else:
+        sampler = EpochSampler(
+            loader.dataset,
+            part.size,
+            part.rank,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            seed=0 if loader.generator is None else loader.generator.initial_seed(),
+            drop_last=loader.drop_last,
+        )
+    return DataLoader(
+        loader.dataset, batch_size=batch_size(loader, part), sampler=sampler, drop_last=loader.drop_last, **settings
+    )
+
+
+_SETTINGS = tuple(
+    set(inspect.signature(DataLoader.__init__).parameters)
+    - {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+)
+
+
+def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
+    """Return the batch size of one rank."""
+    if part.batch == "per-rank":
+        return loader.batch_size
+    if loader.batch_size is None:
+        raise DistributedError(
+            "--batch global cannot split what this data loader gives, since its batch_size is None: "
+            "leave the option out."
+        )
+    if loader.batch_size % part.size:
+        raise DistributedError(
+            f"--batch global: the batch size {loader.batch_size} does not divide by {part.size} ranks; take "
+            f"{loader.batch_size // part.size * part.size or part.size} or "
+            f"{(loader.batch_size // part.size + 1) * part.size}, or leave the option out."
+        )
+    return loader.batch_size // part.size
+
+
+def is_plain(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader reads its data set in order, or shuffled as a whole."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """A sampler that shuffles anew in every epoch without a call of `set_epoch`."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            if not self._begun:
+                self._begun, self.epoch = True, _passes.get(self.dataset, 0)
+            _passes[self.dataset] = self.epoch + 1
+        except TypeError:  # a list, for instance, has no weak references
+            self._begun = True
+        indices = super().__iter__()
+        self.epoch += 1
+        return indices
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of the next pass, for a checkpoint."""
+        try:
+            return {"epoch": self.epoch if self._begun else _passes.get(self.dataset, 0)}
+        except TypeError:
+            return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._begun, self.epoch = True, state["epoch"]
+
+
+class SampleShare(Sampler[Any]):
+    """The share with every N-th index of another sampler; all ranks use the order that rank 0 draws."""
+
+    def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
+        self._sampler, self._part, self._drop_last = sampler, part, drop_last
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        return self._part.size
+
+    def __iter__(self) -> Iterator[Any]:
+        part = self._part
+        if not isinstance(self._sampler, Sized):  # it may never end
+            return itertools.islice(iter(self._sampler), part.rank, None, part.size)
+        return iter(_dealt(_order_of_rank_0(self._sampler, part), part, drop_last=self._drop_last))
+
+    def __len__(self) -> int:
+        return _count(len(self._sampler), self._part, drop_last=self._drop_last)
+
+
+class BatchShare(Sampler[list[Any]]):
+    """The share with every N-th batch of another batch sampler or, with `--batch global`, with a part of each batch."""
+
+    def __init__(self, sampler: Any, part: ShardChoice) -> None:
+        self._sampler, self._part = sampler, part
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        return self._part.size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        part = self._part
+        sized = isinstance(self._sampler, Sized)
+        batches = _order_of_rank_0(self._sampler, part) if sized else self._sampler
+        if part.batch == "global":
+            return (_dealt(batch, part, drop_last=False) for batch in batches)
+        if not sized:
+            return itertools.islice(iter(batches), part.rank, None, part.size)
+        return iter(_dealt(batches, part, drop_last=False))
+
+    def __len__(self) -> int:
+        size = len(self._sampler)
+        return size if self._part.batch == "global" else _count(size, self._part, drop_last=False)
+
+
+class ResumableBatches(Sampler[list[Any]]):
+    """The batches of a share for a loader with a `state_dict`, such as torchdata's `StatefulDataLoader`: an iterator
+    over them has one, too.
+
+    Args:
+        batches: The batch sampler of the share.
+        sampler: The loader's own sampler, whose random numbers the share draws.
+    """
+
+    def __init__(self, batches: Any, sampler: Any) -> None:
+        self.batches, self.sampler = batches, sampler
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return ResumableIterator(self)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class ResumableIterator(Iterator[list[Any]]):
+    """One pass over the batches of a share, whose state is the random state of its beginning and a count."""
+
+    def __init__(self, of: ResumableBatches) -> None:
+        self._of, self._count = of, 0
+        self._generator = getattr(of.sampler, "generator", None)
+        self._share = getattr(of.batches, "sampler", None)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._random = None if self._generator is None else self._generator.get_state()
+        self._epoch = self._share.state_dict() if isinstance(self._share, EpochSampler) else None
+        self._batches = iter(self._of.batches)
+
+    def __next__(self) -> list[Any]:
+        batch: list[Any] = next(self._batches)
+        self._count += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self._random, "epoch": self._epoch, "batches": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._generator is not None and state["random"] is not None:
+            self._generator.set_state(state["random"])
+        if isinstance(self._share, EpochSampler) and state["epoch"] is not None:
+            self._share.load_state_dict(state["epoch"])
+        self._begin()
+        for _ in range(state["batches"]):
+            next(self)
+        self._count = state["batches"]
+
+
+class EvenBatches(Sampler[list[Any]]):
+    """The exact share with as many batches as every other rank's: a smaller share has smaller batches.
+
+    Raises:
+        DistributedError: A rank would get an empty batch, or the number of samples is unknown.
+    """
+
+    def __init__(self, loader: DataLoader[Any], part: ShardChoice) -> None:
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_size is None
+            or not isinstance(loader.sampler, Sized)
+        ):
+            raise DistributedError(
+                "--shard-eval cannot give every rank as many batches of a data loader that has no batch_size or no "
+                "length, and a sharded model is evaluated by all ranks together: leave the option out."
+            )
+        size = batch_size(loader, part)
+        assert size is not None
+        self._share = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+        whole = len(loader.sampler)
+        self._count = -(-_count(whole, replace(part, rank=0), drop_last=False) // size)
+        fewest = _count(whole, replace(part, rank=part.size - 1), drop_last=False)
+        if fewest < self._count:
+            raise DistributedError(
+                f"--shard-eval: {whole} samples in batches of {size} are too few for {part.size} ranks, which evaluate "
+                "a sharded model together: leave the option out."
+            )
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples = list(self._share)
+        ends = [len(samples) * place // self._count for place in range(self._count + 1)]
+        return (samples[begin:end] for begin, end in itertools.pairwise(ends))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class EveryNth(IterableDataset[Any]):
+    """The share with every N-th sample of a stream that each rank reads whole; an incomplete last round is left out."""
+
+    def __init__(self, stream: Any, part: ShardChoice) -> None:
+        self.__dict__.update(_stream=stream, _part=part)
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        part: ShardChoice = self.__dict__["_part"]
+        return part.size
+
+    def __iter__(self) -> Iterator[Any]:
+        part, samples = self._part, iter(self._stream)
+        if part.exact:
+            yield from itertools.islice(samples, part.rank, None, part.size)
+            return
+        while len(round_ := tuple(itertools.islice(samples, part.size))) == part.size:
+            yield round_[part.rank]
+
+    def __len__(self) -> int:
+        whole = len(self._stream)
+        return _count(whole, self._part, drop_last=True)
+
+    def __getattr__(self, name: str) -> Any:  # a worker_init_fn finds this object as the data set
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._stream, name, value)
+
+
+def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
+    """Return the order that the sampler draws on rank 0. Collective, unless the share is exact: ranks need not meet in
+    an evaluation."""
+    order = list(sampler)
+    if part.exact:
+        return order
+    try:
+        return list(object_collectives.from_rank_0(order))
+    except TypeError as error:
+        raise DistributedError(
+            f"{type(sampler).__name__} draws a {error}, which ranks cannot exchange: let it draw numbers, texts, or "
+            "lists and tuples of them."
+        ) from error
+
+
+def _dealt(order: Sequence[Any], part: ShardChoice, *, drop_last: bool) -> list[Any]:
+    count = _count(len(order), part, drop_last=drop_last)
+    indices = list(order[part.rank :: part.size][:count])
+    if len(indices) < count and order:
+        indices += [order[(part.rank + part.size * place) % len(order)] for place in range(len(indices), count)]
+    return indices
+
+
+def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
+    if part.exact:
+        return len(range(part.rank, whole, part.size))
+    return whole // part.size if drop_last else -(-whole // part.size)
+
+
+def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
+    """Return whether the user or a library has divided a loader among the ranks already."""
+    parts = (
+        loader,
+        loader.sampler,
+        loader.batch_sampler,
+        loader.dataset,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    by_code = "reads-rank" in guesses and reads_ranks(loader.dataset)
+    return by_code or any(_knows_ranks(part, by_attributes="knows-ranks" in guesses) for part in parts)
+
+
+def _knows_ranks(part: Any, *, by_attributes: bool) -> bool:
+    plain = (type(None), BatchSampler, RandomSampler, SequentialSampler)
+    return type(part) not in plain and by_hand.divides_data(part, by_attributes=by_attributes)

@@ -1,0 +1,1 @@
+"""The spreading of models and their training over ranks."""

@@ -1,0 +1,84 @@
+"""The gathering of sharded values before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
+
+Runs in the rank's main thread. Gathering is a collective, so the ranks first exchange, through the store, a description
+of their values: the others do not wait for ever for a rank that ends early or returns another value.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.serialization import payload, tensors
+from jupyter_distrib.worker.autoparallel.training import meshes
+from jupyter_distrib.worker.pytorch import process_group
+
+_LOOK_UP_S = 1.0
+"""The seconds of one wait; an interrupt is noticed between two waits."""
+
+
+def gather_if_all_do(value: object) -> None:
+    """Gather the sharded tensors of a value, if the values of all ranks hold the same ones; called on every rank whose
+    cell has ended well, and then collective."""
+    sharded = payload.sharded_in(value)
+    form = _described(sharded)
+    _tell(form)
+    if sharded and all(other == form for other in _hear()):
+        _gather(sharded)
+
+
+def absent() -> None:
+    """Tell the others not to wait for this rank, which leaves its cell early."""
+    _tell("")
+
+
+def of(value: object) -> object:
+    """Gather the value and return it; called on all ranks at once, by a separate cell for `handle[rank]`."""
+    process_group.current.ensure(process_group.default_backend(identity.device()))
+    meshes.follow()
+    _gather(payload.sharded_in(value))
+    return value
+
+
+def _gather(sharded: list[Any]) -> None:
+    leads = identity.rank() == 0
+    with torch.no_grad():
+        for tensor in sharded:
+            full = tensor.full_tensor()
+            tensors.whole[id(tensor)] = tensor, _like(tensor, full.cpu()) if leads else None
+
+
+def _like(tensor: Any, full: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(full, requires_grad=tensor.requires_grad)
+    return full.requires_grad_(tensor.requires_grad)
+
+
+def _described(sharded: list[Any]) -> str:
+    if not sharded:
+        return ""
+    forms = [f"{tuple(each.shape)} {each.dtype} {each.placements} {each.device_mesh.shape}" for each in sharded]
+    return json.dumps([process_group.current.sequence(), *forms])
+
+
+def _tell(text: str) -> None:
+    if (board := process_group.current.board()) is not None:
+        board.put(_key(identity.rank()), text)
+
+
+def _hear() -> list[str]:
+    board, keys = process_group.current.board(), [_key(rank) for rank in range(identity.world_size())]
+    assert board is not None  # ranks with sharded values have met
+    while not board.has(keys):
+        try:
+            board.wait(keys, _LOOK_UP_S)
+        except RuntimeError:
+            continue  # not yet; a store that is gone raises in `has`
+    return [board.get(key) for key in keys]
+
+
+def _key(rank: int) -> str:
+    return f"whole/{rank}"

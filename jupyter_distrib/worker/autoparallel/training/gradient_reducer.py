@@ -1,0 +1,203 @@
+"""The averaging of a model's gradients over ranks, with the reducer of torch's own `DistributedDataParallel`.
+
+The user's model is not touched: it is not wrapped, its class and its `state_dict` stay, and no module call costs
+anything. A `DistributedDataParallel` object holds the model beside itself and prepares for every backward pass instead
+of every forward pass, so the model may be used through any of its methods. It reduces bucket by bucket while
+the backward pass goes on, as always.
+
+    backward() begins -> announce: the reducer expects gradients
+        gradients come -> the reducer averages full buckets meanwhile
+        its last moment -> finish: parameters without a gradient count as zeros, so that every bucket gets full
+    backward() is over -> settle: the list of parameters that no rank has used is sent to the host
+        the optimizer steps -> resolve: they get no gradient
+
+The list of used parameters travels as the gradient of one more small parameter (`flags`), which shares the last
+bucket: it costs no collective of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from jupyter_distrib.worker.autoparallel.training import weight_sync
+from jupyter_distrib.worker.host_copy import HostCopy, is_capturing, sent_to_device
+from jupyter_distrib.worker.pytorch import private
+
+
+class ReducedParameters(nn.Module):
+    """A module around modules and tensors of the user, so that `DistributedDataParallel` finds their parameters."""
+
+    def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
+        super().__init__()
+        self._parameters["flags"] = flags
+        self._parameters.update({f"loose{i}": tensor for i, tensor in enumerate(loose)})  # type: ignore[misc]  # plain tensors, too
+        self.held = nn.ModuleList(modules)
+
+    def forward(self) -> None:
+        """Do nothing: the module is never called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsure:
+    """The parameters that this rank has not used in a backward pass, until it is known whether others have."""
+
+    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]]
+    """The parameters by their place, each with its gradient until then."""
+    anyone: HostCopy
+    """The averaged `flags`."""
+
+
+class GradientReducer:
+    """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
+
+    Args:
+        modules: The modules, which must not share parameters with another reducer.
+        loose: Tensors that require a gradient.
+        left_alone: Parameters of the modules whose gradients another wrapper reduces.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], left_alone: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self.modules, self.loose = tuple(modules), tuple(loose)
+        self._left_alone = {id(tensor) for tensor in left_alone}
+        found = {id(each): each for each in (*self.loose, *(p for module in modules for p in module.parameters()))}
+        self.parameters: list[torch.Tensor] = [
+            each for key, each in found.items() if key not in self._left_alone and each.is_floating_point()
+        ]
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: Sequence[torch.Tensor] = []
+        """The parameters of torch's reducer, in its order; its number 0 is `flags`."""
+        self._known: set[int] = set()
+        self._before: list[tuple[torch.Tensor, int] | None] = []
+        self._used: list[bool] = []
+        self._unsure: _Unsure | None = None
+        self._has_buffers = any(True for module in modules for _ in module.buffers())
+        self._averaged = False
+        """Whether gradients have come since the buffers were shared."""
+
+    @property
+    def in_training(self) -> bool:
+        return bool(self.loose) or any(module.training for module in self.modules)
+
+    def announce(self) -> bool:
+        """Prepare for a backward pass. Return False if there is nothing to average."""
+        self.resolve()
+        some_unknown = len(self._known) < len(self.parameters)  # frozen when the reducer was made
+        if some_unknown and any(each.requires_grad and id(each) not in self._known for each in self.parameters):
+            self._make()
+        if self._ddp is None:
+            return False
+        self._used = []
+        grads = [each.grad for each in self._trained]
+        self._before = [None if grad is None else (grad, private.version_of(grad)) for grad in grads]
+        reducer = self._ddp.reducer  # the calls of a forward pass, without its other costs
+        reducer.prepare_for_forward()
+        private.rebuild_buckets(reducer)
+        reducer.prepare_for_backward([])
+        return True
+
+    def finish(self, meets: Callable[[], None]) -> None:
+        """Finish the averaging at the end of the backward pass, inside it; `meets` is called before this waits for
+        other ranks."""
+        assert self._ddp is not None
+        self._used = [
+            grad is not None and (before is None or grad is not before[0] or private.version_of(grad) != before[1])
+            for grad, before in zip([each.grad for each in self._trained], self._before, strict=True)
+        ]
+        if not any(self._used):
+            return  # another model's backward pass
+        meets()
+        everything = all(self._used)
+        if self._flags.grad is not None and (everything or is_capturing()):
+            self._flags.grad.fill_(1.0)
+        else:
+            flags = torch.tensor(self._used, dtype=self._flags.dtype, device="cpu")
+            self._flags.grad = sent_to_device(flags, self._flags.device)
+        hook = private.gradient_hook(self._ddp.reducer)
+        if not everything:
+            for index, used in enumerate(self._used):
+                if not used:
+                    hook(index + 1)
+        hook(0)
+        self._averaged = True
+
+    def settle(self) -> bool:
+        """Complete the averaging after the backward pass. Return False if the pass was another model's."""
+        some = any(self._used)
+        if some and not all(self._used):
+            self._doubt()
+        self._before = []
+        return some
+
+    def _doubt(self) -> None:
+        """Start to find out whether other ranks have used the parameters that this one has not; until then these have
+        gradients of zeros."""
+        every = enumerate(zip(self._trained, self._before, self._used, strict=True))
+        doubtful = {
+            place: (tensor, tensor.grad) for place, (tensor, before, used) in every if not used and before is None
+        }
+        if not doubtful or is_capturing():
+            return
+        assert self._flags.grad is not None
+        self._unsure = _Unsure(gradients=doubtful, anyone=HostCopy(self._flags.grad))
+        if self._unsure.anyone.is_there():
+            self.resolve()
+
+    def resolve(self) -> None:
+        """Remove the gradients of parameters that no rank has used; called before gradients are used."""
+        unsure, self._unsure = self._unsure, None
+        if unsure is None:
+            return
+        anyone = unsure.anyone.read().tolist()
+        for place, (tensor, gradient) in unsure.gradients.items():
+            if not anyone[place] and tensor.grad is gradient:
+                tensor.grad = None
+
+    def share_buffers(self) -> None:
+        """Give every rank the buffers of rank 0. Called when the optimizer has stepped: no graph needs the old ones."""
+        if self._has_buffers and self._averaged:
+            weight_sync.take_from_rank_0([each for module in self.modules for each in module.buffers()])
+        self._averaged = False
+
+    def drop(self) -> None:
+        """Free torch's reducer: from now on a backward pass averages nothing."""
+        if self._unsure is not None and self._unsure.anyone.is_there():  # else the cell may have been stopped
+            self.resolve()
+        if self._ddp is not None:
+            del self._ddp.reducer, self._ddp.logger  # at once, not when the garbage collector finds the cycle
+        self._ddp, self._trained, self._known, self._before, self._unsure = None, [], set(), [], None
+
+    def _make(self) -> None:
+        """Make torch's reducer for the parameters that require a gradient now or did before."""
+        again = self._known
+        self.drop()
+        frozen = [each for each in self.parameters if not each.requires_grad and id(each) in again]
+        first = next(each for each in self.parameters if each.requires_grad)
+        self._flags = nn.Parameter(torch.zeros(0, dtype=first.dtype, device=first.device))
+        held = ReducedParameters(self.modules, self.loose, self._flags)
+        for each in frozen:
+            each.requires_grad_(True)
+        try:
+            self._trained = [
+                each for each in held.parameters() if each.requires_grad and id(each) not in self._left_alone
+            ][1:]
+            self._flags.data = torch.zeros(len(self._trained), dtype=first.dtype, device=first.device)
+            self._ddp = self._wrapped(held)
+        finally:
+            for each in frozen:
+                each.requires_grad_(False)
+        self._known = {id(each) for each in self._trained}
+
+    def _wrapped(self, held: ReducedParameters) -> DistributedDataParallel:
+        ignored = [name for name, each in held.named_parameters() if id(each) in self._left_alone]
+        if ignored:
+            private.leave_alone(held, ignored)
+        ddp = DistributedDataParallel(held, init_sync=False)
+        private.initialise(ddp)
+        return ddp

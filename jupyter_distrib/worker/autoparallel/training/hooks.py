@@ -1,0 +1,267 @@
+"""The hooks into an unchanged cell at the moments when a strategy acts, for one run. Runs in the rank's main thread.
+
+    an optimizer is built      its model is spread over the ranks      Spread.adopt
+    backward()                                                         Spread.backward
+    a data loader is read      divided among the ranks, or whole       Loaders
+    an optimizer has stepped                                           Spread.stepped
+
+A strategy defines how to spread a model, as a `Spread`; this module finds the moment for it. Optimizers that exist
+already when the cell begins, since the cell has captured them or they were kept, are found by the garbage collector
+before the first batch is read or the first gradient computed.
+
+Code that handles ranks by itself is left alone: a cell that calls `init_process_group`, models that
+`DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import by_hand, identity
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.worker.autoparallel import guesses, ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks.training_checks import TrainingChecks
+from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
+from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.autoparallel.training import weight_sync
+from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
+from jupyter_distrib.worker.autoparallel.training.gradient_reducer import ReducedParameters
+from jupyter_distrib.worker.autoparallel.training.loss_averaging import LossAveraging
+from jupyter_distrib.worker.pytorch import process_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerTraining:
+    """The models and tensors that one optimizer trains."""
+
+    optimizer: Optimizer
+    roots: tuple[nn.Module, ...]
+    """The outermost modules that own its parameters."""
+    loose: tuple[torch.Tensor, ...]
+    """Its parameters that no module owns."""
+    left_alone: tuple[torch.Tensor, ...]
+    """The parameters of the roots whose gradients another wrapper reduces already."""
+    place: str
+    """The place where the optimizer was built: `line 12`; empty if that was before the cell."""
+    fresh: bool
+    """Whether all ranks have built it just now, together, so that a collective can be used."""
+
+
+class Spread(Protocol):
+    """The interface by which a strategy spreads models over the ranks."""
+
+    @property
+    def active(self) -> bool:
+        """Return whether it has spread any model."""
+
+    @property
+    def in_training(self) -> bool:
+        """Return whether any of its models is in training mode."""
+
+    def adopt(self, training: OptimizerTraining) -> None:
+        """Spread the model of an optimizer, and give the optimizer the model's new parameters."""
+
+    def recognise(self, optimizer: Optimizer) -> None:
+        """Record an optimizer whose model need not be spread: its parameters are sharded already."""
+
+    def yield_to(self, module: nn.Module) -> None:
+        """Leave this module to another wrapper that takes it over."""
+
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
+        """Call `run`, which computes gradients from these tensors. Return False if none of its models was involved."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Complete a step of an optimizer, which has changed its parameters."""
+
+
+class TrainingHooks:
+    """The hooks of one run; `begin` and `end` are called around the cell.
+
+    Args:
+        sees_a_share: Whether every rank is to train with data of its own.
+        in_steps: Whether the spread acts in every step; if not, a step costs what it costs without hooks.
+    """
+
+    def __init__(
+        self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True, in_steps: bool = True
+    ) -> None:
+        self._run, self._spread, self._loaders = run, spread, loaders
+        self._in_steps = in_steps
+        self._patches = Patches()
+        self._guesses = guesses.made(run.options)
+        self.own_device = OwnDevice(identity.device(), run.note, applies="first-device" in self._guesses)
+        self._loss_averaging = LossAveraging(lambda: spread.active and not self.by_hand, loaders.meets)
+        self._checks = TrainingChecks(run, spread, loaders, by_hand=lambda: self.by_hand, sees_a_share=sees_a_share)
+        self._known: WeakSet[Optimizer] = WeakSet()
+        self._undo: Callable[[], None] = lambda: None
+        self._looked = False
+        self._busy = False
+        """Whether a hook is being handled: further calls of hooks meanwhile are ours, or parts of it."""
+
+    def begin(self) -> None:
+        self.own_device.begin(self._run.names, self._patches)
+        replace = self._patches.replace
+        replace(Optimizer, "__init__", self._building)
+        replace(Optimizer, "add_param_group", self._adding)
+        replace(Optimizer, "__setstate__", self._restoring)
+        self._loaders.install(self._patches, self.look_around)
+        if not self._in_steps:
+            return
+        replace(torch.autograd, "backward", self._going_backward)
+        replace(DistributedDataParallel, "__init__", self._wrapping)
+        self._loss_averaging.install(self._patches)
+        stepped = register_optimizer_step_post_hook(self._stepped)
+        self._undo = stepped.remove
+        self._checks.begin()
+
+    def end(self) -> None:
+        self._patches.undo()
+        self._undo()
+        self._loss_averaging.close()
+        self._loaders.close()
+
+    @property
+    def by_hand(self) -> bool:
+        """Return whether this cell handles its ranks itself, or runs on only some of them."""
+        return process_group.current.asked or not self._run.everyone
+
+    def look_around(self) -> None:
+        """Find the optimizers that existed before the cell; called before anything depends on them."""
+        if self._looked or self.by_hand or "old-optimizers" not in self._guesses:
+            return
+        self._looked = True
+        new = [each for each in ownership.alive(Optimizer) if each not in self._known and hasattr(each, "param_groups")]
+        for optimizer in ownership.within_reach(new, vars(sys.modules["__main__"])):
+            self.adopt(optimizer, fresh=False)
+
+    def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
+        """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
+        self._known.add(optimizer)
+        parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
+        modules = ownership.alive(nn.Module)
+        others = _in_other_hands(modules)
+        parameters = [each for each in parameters if id(each) not in others and not ownership.is_sharded(each)]
+        if not parameters:
+            return self._spread.recognise(optimizer)
+        owners = ownership.owners_of(parameters, modules)
+        del modules  # sharding looks for all that refers to a module
+        self._check_device(parameters, ownership.named(owners.roots) or type(optimizer).__name__)
+        self._spread.adopt(
+            OptimizerTraining(
+                optimizer=optimizer,
+                roots=owners.roots,
+                loose=owners.loose,
+                left_alone=tuple(each for root in owners.roots for each in root.parameters() if id(each) in others),
+                place=source_location.current_line(self._run.filename) if fresh else "",
+                fresh=fresh,
+            )
+        )
+
+    def _check_device(self, trained: Sequence[torch.Tensor], name: str) -> None:
+        own = identity.device()
+        if (stray := misplaced(trained, own)) is not None:
+            raise DistributedError(
+                f"{name} is on {stray.device}, and this rank trains on {own}: move it to `device`, which is the own "
+                "device of each rank."
+            )
+
+    def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
+        if self._loaders.shard_eval and self._run.everyone:
+            return weight_sync.summed(values)
+        if self._loaders.read_last == "divided":
+            self._run.note(
+                "total() has given every rank its own numbers back: the loader read last was divided for training, and "
+                "without --shard-eval only evaluations are added up, each rank having read all of one"
+            )
+        return values
+
+    def tell_if_apart(self) -> None:
+        """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
+        if self._in_steps:
+            self._checks.end()
+
+    # ------------------------------------------------------------------------------------------------ moments
+
+    def _building(self, original: Any) -> Any:
+        def __init__(optimizer: Optimizer, *args: Any, **keywords: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **keywords)
+            self._noticed(optimizer)
+
+        return __init__
+
+    def _adding(self, original: Any) -> Any:
+        def add_param_group(optimizer: Optimizer, *args: Any, **keywords: Any) -> None:
+            original(optimizer, *args, **keywords)
+            if optimizer in self._known:  # else it is being built
+                self._noticed(optimizer)
+
+        return add_param_group
+
+    def _noticed(self, optimizer: Optimizer) -> None:
+        if self._busy or self.by_hand:
+            return
+        self._busy = True
+        try:
+            self.adopt(optimizer, fresh=True)
+        finally:
+            self._busy = False
+
+    def _restoring(self, original: Any) -> Any:
+        def __setstate__(optimizer: Optimizer, state: dict[str, Any]) -> None:  # noqa: N807
+            original(optimizer, state)
+            self._looked = False  # unpickled, or copied: its model is complete a moment later
+
+        return __setstate__
+
+    def _going_backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **keywords: Any) -> None:
+            def run() -> None:
+                original(tensors, *args, **keywords)
+
+            if self._busy or self.by_hand:  # a backward pass inside another one belongs to that
+                return run()
+            self._busy = True
+            try:
+                self.look_around()
+                self._loaders.goes_backward()
+                some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+                self._checks.before_backward(some)
+                self._checks.after_backward(self._spread.backward(run, some))
+            finally:
+                self._busy = False
+
+        return backward
+
+    def _stepped(self, optimizer: Optimizer, *_: object) -> None:
+        self._spread.stepped(optimizer)
+        self._checks.stepped(optimizer, is_known=optimizer in self._known)
+
+    def _wrapping(self, original: Any) -> Any:
+        def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
+            if not isinstance(module, ReducedParameters):
+                self._spread.yield_to(module)
+            original(wrapper, module, *args, **keywords)
+
+        return __init__
+
+
+def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:
+    """Return the parameters of models that the user, or a framework, has wrapped."""
+    wrappers = [module for module in modules if _is_wrapper(module)]
+    return {id(each): each for wrapper in wrappers for each in wrapper.parameters()}
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return by_hand.wraps_model(module) and not isinstance(getattr(module, "module", None), ReducedParameters)

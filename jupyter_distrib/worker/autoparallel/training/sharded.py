@@ -1,0 +1,292 @@
+"""The sharded training of one run: each rank holds its part of every parameter, gradient and optimizer state.
+
+an optimizer is built    its models get the weights of rank 0, and are sharded by torch's `fully_shard`; holders of
+                         their old parameters get the new ones
+a batch, a backward      FSDP gathers and frees, and averages gradients
+optimizer step           buffers (of batch normalization, say) become those of rank 0
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.worker.autoparallel import guesses, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
+from jupyter_distrib.worker.autoparallel.training import gather_shards, replace_references, weight_sync
+from jupyter_distrib.worker.autoparallel.training.data_parallel import check_together
+from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
+from jupyter_distrib.worker.autoparallel.training.sharding import (
+    ShardingPlan,
+    begin_alike,
+    callable_parts,
+    check,
+    offloads,
+    place,
+    shard,
+    shard_state,
+)
+from jupyter_distrib.worker.autoparallel.training.state_dict_loading import listen, reshard
+from jupyter_distrib.worker.autoparallel.training.units import units_of
+
+_MIXED = "got mixed torch.Tensor and DTensor"
+"""The message of torch (2.13) for a call of a module whose parameters are not gathered."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """The progress of a model's optimizers on this rank."""
+
+    count: int = 0
+    stepping: bool = False
+    sharded_here: bool = False
+    """Whether this module sharded the whole model, so that unsharded parameters were added later."""
+
+
+steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
+"""The living models that were trained as sharded ones: the notebook may keep them on the ranks from run to run."""
+
+
+class ShardedTraining:
+    """The `Spread` that shards models; `Spread` describes the calls of its methods."""
+
+    def __init__(self, run: StrategyRun, plan: ShardingPlan) -> None:
+        self._run, self._plan, self._guesses = run, plan, guesses.made(run.options)
+        part = ShardChoice(
+            rank=plan.data.get_local_rank() if plan.data is not None else 0,
+            size=plan.data.size() if plan.data is not None else 1,
+            batch="global" if run.options.get("batch") == "global" else "per-rank",
+            together=True,
+        )
+        self._summary = ChangeSummary(part.size)
+        self._loaders = Loaders(self, part, run, self._summary)
+        self._hooks = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
+        self._undo: Callable[[], None] = lambda: None
+        self._roots: list[nn.Module] = []
+        """The models that this run trains."""
+        self._reached = False
+        """Whether a backward pass has computed gradients of them."""
+
+    def begin(self, *, groups_reset: bool) -> None:
+        """Begin the run. `groups_reset`: whether the ranks have lost their groups, by an interrupt, for instance."""
+        if groups_reset:
+            self._compare_steps()
+        self._hooks.begin()
+        stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
+        self._undo = stepping.remove
+        self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
+
+    def returning(self, value: object) -> None:
+        """Gather the sharded parts of the cell's value on rank 0."""
+        for root in list(steps):
+            reshard(root)
+        gather_shards.gather_if_all_do(value)
+
+    def end(self, *, ok: bool) -> None:
+        if isinstance(sys.exception(), SystemExit):
+            gather_shards.absent()  # after any other exception the ranks are stopped together
+        self._hooks.end()
+        self._undo()
+        if ok:
+            self._tell()
+            self._hooks.tell_if_apart()
+        elif _MIXED in str(sys.exception()):
+            self._run.note(
+                "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
+                "itself is called: call that, or register_fsdp_forward_method(model, name) of torch.distributed.fsdp"
+            )
+
+    def adapted(self, code: CodeType) -> CodeType:
+        """Return the cell's code with this rank's device in place of the first one."""
+        return self._hooks.own_device.adapted(code)
+
+    def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
+        return self._hooks.total(values)
+
+    def _tell(self) -> None:
+        if (news := self._summary.news()) and identity.rank() == 0:
+            self._run.note(news)
+
+    # ------------------------------------------------------------------------------------------------ prepare()
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        """Return the objects, ready for training.
+
+        Raises:
+            DistributedError: One of them cannot be made ready; it has not been changed.
+        """
+        check_together(objects)
+        for item in objects:
+            if isinstance(item, nn.Module):
+                self._train([ownership.unwrapped(item)])
+        for item in objects:
+            if isinstance(item, Optimizer):
+                self._hooks.adopt(item, fresh=True)
+        return tuple(self._loaders.divided(item) if isinstance(item, DataLoader) else item for item in objects)
+
+    # ------------------------------------------------------------------------------------------------ Spread
+
+    @property
+    def active(self) -> bool:
+        return bool(self._roots)
+
+    @property
+    def in_training(self) -> bool:
+        return any(root.training for root in self._roots)
+
+    def adopt(self, training: OptimizerTraining) -> None:
+        name = type(training.optimizer).__name__
+        at = f" ({training.place})" if training.place else ""
+        if training.loose:
+            raise DistributedError(
+                f"{name}{at} trains a tensor of shape {tuple(training.loose[0].shape)} that belongs to no module, and "
+                "only modules can be sharded: make it a parameter of a module, or take --strategy ddp."
+            )
+        if training.left_alone:
+            raise DistributedError(
+                f"{name}{at} trains {ownership.named(training.roots)}, of which a part is wrapped already: "
+                "wrap all of it by hand or nothing."
+            )
+        self._check_additions(training.roots, f"{name}{at}")
+        listen(training.optimizer)
+        self._train(training.roots, training.optimizer)
+
+    def _check_additions(self, roots: Sequence[nn.Module], optimizer: str) -> None:
+        """Raise `DistributedError` for parameters added to a model after its sharding: each rank would train its
+        own."""
+        for root in (root for root in steps if steps[root].sharded_here):
+            new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
+            if new and any(root is part for each in roots for part in each.modules()):
+                raise DistributedError(
+                    f"{optimizer} trains {new[0]}, which was added to {ownership.named_plainly([root])} when that was "
+                    "sharded already, so it cannot be sharded with it: add it before the model has its first "
+                    "optimizer, or take --strategy ddp."
+                )
+
+    def recognise(self, optimizer: Optimizer) -> None:
+        listen(optimizer)
+        parameters = ownership.parameters_of(optimizer)
+        if self._plan.model:
+            return self._train(ownership.owners_of(parameters).roots, optimizer)
+        for root in list(steps):
+            if _has_any(root, parameters):
+                self._note_root(root)
+
+    def yield_to(self, module: nn.Module) -> None:
+        if any(isinstance(part, FSDPModule) for part in module.modules()):
+            raise DistributedError(
+                f"{type(module).__name__} is sharded already, by --strategy fsdp when its optimizer was built: leave "
+                "DistributedDataParallel out, or take --strategy ddp."
+            )
+
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
+        self._tell()
+        run()
+        self._reached = self._reached or any(p.grad is not None for root in self._roots for p in root.parameters())
+        return self._reached
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        for root in self._of(optimizer):
+            steps[root].count += 1
+            steps[root].stepping = False
+            self._say_if_nothing_is_spread(root)
+            if buffers := [each for each in root.buffers() if not isinstance(each, DTensor)]:
+                weight_sync.take_from_rank_0(buffers)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _of(self, optimizer: Optimizer) -> list[nn.Module]:
+        return [root for root in self._roots if _has_any(root, ownership.parameters_of(optimizer))]
+
+    def _compare_steps(self) -> None:
+        """Add a note if an interrupt has stopped the ranks at different steps, so that their shards do not match."""
+        own_steps = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
+        every = object_collectives.gather(own_steps)
+        for name, *_ in own_steps:
+            seen = [(count, stepping) for rank_steps in every for other, count, stepping in rank_steps if other == name]
+            if len(set(seen)) > 1 or any(stepping for _, stepping in seen):
+                self._run.note(
+                    f"{name} was stopped in the middle of an optimizer step: its shards may be one step apart; to be "
+                    "exact, load a checkpoint."
+                )
+
+    def _about_to_step(self, optimizer: Optimizer) -> None:
+        for root in self._roots:
+            reshard(root)  # after an evaluation the whole parameters may still exist, and would be used again
+        for root in self._of(optimizer):
+            steps[root].stepping = True
+
+    def _train(self, roots: Sequence[nn.Module], optimizer: Optimizer | None = None) -> None:
+        parts = [part for each in roots for part in callable_parts(each)]
+        new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
+        for root in new:
+            check(root)
+        guessed = "units" in self._guesses or bool(self._plan.unit)
+        units = [
+            units_of(root, self._plan.unit) if guessed else [] for root in new
+        ]  # nothing is sharded before all of it can be
+        for root, inside in zip(new, units, strict=True):
+            begin_alike(root, self._plan.data)
+            if self._plan.data is not None:
+                self._shard(root, inside, optimizer)
+        for root in parts:
+            self._note_root(root)
+
+    def _shard(self, root: nn.Module, units: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
+        assert self._plan.data is not None
+        new_of = shard(root, units, self._plan)
+        replace_references.replace(new_of, local_variables="local-variables" in self._guesses)
+        if optimizer is not None:
+            shard_state(optimizer, new_of)
+        count = sum(each.numel() for each in root.parameters())
+        name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
+        steps.setdefault(root, Steps()).sharded_here = True
+        self._summary.sharded(name, count, len(units), kinds, source_location.current_line(self._run.filename))
+
+    def _note_root(self, root: nn.Module) -> None:
+        steps.setdefault(root, Steps())
+        if not any(root is each for each in self._roots):
+            self._roots.append(root)
+        device = identity.device()
+        if device.type != "cpu":
+            place(root, device, offload=offloads(self._plan))
+            self._loaders.device = device
+
+    def _say_if_nothing_is_spread(self, root: nn.Module) -> None:
+        if (
+            self._plan.model
+            and steps[root].count == 1
+            and not any(_is_spread(each, self._plan.data) for each in root.parameters())
+        ):
+            self._run.note(
+                f"no parameter of {ownership.named_plainly([root])} is spread over the mesh, so all ranks do the same: "
+                'use torch.distributed.tensor.parallel.parallelize_module(model, mesh["model"], plan)'
+            )
+
+
+def _has_any(root: nn.Module, parameters: Sequence[torch.Tensor]) -> bool:
+    ids = {id(each) for each in parameters}
+    return any(id(each) in ids for each in root.parameters())
+
+
+def _is_spread(parameter: torch.Tensor, data: DeviceMesh | None) -> bool:
+    return isinstance(parameter, DTensor) and (data is None or parameter.device_mesh.ndim > 1)

@@ -1,0 +1,167 @@
+"""The sharding of a module by torch's `fully_shard`: refused before anything has changed, or done as a whole.
+Collective; rank's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.autoparallel import ownership
+from jupyter_distrib.worker.autoparallel.training import weight_sync
+from jupyter_distrib.worker.autoparallel.training.state_dict_loading import listen
+from jupyter_distrib.worker.autoparallel.training.units import has_forward
+from jupyter_distrib.worker.pytorch import private
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingPlan:
+    """The plan of a sharding, from the options."""
+
+    data: DeviceMesh | None
+    """The mesh dimension of the ranks that see different data, among which parameters are divided; None: all ranks see
+    the same."""
+    model: bool = False
+    """Whether the user spreads parameters over other dimensions of the mesh."""
+    unit: str = ""
+    compute: torch.dtype | None = None
+    """The type for computing; None: the type of the weights."""
+    offload: bool = False
+
+
+New = dict[int, tuple[Any, Any]]
+"""The old and the new parameter, by the `id` of the old one."""
+
+
+def callable_parts(module: nn.Module) -> list[nn.Module]:
+    """Return the module, or the parts of a container without a `forward`: FSDP acts when a module is called."""
+    if has_forward(module):
+        return [module]
+    if own := next(module.parameters(recurse=False), None):
+        raise DistributedError(
+            f"{type(module).__name__} has no forward(), but a parameter of its own, of shape {tuple(own.shape)}: "
+            "nobody calls it, so that cannot be gathered. Put the parameter into a module that is called."
+        )
+    return [
+        part for child in module.children() if any(True for _ in child.parameters()) for part in callable_parts(child)
+    ]
+
+
+def check(root: nn.Module) -> None:
+    """Raise `DistributedError` for models that `fully_shard` would refuse only when half of them is sharded."""
+    name = type(root).__name__
+    if part := next((part for part in root.modules() if isinstance(part, FSDPModule)), None):
+        raise DistributedError(
+            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it by hand "
+            "or nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
+        )
+    for key, parameter in root.named_parameters():
+        if parameter.dim() == 0:
+            raise DistributedError(
+                f"{name}.{key} is a single number without a dimension, which cannot be sharded: give it the shape (1,)."
+            )
+        if not parameter.is_contiguous() and not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.contiguous()
+
+
+def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
+    """Give every rank the weights of rank 0; weights spread over other dimensions of the mesh are those of the first
+    rank along `data`."""
+    tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
+    every = weight_sync.fingerprints_of_all(tensors)
+    if not weight_sync.same_form(every):
+        raise DistributedError(
+            f"{type(root).__name__} has other parameters on one rank than on another: build it alike on all of them."
+        )
+    if any(each != every[0] for each in every):
+        weight_sync.take_from_rank_0(tensors)
+    for each in root.parameters():
+        if data is not None and isinstance(each, DTensor):
+            dist.broadcast(each.to_local().detach(), group=data.get_group(), group_src=0)
+
+
+def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> New:
+    """Shard a module in place. Return the new parameter for each old one."""
+    before = [
+        (module, name, parameter)
+        for module in root.modules()
+        for name, parameter in private.own_parameters(module).items()
+        if parameter is not None
+    ]
+    grads = {id(parameter): parameter.grad for _, _, parameter in before}
+    normalizing = _in_full_precision(root) if plan.compute else []
+    for module in normalizing:
+        for name, buffer in module.named_buffers(recurse=False):
+            private.set_buffer(module, name, buffer.float() if buffer.is_floating_point() else buffer)
+    for module in (*normalizing, *units, root):
+        if not isinstance(module, FSDPModule):
+            policy = MixedPrecisionPolicy() if plan.compute is None else _precision(module, root, plan.compute)
+            fully_shard(module, mesh=plan.data, mp_policy=policy, offload_policy=_offload(plan))
+    root.register_forward_hook(_reshard_after_evaluation)
+    for module in (*units, root):
+        listen(module)
+    new_of: New = {id(old): (old, private.own_parameters(module)[name]) for module, name, old in before}
+    for old, new in new_of.values():
+        if (grad := grads[id(old)]) is not None:
+            new.grad = _sharded_like(grad, new)
+    return new_of
+
+
+def _in_full_precision(root: nn.Module) -> list[nn.Module]:
+    """Return the batch normalizations, which sum over a batch: torch's autocast keeps them in full precision, too."""
+    return [module for module in root.modules() if isinstance(module, private.BatchNorm) and module is not root]
+
+
+def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
+    if isinstance(module, private.BatchNorm):
+        return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=compute)
+    output = torch.float32 if module is root else None
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=output)
+
+
+def _reshard_after_evaluation(root: Any, *_: object) -> None:
+    """Reshard a model after an evaluation: FSDP (2.13) leaves its own parameters whole until a backward pass."""
+    if not torch.is_grad_enabled():
+        root.reshard()
+
+
+def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
+    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP then requires shards on
+    the CPU."""
+    if not offload:
+        if any(each.device != device for each in (*root.parameters(), *root.buffers())):
+            root.to(device)
+        return
+    for module in root.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            private.set_buffer(module, name, buffer.to(device))
+
+
+def _offload(plan: ShardingPlan) -> OffloadPolicy:
+    return CPUOffloadPolicy() if offloads(plan) else OffloadPolicy()
+
+
+def offloads(plan: ShardingPlan) -> bool:
+    return plan.offload and plan.data is not None and plan.data.device_type != "cpu"
+
+
+def shard_state(optimizer: Optimizer, new_of: New) -> None:
+    """Shard an optimizer's state for each parameter in the same way as the parameter."""
+    for _, new in new_of.values():
+        for key, value in optimizer.state.get(new, {}).items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == new.shape:
+                optimizer.state[new][key] = _sharded_like(value, new)
+
+
+def _sharded_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
+    local = like.to_local()
+    return distribute_tensor(value.to(local.device), like.device_mesh, like.placements)

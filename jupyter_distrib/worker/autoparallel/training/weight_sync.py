@@ -1,0 +1,73 @@
+"""The exchange of weights between ranks, so that they start with the same. Collective: every rank of the group calls
+these functions in the same order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jupyter_distrib.worker.autoparallel import object_collectives
+from jupyter_distrib.worker.autoparallel.checks import tensor_sums
+from jupyter_distrib.worker.pytorch import private
+
+BROADCAST_BYTES = 250 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFingerprint:
+    """The fingerprint of tensors, for a comparison without sending them."""
+
+    form: tuple[tuple[object, ...], ...]
+    """The shape and type of each tensor."""
+    sums: tuple[int, ...]
+    """The sum of each tensor's bits, taken as whole numbers: equal for equal contents on any device."""
+
+
+def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
+    return WeightFingerprint(
+        form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors), sums=tuple(tensor_sums.bits(tensors))
+    )
+
+
+def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerprint]:
+    """Return the fingerprints of these tensors on all ranks, in rank order."""
+    return [fingerprints for (fingerprints,) in fingerprints_of_sets([tensors])]
+
+
+def fingerprints_of_sets(sets: Sequence[Sequence[torch.Tensor]]) -> list[list[WeightFingerprint]]:
+    """Return the fingerprints of every rank's sets of tensors, in rank order; ranks may have unequally many sets."""
+    own_sets = [dataclasses.astuple(fingerprint(each)) for each in sets]
+    return [[_read(*each) for each in rank_sets] for rank_sets in object_collectives.gather(own_sets)]
+
+
+def _read(form: list[list[object]], sums: list[int]) -> WeightFingerprint:
+    return WeightFingerprint(form=tuple(map(tuple, form)), sums=tuple(sums))
+
+
+def same_form(every: Sequence[WeightFingerprint]) -> bool:
+    return all(each.form == every[0].form for each in every)
+
+
+def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
+    """Give every rank the contents that these tensors have on rank 0."""
+    with torch.no_grad():
+        plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
+        if plain:  # as DistributedDataParallel does: pieces for each device and type, two in flight at a time
+            private.broadcast(plain, BROADCAST_BYTES)
+
+
+def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values summed over ranks: a tensor as a tensor, a number as a number of its kind."""
+    out = []
+    for value in values:
+        is_tensor = isinstance(value, torch.Tensor)
+        kind = torch.int64 if isinstance(value, (bool, int)) else torch.float64
+        tensor = value.detach().clone() if is_tensor else torch.tensor(value, dtype=kind, device="cpu")
+        dist.all_reduce(tensor)
+        out.append(tensor if is_tensor else tensor.item())
+    return tuple(out)

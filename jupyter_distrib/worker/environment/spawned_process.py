@@ -1,0 +1,167 @@
+"""The definitions of notebook and cell in processes that the cell spawns (`get_context("spawn")` or `"forkserver"`).
+
+Such a process begins as a new program and runs the main file of its parent, so that functions and classes are found
+there by name. A cell has no such file, and to run it again would train again: its rank gives out one that unpickles the
+definitions of the cell's module instead.
+
+    rank:  multiprocessing asks for the main file  ->  a file in memory, with the pickled definitions
+    child: multiprocessing runs that file as `__mp_main__`  ->  `define`
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import io
+import itertools
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Iterable, Mapping
+from functools import _lru_cache_wrapper
+from multiprocessing import spawn
+from typing import Any
+
+import cloudpickle
+
+from jupyter_distrib.serialization import definitions
+from jupyter_distrib.serialization.picklers import NAMESPACE, LiveNamespace
+from jupyter_distrib.worker.environment import cell
+from jupyter_distrib.worker.environment.shell import RankShell
+
+_FIRST_FD, _FDS = 100, 400
+_numbers = itertools.cycle(range(_FIRST_FD, _FIRST_FD + _FDS))
+"""Numbers of descriptors, so that a new file soon has another path: a fork server runs each path once."""
+_open: list[int] = []
+"""The descriptors of the main files of the present run."""
+
+
+def install() -> None:
+    """Give processes that this rank spawns the definitions of its cell."""
+    original = spawn.get_preparation_data
+
+    def with_definitions(name: str) -> dict[str, Any]:
+        data = original(name)
+        main = sys.modules["__main__"]
+        if getattr(main, "__file__", None) is None and main.__spec__ is None:
+            data["init_main_from_path"] = _main_file(vars(main))
+        return data
+
+    spawn.get_preparation_data = with_definitions
+
+
+def forget() -> None:
+    """Close the main files of the run before; processes that it spawned have read them."""
+    for fd in _open:
+        os.close(fd)
+    _open.clear()
+
+
+def define(namespace: dict[str, object], data: bytes, refused: Mapping[str, str]) -> None:
+    """Put the definitions into the namespace of a spawned process, which multiprocessing makes its `__main__`.
+
+    Args:
+        namespace: The globals of the main file.
+        data: The pickle.
+        refused: Names that could not be pickled, each with a sentence that the process fails with when it looks for it.
+    """
+    token = NAMESPACE.set(namespace)
+    try:
+        namespace.update(cloudpickle.loads(data))
+    finally:
+        NAMESPACE.reset(token)
+
+    def missing(name: str) -> object:
+        if name in refused:
+            raise TypeError(refused[name])
+        raise AttributeError(name)
+
+    namespace["__getattr__"] = missing
+
+
+def _main_file(namespace: dict[str, object]) -> str:
+    """Return the path of a new file that defines what the namespace does."""
+    data, refused = _pickled(namespace)
+    text = (
+        "import base64\nfrom jupyter_distrib.worker.environment import spawned_process\n"
+        f"spawned_process.define(globals(), base64.b64decode({base64.b64encode(data)!r}), {refused!r})\n"
+    )
+    with _file() as file:
+        file.write(text.encode())
+        file.flush()
+        fd = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, next(_numbers))
+    _open.append(fd)
+    return f"/proc/{os.getpid()}/fd/{fd}" if os.path.exists("/proc/self/fd") else f"/dev/fd/{fd}"
+
+
+def _file() -> io.BufferedRandom | Any:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("jupyter_distrib-main"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+class DefinitionsPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """A pickler of definitions by value, whose globals are those of the process that reads them."""
+
+    dispatch_table = definitions.DISPATCH_TABLE
+
+    def __init__(self, file: io.BytesIO, namespace: dict[str, object]) -> None:
+        super().__init__(file, protocol=5)
+        self.globals_ref[id(namespace)] = LiveNamespace()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is RankShell:
+            return RankShell, (LiveNamespace(),)
+        if type(obj) is _lru_cache_wrapper:
+            return definitions.cached_form(obj, sent=False)
+        if definitions.dispatches(obj) and (form := definitions.dispatch_form(obj, sent=False)) is not None:
+            return form
+        return super().reducer_override(obj)
+
+
+def _pickled(namespace: dict[str, object]) -> tuple[bytes, dict[str, str]]:
+    """Return a pickle of the functions, classes and modules of a namespace, and the reasons for what is left out."""
+    defined = {name: value for name, value in namespace.items() if _is_definition(value)}
+    try:
+        return _dumped(defined, namespace), {}
+    except Exception:  # noqa: BLE001 - foreign code; below it is found out whose
+        failed = {name: problem for name in defined if (problem := _problem(name, namespace))}
+    refused = {name: _sentence(name, problem, namespace) for name, problem in failed.items()}
+    return _dumped({name: value for name, value in defined.items() if name not in failed}, namespace), refused
+
+
+def _is_definition(value: object) -> bool:
+    if isinstance(value, types.ModuleType):
+        return True
+    callables = type, types.FunctionType, _lru_cache_wrapper
+    return isinstance(value, callables) and value.__module__ == "__main__"
+
+
+def _dumped(values: dict[str, object], namespace: dict[str, object]) -> bytes:
+    file = io.BytesIO()
+    DefinitionsPickler(file, namespace).dump(values)
+    return file.getvalue()
+
+
+def _problem(name: str, namespace: dict[str, object]) -> str:
+    try:
+        _dumped({name: namespace[name]}, namespace)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _sentence(name: str, problem: str, namespace: dict[str, object]) -> str:
+    read = sorted(each for each in _reads(namespace[name]) & namespace.keys() if each != name)
+    culprits = [each for each in read if _problem(each, namespace)]
+    because = f", because it reads {_quoted(culprits)}" if culprits else ""
+    return f"`{name}` cannot be given to a spawned process{because} ({problem}). Make that inside the process."
+
+
+def _reads(value: object) -> set[str]:
+    return cell.globals_read(getattr(value, "__wrapped__", value))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

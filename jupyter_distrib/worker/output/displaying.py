@@ -1,0 +1,311 @@
+"""The function `display(...)` on a rank: an object that is more than text becomes a MIME bundle for the notebook.
+
+Runs in the rank, in the thread that displays. A rank is no IPython kernel, so IPython's own `display`, `update_display`
+and `clear_output` are replaced in it by the functions of this file when a cell first imports IPython. IPython's
+formatters give the representation of an object. In the same way the widgets of `tqdm.notebook` become bars that the
+record can parse.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from jupyter_distrib.libraries import known, settings
+from jupyter_distrib.system.formatting import size as size_text
+from jupyter_distrib.wire.messages import Cleared, Displayed
+
+MAX_BYTES = 10_000_000
+"""The limit on the size of one display, in bytes: larger ones slow the browser down."""
+SEND_EVERY_S = 0.1
+MAX_WAITING = 100
+"""The most displays that wait; if more follow each other faster, the notebook gets the newest."""
+_NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
+"""The MIME types of code that nobody should run for a rank, and of widgets whose model is not in the kernel."""
+BACKEND = "module://jupyter_distrib.worker.output.matplotlib_backend"
+"""Matplotlib's name of the backend of ranks."""
+Event = Displayed | Cleared
+
+
+class Displayer:
+    """The sender of the displays of one rank in one run."""
+
+    def __init__(self, run: str, rank: int, send: Callable[[Event], None]) -> None:
+        self._run, self._rank, self._send = run, rank, send
+        self._lock = threading.RLock()
+        """A reentrant lock, since a finalizer that displays may be called in the middle of a display."""
+        self._waiting: list[Event] = []
+        self._clear_first: Cleared | None = None
+        """The clearing that waits for the next display."""
+        self._clears = 0
+        """The number of calls of `clear_output`."""
+        self._sent_at_s = float("-inf")
+        self._timer: threading.Timer | None = None
+
+    def show(self, data: dict[str, str], metadata: dict[str, object], display_id: str, *, update: bool) -> None:
+        event = Displayed(
+            run=self._run,
+            rank=self._rank,
+            data=data,
+            metadata=metadata,
+            display_id=display_id,
+            update=update,
+            at_s=time.monotonic(),
+        )
+        with self._lock:
+            if self._clear_first and not update:
+                self._waiting = [old for old in self._waiting if old is self._clear_first]
+                self._clear_first = None
+            if update:
+                self._waiting = [old for old in self._waiting if not _is_update_of(old, display_id)]
+            self._waiting = [*self._waiting, event][-MAX_WAITING:]
+        self._soon()
+
+    def clear(self, *, wait: bool) -> None:
+        """Remove all displays and what was printed; with `wait` only when there is something new."""
+        with self._lock:
+            self._clears += 1
+            event = Cleared(run=self._run, rank=self._rank, number=self._clears, wait=wait, at_s=time.monotonic())
+            before = [old for old in self._waiting if old is not self._clear_first] if wait else []
+            self._waiting = [*before, event]
+            self._clear_first = event if wait else None
+            _mark_output(self._clears, wait=wait)
+        self._soon()
+
+    def close(self) -> None:
+        """Send the waiting displays; called before the rank reports that it has returned."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._flush()
+
+    def _soon(self) -> None:
+        if self._timer is not None:
+            return
+        wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()
+        if wait_s <= 0:
+            return self._flush()
+        self._timer = threading.Timer(wait_s, self._flush)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _flush(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            self._sent_at_s, self._timer = time.monotonic(), None
+        for event in waiting:
+            self._send(event)
+
+
+def _mark_output(number: int, *, wait: bool) -> None:
+    """Write the place of a clearing among what is printed: a code that terminals ignore."""
+    code = f"\x1b]distrib-clear;{number}{';wait' if wait else ''}\x07".encode()
+    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+        with suppress(OSError, ValueError, AttributeError):  # the cell may have closed or replaced it
+            stream.flush()
+            os.write(fd, code)
+
+
+def _is_update_of(event: Event, display_id: str) -> bool:
+    return isinstance(event, Displayed) and event.update and event.display_id == display_id
+
+
+current: Displayer | None = None
+"""The rank's displayer while a cell runs in this process."""
+
+
+# ---------------------------------------------------------------------------------------------------- what cells call
+
+
+def display(
+    *objects: Any,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    transient: Mapping[str, Any] | None = None,
+    display_id: str | bool | None = None,
+    raw: bool = False,
+    clear: bool = False,
+    **keywords: Any,
+) -> Any:
+    """Show objects as IPython's `display` does: the notebook shows them under the rank. Text is printed."""
+    if clear:
+        clear_output(wait=True)
+    given = secrets.token_hex(8) if display_id is True else display_id or ""
+    for item in objects:
+        if isinstance(item, str) and not raw and not given:
+            print(item)
+            continue
+        data, details = (dict(item), {}) if raw else _format(item, include, exclude)
+        publish(data, {**details, **(metadata or {})}, transient={**(transient or {}), "display_id": given}, **keywords)
+    if not given:
+        return None
+    from IPython.display import DisplayHandle
+
+    return DisplayHandle(given)  # type: ignore[no-untyped-call]
+
+
+def update_display(item: Any, *, display_id: str, **keywords: Any) -> None:
+    """Replace the display with this id."""
+    display(item, display_id=display_id, update=True, **keywords)
+
+
+def clear_output(wait: bool = False) -> None:
+    """Remove what this rank has displayed and printed. The log keeps what it has printed."""
+    if current is not None:
+        current.clear(wait=wait)
+
+
+def publish(
+    data: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    transient: Mapping[str, Any] | None = None,
+    update: bool = False,
+    **_: Any,
+) -> None:
+    """Show a MIME bundle, as IPython's `publish_display_data` does."""
+    display_id = str((transient or {}).get("display_id") or "")
+    bundle = {kind: _content(value) for kind, value in data.items() if kind not in _NOT_FOR_VIEWS}
+    size_bytes = sum(map(len, bundle.values()))
+    if size_bytes > MAX_BYTES:
+        too_large = f"A display of {size_text(size_bytes)} is left out; up to {size_text(MAX_BYTES)} are shown."
+        bundle = {"text/plain": f"{too_large} Save it to a file, or make it smaller."}
+    if bundle.keys() == {"text/plain"} and not display_id:
+        print(bundle["text/plain"])
+    elif bundle and current is not None:
+        current.show(bundle, _plain(metadata or {}), display_id, update=update)
+    elif bundle:
+        _publish_here(bundle, metadata, display_id, update)
+
+
+def _publish_here(bundle: dict[str, str], metadata: Mapping[str, Any] | None, display_id: str, update: bool) -> None:
+    """Show a bundle outside of a rank: in the kernel (the inline pool) or a script."""
+    shell = sys.modules.get("IPython.core.interactiveshell")
+    if shell is None or not shell.InteractiveShell.initialized():
+        print(bundle.get("text/plain", ""))
+        return
+    transient = {"display_id": display_id} if display_id else {}
+    shell.InteractiveShell.instance().display_pub.publish(bundle, metadata, transient=transient, update=update)
+
+
+def _content(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            return _json(value)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str, allow_nan=False)
+    except (TypeError, ValueError):  # keys that are no text, or numbers that JSON does not have
+        return json.dumps(str(value))
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, object]:
+    """Return metadata as JSON can carry it; empty if it cannot."""
+    try:
+        plain: dict[str, object] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except (TypeError, ValueError):
+        return {}
+    return plain
+
+
+def _format(item: Any, include: Any, exclude: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _formatter().format(item, include=include, exclude=exclude)  # type: ignore[no-any-return]
+
+
+@cache
+def _formatter() -> Any:
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter = DisplayFormatter()
+    formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _png)
+    return formatter
+
+
+def _png(figure: Any) -> str | None:
+    from IPython.core.pylabtools import print_figure
+
+    return print_figure(figure, fmt="png", bbox_inches="tight", base64=True)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def show_figures() -> None:
+    """Display the figures that matplotlib has open, and close them."""
+    pyplot = sys.modules["matplotlib.pyplot"]
+    try:
+        for number in pyplot.get_fignums():
+            display(pyplot.figure(number))
+    finally:
+        pyplot.close("all")
+
+
+def close() -> None:
+    """End the display of a cell: show its figures, as a notebook does, and send the waiting ones."""
+    global current
+    try:
+        if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None and pyplot.get_backend() == BACKEND:
+            show_figures()
+    except Exception:  # noqa: BLE001 - figures that cannot be drawn do not make the cell fail
+        traceback.print_exc()
+    finally:
+        last, current = current, None
+        if last is not None:
+            last.close()
+
+
+# ---------------------------------------------------------------------------------------------------- IPython's names
+
+
+def install() -> None:
+    """Install the finder that replaces functions of other packages at their import; called once in a rank."""
+    sys.meta_path.insert(0, _Finder())
+
+
+def _replace_functions(module: types.ModuleType) -> None:
+    module.__dict__.update(
+        display=display, update_display=update_display, clear_output=clear_output, publish_display_data=publish
+    )
+
+
+_REPLACED = {
+    "IPython.core.display_functions": _replace_functions,
+    **dict.fromkeys(settings.AT_IMPORT, settings.set_at_import),
+    **known.mends(),
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """A finder that loads some modules as Python does, and replaces parts of them before other code gets them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if (replace := _REPLACED.get(fullname)) is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                replace(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

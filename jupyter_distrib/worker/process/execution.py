@@ -1,0 +1,252 @@
+"""The execution of one cell after another on a rank, each from its command to the event of its end. Rank's main
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces import strategy as strategy_module
+from jupyter_distrib.interfaces.framework import Framework, Profiler
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.wire.messages import (
+    Execute,
+    Failed,
+    Interrupted,
+    Noted,
+    RunEvent,
+    Started,
+    StreamsReplaced,
+    WorkerOrder,
+)
+from jupyter_distrib.worker import end_of_cell
+from jupyter_distrib.worker.debugging import debugger_channel
+from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
+from jupyter_distrib.worker.debugging.kept_failure import KeptFailure
+from jupyter_distrib.worker.debugging.probe import Prober
+from jupyter_distrib.worker.environment import cell, forked_child, local_modules, process_reset, rank_environment
+from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
+from jupyter_distrib.worker.environment.cleanup import Cleanup
+from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.messenger import Messenger
+from jupyter_distrib.worker.output import displaying, reporting
+from jupyter_distrib.worker.output.late_output import LateThreads
+from jupyter_distrib.worker.process.control_thread import ControlThread
+from jupyter_distrib.worker.process.device_check import DeviceCheck, give_up
+from jupyter_distrib.worker.process.outcome import outcome
+
+
+class CellRunner:
+    """The runner of cells, which catches every exception of user code.
+
+    Args:
+        order: The identity of this rank.
+        loading_fd: The memory shared with the agent, for the name of the variable that is being unpickled.
+    """
+
+    def __init__(
+        self,
+        order: WorkerOrder,
+        loading_fd: int,
+        framework: Framework,
+        *,
+        messenger: Messenger,
+        interrupts: Interrupts,
+        control: ControlThread,
+        prober: Prober,
+        cleanup: Cleanup,
+        debugger: DebuggerChannel,
+    ) -> None:
+        self._pid = os.getpid()
+        self._order, self._framework, self._groups = order, framework, framework.groups
+        self._messenger, self._interrupts, self._control = messenger, interrupts, control
+        self._prober, self._cleanup, self._debugger = prober, cleanup, debugger
+        self.failure = KeptFailure(cleanup, debugger, messenger.send)
+        self._environment = CellEnvironment(order, framework.groups)
+        self._device = DeviceCheck(order, framework, messenger.send)
+        self._late = LateThreads(order.rank, messenger.send)
+        self._loading = partial(crash_notes.note, loading_fd)
+
+    def execute(self, command: Execute, fds: list[int]) -> None:
+        run, rank = command.run, self._order.rank
+        device = self._order.device
+        began_at_s = time.monotonic()
+        self.failure.drop()
+        self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
+        module = cell.fresh_module()
+        value, error = self._guarded(command, fds, module)
+        if error is not None:
+            local_modules.drop_orphans()
+        broken = self._device.before_end_is_told(command, error)
+        event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
+        settles = self._device.has_device and isinstance(event, Failed | Interrupted)
+        if isinstance(event, Failed | Interrupted):
+            event = replace(event, settles=settles)
+        failed = error if isinstance(event, Failed) else None
+        del value, error
+        self._late.end(run)
+        process.flush_streams()
+        if process.has_children():
+            self.replace_streams(run)
+        self._environment.modules.remember()
+        self._control.ended(run)
+        self._messenger.send(event, out_fds)
+        for fd in out_fds:
+            os.close(fd)
+        if broken:
+            give_up(f"rank {rank} is replaced, because its GPU cannot be used any more.")
+        if settles:
+            self._device.after_end(command, module.__dict__, lambda: self._control.cut)
+        if failed is None:
+            self._cleanup.after(command, module.__dict__)
+        else:
+            self.failure.keep(command, module, failed)
+        self._environment.restore()
+        self._groups.tidy()
+
+    def replace_streams(self, run: str) -> None:
+        """Open new streams, so that output of processes that outlive their cell does not appear under the next one."""
+        try:
+            ends = process.renew_streams()
+        except OSError:  # too many open files: the old streams are better than a lost rank
+            ends = []
+        self._messenger.send(StreamsReplaced(run=run), ends)
+        for fd in ends:
+            os.close(fd)
+
+    def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
+        """Run the cell and return its value, or the exception that it raised."""
+        strategy, profiler, ok, waits = None, None, False, False
+        try:
+            try:
+                self._interrupts.allow()
+                self._prepare(command, fds, module)
+                waits = not command.unanswered and debugger_channel.is_expected(command.cell)
+                if waits:
+                    self._groups.wait_endlessly(on=True)
+                strategy = identity.strategy = self._strategy(command.setting.strategy)
+                strategy.begin(self._strategy_run(command, module.__dict__))
+                self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
+                self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
+                profiler = self._profiler(command) if command.profile else None
+                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                forked_child.leave(self._pid)
+                value = None if command.cell.script else value
+                strategy.returning(value)
+                end_of_cell.run(ok=True)
+                ok = True
+            finally:
+                self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
+                self._debugger.finish()
+                forked_child.leave(self._pid, sys.exception())
+                if profiler is not None:
+                    profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
+                end_of_cell.run(ok=False)
+                if waits:
+                    self._groups.wait_endlessly(on=False)
+                if strategy is not None:
+                    strategy.end(ok=ok)
+            return value, None
+        except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
+            self._interrupts.allowed = False
+            return None, error
+        finally:
+            reporter, reporting.current = reporting.current, None
+            if reporter is not None:
+                reporter.close()
+            displaying.close()
+
+    def _profiler(self, command: Execute) -> Profiler | None:
+        """Return the profiler of a cell, which has begun; None if there is none here."""
+        profiler = self._framework.profiler(command, self._messenger.send)
+        if profiler is None:
+            text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
+            self._messenger.send(Noted(run=command.run, rank=self._order.rank, text=text))
+            return None
+        profiler.begin()
+        return profiler
+
+    def _outcome(
+        self,
+        command: Execute,
+        namespace: dict[str, object],
+        value: Any,
+        error: BaseException | None,
+        began_at_s: float,
+    ) -> tuple[RunEvent, list[int]]:
+        """Return the event of the end. Pickling the value runs the user's code too, and may be stopped."""
+
+        def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
+            rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
+            times = self._framework.phase_times()
+            return outcome(
+                command,
+                rank,
+                namespace,
+                value,
+                error,
+                began_at_s=began_at_s,
+                stopped=stopped,
+                sequence=sequence,
+                times=times,
+            )
+
+        try:
+            try:
+                self._interrupts.allowed = error is None
+                return told(value, error)
+            finally:
+                self._interrupts.allowed = False
+        except BaseException as broken:  # noqa: BLE001 - as in `_guarded`
+            self._interrupts.allowed = False
+            return told(None, broken)
+
+    def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
+        run, rank = command.run, self._order.rank
+        self._framework.prepare()
+        identity.attempt, identity.max_restarts = command.attempt, command.max_restarts
+        if command.cell.script:
+            self._environment.modules.unload()  # as in a new process
+        for path in self._environment.prepare(command.setting):
+            self._messenger.send(Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
+        self._late.begin()
+        sys.modules["__main__"] = module
+        namespace = module.__dict__
+        namespace |= rank_environment.names(command.cell, namespace)
+        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
+        payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
+        self._loading("")
+        self._device.note_torn(command, namespace)
+        process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
+        self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
+        self._prober.begin(run, command.cell.filename)
+        reporting.current = reporting.Reporter(run, rank, self._messenger.send)
+        displaying.current = displaying.Displayer(run, rank, self._messenger.send)
+
+    def _strategy(self, name: str) -> strategy_module.Strategy:
+        found = strategy_module.load(name)
+        if found.framework not in ("", self._framework.name):
+            raise DistributedError(
+                f"--strategy {name} computes with {found.framework}, and these ranks with {self._framework.name}: "
+                "leave --on out, so that it is given ranks of its own."
+            )
+        return found()
+
+    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
+        return strategy_module.StrategyRun(
+            options=command.setting.strategy_options,
+            filename=command.cell.filename,
+            everyone=identity.everyone(command),
+            names=names,
+            exchange=self._groups.exchange,
+            note=lambda text: self._messenger.send(Noted(run=command.run, rank=None, text=text)),
+        )

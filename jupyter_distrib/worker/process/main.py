@@ -1,0 +1,210 @@
+"""The process of a rank: one command after another in the main thread, and a control thread that receives a stop while
+the main thread is busy.
+
+    agent ==link==> control thread --inbox--> main thread: Execute, ResetGroups, KeepGroups, Forget, Leave
+                         |
+                         +-- Cut: shut the sockets that a blocked collective waits on
+
+The user's code runs in the main thread, where signals arrive. SIGINT raises `KeyboardInterrupt` only while a cell runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import socket
+from typing import NoReturn
+
+from jupyter_distrib.interfaces import framework, identity
+from jupyter_distrib.system import crash_notes, open_files, process
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import (
+    Debug,
+    DeviceSettled,
+    Execute,
+    Forget,
+    KeepGroups,
+    Leave,
+    Message,
+    Ready,
+    ReplaceStreams,
+    ResetGroups,
+    WorkerOrder,
+)
+from jupyter_distrib.worker.debugging import debugger_channel
+from jupyter_distrib.worker.debugging.probe import Prober
+from jupyter_distrib.worker.environment import spawned_process, threads
+from jupyter_distrib.worker.environment.cleanup import Cleanup
+from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.messenger import Messenger
+from jupyter_distrib.worker.output import displaying
+from jupyter_distrib.worker.process.control_thread import ControlThread, Entry
+from jupyter_distrib.worker.process.device_check import give_up
+from jupyter_distrib.worker.process.execution import CellRunner
+
+
+def run_worker(
+    order: WorkerOrder,
+    link_fd: int,
+    stdout_fd: int,
+    stderr_fd: int,
+    loading_fd: int,
+    *,
+    early: bool,
+    gone: int | None = None,
+) -> NoReturn:
+    """Run as this rank until the order to leave. Called in a process just forked from the forkserver, or just exec'd.
+
+    `gone`, if given, is a pipe that ends when the process that forked this one does, so that the agent adopts it.
+    """
+    os.setsid()
+    process.take_streams(stdout_fd, stderr_fd)
+    identity.take(order)
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **identity.device_variables()}
+    link = Link(socket.socket(fileno=link_fd))
+    messenger = Messenger(link)
+    interrupts = Interrupts(messenger)
+    interrupts.install()
+    crash_notes.tell_place_on_signal(loading_fd)
+    worker = Worker(order, link, loading_fd, messenger=messenger, interrupts=interrupts, library=settled(order))
+    if gone is not None:
+        os.read(gone, 1)
+        os.close(gone)
+    process.die_with_parent(order.agent_pid)
+    messenger.send(Ready(rank=order.rank, pid=os.getpid(), early=early, settles=worker.settles))
+    worker.serve()
+
+
+def settled(order: WorkerOrder) -> framework.Framework:
+    """Complete the steps that a fork leaves open: threads, start method, framework. Return the framework."""
+    assert framework.current is not None
+    threads.use(order.threads, {})
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)
+    displaying.install()
+    spawned_process.install()
+    framework.current.settle(order)
+    return framework.current
+
+
+class Worker:
+    """The parts of one rank's process, and the commands that its main thread executes."""
+
+    def __init__(
+        self,
+        order: WorkerOrder,
+        link: Link,
+        loading_fd: int,
+        *,
+        messenger: Messenger,
+        interrupts: Interrupts,
+        library: framework.Framework,
+    ) -> None:
+        self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._missed: tuple[ResetGroups, list[int]] | None = None
+        """The order to reset groups that could not be followed yet, and its descriptors."""
+        self._order, self._messenger, self._groups = order, messenger, library.groups
+        self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
+        debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts)
+        debugger_channel.install(debugger)
+        prober = Prober(
+            order.rank,
+            library.sightings,
+            library.device_memory,
+            library.phase_times,
+            in_debugger=lambda: debugger.stopped,
+        )
+        self._control = ControlThread(
+            link,
+            self._inbox,
+            messenger=messenger,
+            interrupts=interrupts,
+            prober=prober,
+            groups=library.groups,
+            debugger=debugger,
+            take_device=library.take_device,
+        )
+        self._runner = CellRunner(
+            order,
+            loading_fd,
+            library,
+            messenger=messenger,
+            interrupts=interrupts,
+            control=self._control,
+            prober=prober,
+            cleanup=self._cleanup,
+            debugger=debugger,
+        )
+
+    @property
+    def settles(self) -> bool:
+        """Return whether this rank tells when it has reset its groups, so that the next cell waits for it."""
+        return self._order.visible_devices is not None or self._groups.ends_at_reset
+
+    def serve(self) -> NoReturn:
+        """Execute commands until the order to leave."""
+        self._control.start()
+        while True:
+            try:
+                entry = self._next()
+                if entry is None:
+                    process.leave()
+                self._obey(*entry)
+                del entry
+                if self._cleanup.is_urgent:
+                    self._cleanup.collect()
+            except KeyboardInterrupt:  # the interrupt came a moment too late for the cell
+                continue
+
+    def _next(self) -> Entry:
+        for idle_s, clean in self._cleanup.when_idle():
+            try:
+                return self._inbox.get(timeout=idle_s)
+            except queue.Empty:
+                clean()
+        return self._inbox.get()
+
+    def _reset_groups(self, command: ResetGroups, fds: list[int], *, may_wait: bool = True) -> None:
+        """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready.
+
+        Where too many files are open, that waits for the next cell, which closes those of a cell that has failed, or is
+        told why this rank is lost.
+        """
+        if self._missed is not None:
+            Descriptors(self._missed[1]).close()
+        self._missed = None
+        try:
+            if open_files.LOST in fds:
+                raise open_files.error()
+            self._groups.reset(command.host, command.port, fds[0] if fds else -1)
+        except (OSError, RuntimeError) as error:
+            if not may_wait or not isinstance(error, OSError):
+                give_up(f"rank {self._order.rank} is replaced: {open_files.told(error) or error}")
+            self._missed = command, fds
+        if self.settles:
+            self._messenger.send(DeviceSettled(rank=self._order.rank))
+
+    def _obey(self, command: Message, fds: list[int]) -> None:
+        match command:
+            case Execute():
+                if (missed := self._missed) is not None:
+                    self._runner.failure.drop()
+                    self._missed = None
+                    self._reset_groups(*missed, may_wait=False)
+                self._runner.execute(command, fds)
+            case ResetGroups():
+                self._reset_groups(command, fds)
+            case KeepGroups():
+                self._groups.keep()
+            case ReplaceStreams():
+                self._runner.replace_streams(command.run)
+            case Forget():
+                self._cleanup.forget(command.keys)
+            case Debug(action="drop"):
+                self._runner.failure.drop()
+            case Debug():
+                self._runner.failure.examine(command)
+            case Leave():
+                process.leave()

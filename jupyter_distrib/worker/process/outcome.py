@@ -1,0 +1,82 @@
+"""The event of a cell's end on one rank. Made in the thread that executed the cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.interfaces import framework, identity
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, PhaseTimes, Returned
+from jupyter_distrib.worker import failure
+
+TOLD_BYTES = 1_000_000
+"""The size from which it is told that a kept value holds memory."""
+
+
+def outcome(
+    command: Execute,
+    rank: int,
+    namespace: dict[str, object],
+    value: object,
+    error: BaseException | None,
+    *,
+    began_at_s: float,
+    stopped: Callable[[BaseException], bool],
+    sequence: int = -1,
+    times: PhaseTimes | None = None,
+) -> tuple[Returned | Failed | Interrupted, list[int]]:
+    """Keep the values that `--keep` names. Return the event and its descriptors, which the caller closes.
+
+    `stopped` returns whether an exception came from a stop of the run; for `sequence` and `times` see `Returned`.
+    """
+    run, by_value = command.run, command.setting.by_value
+    left = isinstance(error, SystemExit) and error.code in (None, 0)
+    if error is None or left:
+        kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
+        for name in kept:
+            payload.kept_values[f"{run}/{name}"] = namespace[name]
+        shards = getattr(identity.strategy, "shards", False)
+        sharded = tuple(name for name in kept if shards and payload.sharded_in(namespace[name]))
+        parcel, fd = None, None
+        if value is not None:
+            parcel, fd = _parcel(value, by_value=by_value, run=run)
+        returned = Returned(
+            run=run,
+            rank=rank,
+            value=parcel,
+            kept=kept,
+            kept_bytes=_sizes({name: namespace[name] for name in kept}),
+            sharded=sharded,
+            began_at_s=began_at_s,
+            at_s=time.monotonic(),
+            exited_early=left and not command.cell.script,
+            sequence=sequence,
+            times=times,
+        )
+        return returned, [] if fd is None else [fd]
+    if stopped(error):
+        return Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
+    at_s = time.monotonic()
+    groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
+    described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
+    return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+
+
+def _sizes(kept: dict[str, object]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, value in kept.items():
+        with suppress(Exception):  # a class of the user's may behave as it likes
+            assert framework.current is not None
+            found[name] = framework.current.tensor_bytes(value)
+    return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= TOLD_BYTES}
+
+
+def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:
+    try:
+        return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run, deferred=True))
+    except PayloadError as error:  # there is no room for the value
+        instead = payload.placeholder(value, str(error))
+        return payload.to_parcel(payload.pack_value(instead, by_value=by_value, run=run))
