@@ -154,7 +154,7 @@ def test_only_visible_gpus_are_given(stage: Stage) -> None:
     assert indices(stage.open(stage.client("b"), "c2", 2, visible=())) == [], "none visible: CPU ranks"
 
 
-def test_s03_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
+def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
     me = stage.client("a")
     assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
     assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."
@@ -251,7 +251,7 @@ def rank(number: int, *, early: bool = False) -> Any:
     return SimpleNamespace(number=number, pid=number + 1, state="idle", early=early, process=process, end=lambda: None)
 
 
-def test_c12_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(stage: Stage) -> None:
+def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(stage: Stage) -> None:
     """The driver takes seconds to free a large memory after SIGKILL."""
     me = stage.client("a")
     group = stage.open(me, "c1", 4)
@@ -271,7 +271,7 @@ def test_c12_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before
 
 
 @pytest.mark.parametrize(("gpus", "exchanged"), [(True, []), (False, ["c1"])])
-def test_c16_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
+def test_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, gpus: bool, exchanged: list[str]
 ) -> None:
     """A second CUDA context would take memory beside the first, and the second cell would wait for it."""

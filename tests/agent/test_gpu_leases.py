@@ -52,7 +52,7 @@ def test_a_lease_is_between_processes_and_ends_with_its_holder(loop: Loop, holde
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has processes of other users")
-def test_c13_a_lease_is_between_users(loop: Loop) -> None:
+def test_a_lease_is_between_users(loop: Loop) -> None:
     one, other, mine = gpu(), gpu(), Leases(loop)
     with Holder(uid=65534) as theirs:
         assert theirs.hold(one)

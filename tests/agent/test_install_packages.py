@@ -58,7 +58,7 @@ def test_check_refuses_with_the_line_to_install() -> None:
 
 
 @pytest.mark.slow
-def test_s12_what_is_missing_is_installed_once(
+def test_what_is_missing_is_installed_once(
     tiny: Package, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(compare(packages("sync", tiny)).overlay)
@@ -72,14 +72,14 @@ def test_s12_what_is_missing_is_installed_once(
 
 
 @pytest.mark.slow
-def test_s13_more_than_the_limit_is_refused_with_its_size(tiny: Package, cache: Path) -> None:
+def test_more_than_the_limit_is_refused_with_its_size(tiny: Package, cache: Path) -> None:
     with pytest.raises(Refused, match=r"take 3.0 MB, more than the 1.0 MB that may be installed .*--environment-limit"):
         compare(packages("sync", tiny, limit_bytes=1_000_000))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 @pytest.mark.slow
-def test_s13_two_at_once_install_once(tiny: Package, tmp_path: Path, cache: Path) -> None:
+def test_two_at_once_install_once(tiny: Package, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "wheel").write_bytes(tiny.wheel)
     code = (
         "import sys, pathlib\n"

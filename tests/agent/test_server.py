@@ -897,7 +897,7 @@ def test_another_user_is_refused(client: PoolClient, shared: Path) -> None:
     assert client.run(client.group(1), "rank").values == {0: 0}
 
 
-def test_s15_secrets_of_the_environment_stay_there(
+def test_secrets_of_the_environment_stay_there(
     client: PoolClient, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S6: neither in logs nor in the command line of any process, nor in the runtime folder."""

@@ -184,7 +184,7 @@ def weights_of(folder):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_g10_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_weights(
+def test_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_weights(
     book: Notebook, strategy: str
 ) -> None:
     book.ok(SERIES)
@@ -202,7 +202,7 @@ def test_g10_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_
     assert book.ok(f"import os; len(os.listdir('again-{strategy}'))").result == "2"
 
 
-def test_g10_a_rank_that_does_not_call_resume_is_named(book: Notebook) -> None:
+def test_a_rank_that_does_not_call_resume_is_named(book: Notebook) -> None:
     body = "model = build()\noptimizer = optimizer_for(model)\nif rank == 1:\n"
     wrong = book.fails(f"%%distributed --ranks 2 --strategy ddp\n{body}    jupyter_distrib.resume('none', model=model)")
 

@@ -33,7 +33,7 @@ def written() -> list[str]:
     return sorted(each.parent.name for each in Path("ckpt").glob("*/.metadata"))
 
 
-def test_g10_every_call_makes_a_checkpoint_and_the_last_ones_stay():
+def test_every_call_makes_a_checkpoint_and_the_last_ones_stay():
     for number in range(5):
         save("ckpt", keep=2, number=number)
 
@@ -43,7 +43,7 @@ def test_g10_every_call_makes_a_checkpoint_and_the_last_ones_stay():
     assert load("ckpt/save-000004") == {"number": 3}
 
 
-def test_g10_a_call_before_the_time_makes_none_and_computes_no_state():
+def test_a_call_before_the_time_makes_none_and_computes_no_state():
     class Costly:
         def state_dict(self) -> dict[str, Any]:
             raise AssertionError
@@ -54,11 +54,11 @@ def test_g10_a_call_before_the_time_makes_none_and_computes_no_state():
     assert written() == []
 
 
-def test_g10_without_a_checkpoint_resume_returns_nothing():
+def test_without_a_checkpoint_resume_returns_nothing():
     assert resume("ckpt", model=nn.Linear(2, 2)) == {}
 
 
-def test_g10_the_state_is_that_of_the_call():
+def test_the_state_is_that_of_the_call():
     weights = torch.zeros(1 << 20)
     save("ckpt", keep=1, weights=weights)
     weights.fill_(7)
@@ -67,7 +67,7 @@ def test_g10_the_state_is_that_of_the_call():
     assert load("ckpt")["weights"].unique().tolist() == [0.0]
 
 
-def test_g10_what_could_not_be_written_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch):
+def test_what_could_not_be_written_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch):
     save("ckpt", keep=1, number=1)
     assert written() == ["save-000001"]
 
@@ -93,12 +93,12 @@ def test_g10_what_could_not_be_written_is_raised_by_the_next_call(monkeypatch: p
         ({"keep": 0}, r"keep is a number of checkpoints, at least 1, not 0"),
     ],
 )
-def test_g10_settings_that_make_no_sense(settings: dict[str, Any], sentence: str):
+def test_settings_that_make_no_sense(settings: dict[str, Any], sentence: str):
     with pytest.raises(DistributedError, match=sentence):
         save("ckpt", number=1, **settings)
 
 
-def test_g10_a_folder_of_other_files_and_one_checkpoint_are_left_alone():
+def test_a_folder_of_other_files_and_one_checkpoint_are_left_alone():
     save("single", number=1)
     with pytest.raises(DistributedError, match="single is one checkpoint, written without every_s or keep"):
         save("single", keep=2, number=2)
@@ -128,7 +128,7 @@ periodic._finish(ok=True)
 
 
 @pytest.mark.slow
-def test_g10_a_process_killed_in_the_middle_of_a_write_leaves_the_older_checkpoint_whole():
+def test_a_process_killed_in_the_middle_of_a_write_leaves_the_older_checkpoint_whole():
     killed = subprocess.run([sys.executable, "-c", KILLED], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert os.listdir("ckpt/save-000002")
@@ -139,7 +139,7 @@ def test_g10_a_process_killed_in_the_middle_of_a_write_leaves_the_older_checkpoi
     assert sorted(os.listdir("ckpt")) == ["save-000001", "save-000003"]
 
 
-def test_g10_of_checkpoints_the_newest_whole_one_counts():
+def test_of_checkpoints_the_newest_whole_one_counts():
     save("ckpt", keep=3, number=1)
     assert written()
     Path("ckpt/save-000002").mkdir()
@@ -165,13 +165,13 @@ def meetings(every_s: float, call_s: float) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("call_s", [0.001, 0.05, 7.0, 100.0])
-def test_g10_a_checkpoint_is_due_at_the_call_nearest_to_its_time(call_s: float):
+def test_a_checkpoint_is_due_at_the_call_nearest_to_its_time(call_s: float):
     calls, _ = meetings(60.0, call_s)
 
     assert abs(calls * call_s - 60.0) <= max(call_s, 0.06)
 
 
-def test_g10_ranks_meet_rarely():
+def test_ranks_meet_rarely():
     now_s, schedule, at, met = 0.0, Schedule(60.0, 0.0), 1, 0
     for calls in range(1, 100_000):
         now_s += 0.001
@@ -241,7 +241,7 @@ def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:
     ],
 )
 @pytest.mark.parametrize("stop_at", [1, 7, 10, 13])
-def test_g10_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_reads(kind: str, stop_at: int):
+def test_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_reads(kind: str, stop_at: int):
     torch.manual_seed(1)
     whole, end = reading(kind)
     shutil.rmtree("ckpt")
@@ -255,7 +255,7 @@ def test_g10_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_rea
     assert end_after == end
 
 
-def test_g10_between_two_passes_the_next_one_begins_at_its_beginning():
+def test_between_two_passes_the_next_one_begins_at_its_beginning():
     batches = loader("shuffled")
     resume("ckpt", loader=batches)
     torch.manual_seed(4)
@@ -270,12 +270,12 @@ def test_g10_between_two_passes_the_next_one_begins_at_its_beginning():
     assert str(list(again)) == expected
 
 
-def test_g10_a_loader_that_was_read_uncounted_is_refused():
+def test_a_loader_that_was_read_uncounted_is_refused():
     with pytest.raises(DistributedError, match=r"`batches` is a data loader .*resume\(path, batches=batches"):
         save("ckpt", keep=1, batches=loader("in order"))
 
 
-def test_g10_a_counted_loader_still_pickles():
+def test_a_counted_loader_still_pickles():
     import pickle
 
     batches = loader("in order")

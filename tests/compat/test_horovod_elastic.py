@@ -56,7 +56,7 @@ def trained(book: Notebook, dies: str) -> str:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_h10_a_training_that_loses_a_rank_goes_on_from_its_commit_and_ends_the_same(book: Notebook, rank: int) -> None:
+def test_a_training_that_loses_a_rank_goes_on_from_its_commit_and_ends_the_same(book: Notebook, rank: int) -> None:
     every = list(range(10))
     assert trained(book, "None") == str((True, (every, []), (every, [])))
     book.ok("calm = values[0][0]")
@@ -66,12 +66,12 @@ def test_h10_a_training_that_loses_a_rank_goes_on_from_its_commit_and_ends_the_s
     assert book.ok("calm == values[0][0]").result == "True"
 
 
-def test_h10_a_commit_of_another_run_is_none_of_this_one(book: Notebook) -> None:
+def test_a_commit_of_another_run_is_none_of_this_one(book: Notebook) -> None:
     trained(book, "(1, 5)")
     assert trained(book, "(1, 0)") == str((True, ([*range(10)], [0]), ([*range(10)], [0])))
 
 
-def test_h10_a_state_returns_to_what_was_saved(book: Notebook) -> None:
+def test_a_state_returns_to_what_was_saved(book: Notebook) -> None:
     code = """
 import torch, horovod.torch as hvd
 hvd.init()
@@ -90,7 +90,7 @@ model.weight.item() == before, state.epoch, plain.best"""
     assert book.ok(f"%%distributed --ranks 2\n{code}").result == "ranks 0-1: (True, 3, [2])"
 
 
-def test_h10_what_is_left_of_an_epoch_is_divided_anew(book: Notebook) -> None:
+def test_what_is_left_of_an_epoch_is_divided_anew(book: Notebook) -> None:
     code = """
 import horovod.torch as hvd
 hvd.init()

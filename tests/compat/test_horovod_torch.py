@@ -41,14 +41,14 @@ def says(book: Notebook, code: str, count: int = 2) -> str:
 # ------------------------------------------------------------------------------------------------------------- places
 
 
-def test_h02_ranks_have_their_places(book: Notebook) -> None:
+def test_ranks_have_their_places(book: Notebook) -> None:
     code = "hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()"
     assert ranks(book, code) == ["(0, 2, 0, 2, 0, 1)", "(1, 2, 1, 2, 0, 1)"]
     code = "hvd.is_homogeneous(), hvd.gloo_enabled(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.nccl_built()"
     assert ranks(book, code) == ["(True, True, False, False, 0)"] * 2
 
 
-def test_h02_h03_ranks_of_two_nodes_have_their_places_and_train_together(book: Notebook) -> None:
+def test_h03_ranks_of_two_nodes_have_their_places_and_train_together(book: Notebook) -> None:
     code = f"""%%distributed {TWO_NODES} --ranks 4 --out places
 import os
 {START}
@@ -68,7 +68,7 @@ optimizer.step()
     )
 
 
-def test_h02_each_cell_begins_without_it(book: Notebook) -> None:
+def test_each_cell_begins_without_it(book: Notebook) -> None:
     ranks(book, "hvd.init()")
     code = "%%distributed --ranks 2\nimport horovod.torch as hvd\nassert not hvd.is_initialized()\nhvd.size()"
     assert "horovod.torch is not ready on this rank: call hvd.init() first." in book.fails(code).text
@@ -76,13 +76,13 @@ def test_h02_each_cell_begins_without_it(book: Notebook) -> None:
     assert ranks(book, code) == ["1.0", "1.0"]
 
 
-def test_h02_a_notebook_s_own_process_is_one_rank(book: Notebook) -> None:
+def test_a_notebook_s_own_process_is_one_rank(book: Notebook) -> None:
     code = f"{START}n, hvd.allreduce(torch.ones(2)).tolist(), hvd.broadcast_object({{1: 2}}), hvd.allgather_object(3)"
     assert book.ok(code).result == "(1, [1.0, 1.0], {1: 2}, [3])"
     book.ok("import torch.distributed as dist\nhvd.shutdown()\ndist.destroy_process_group()")
 
 
-def test_h02_a_group_that_the_cell_has_made_is_used(book: Notebook) -> None:
+def test_a_group_that_the_cell_has_made_is_used(book: Notebook) -> None:
     code = "%%distributed --ranks 2\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
     value = book.ok(code + START + "hvd.allreduce(torch.tensor([float(r)])).item()").result
     assert value == "ranks 0-1: 0.5"
@@ -91,7 +91,7 @@ def test_h02_a_group_that_the_cell_has_made_is_used(book: Notebook) -> None:
 # -------------------------------------------------------------------------------------------------------- collectives
 
 
-def test_h03_allreduce_has_horovod_s_values(book: Notebook) -> None:
+def test_allreduce_has_horovod_s_values(book: Notebook) -> None:
     code = """
 x = torch.tensor([1.0, 2.0]) * (r + 1)
 [hvd.allreduce(x).tolist(), *(hvd.allreduce(x, op=op).tolist() for op in (hvd.Sum, hvd.Min, hvd.Max, hvd.Product)),
@@ -102,12 +102,12 @@ x = torch.tensor([1.0, 2.0]) * (r + 1)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])
-def test_h03_every_type_of_numbers_is_reduced(book: Notebook, dtype: str) -> None:
+def test_every_type_of_numbers_is_reduced(book: Notebook, dtype: str) -> None:
     code = f"x = torch.tensor([1, 2, 4], dtype=torch.{dtype})\nhvd.allreduce(x + r, op=hvd.Sum).double().tolist()"
     assert ranks(book, code) == ["[3.0, 5.0, 9.0]"] * 2
 
 
-def test_h03_in_place_and_grouped_forms(book: Notebook) -> None:
+def test_in_place_and_grouped_forms(book: Notebook) -> None:
     code = """
 x, y = torch.ones(2, 2) * r, torch.ones(3, dtype=torch.int64)
 whole = hvd.grouped_allreduce([x, y], op=hvd.Sum, name="both")
@@ -120,7 +120,7 @@ assert hvd.broadcast_(z, 1) is z
     assert ranks(book, code) == [value] * 2
 
 
-def test_h03_allgather_takes_different_numbers_of_rows(book: Notebook) -> None:
+def test_allgather_takes_different_numbers_of_rows(book: Notebook) -> None:
     code = """
 x = torch.full((r + 1, 2), r, dtype=torch.bool)
 many = hvd.grouped_allgather([torch.arange(2 * r), torch.tensor([[r, r]])])
@@ -129,7 +129,7 @@ hvd.allgather(x).tolist(), [each.tolist() for each in many], hvd.allgather(torch
     assert ranks(book, code) == [value] * 2
 
 
-def test_h03_broadcast_alltoall_and_reducescatter(book: Notebook) -> None:
+def test_broadcast_alltoall_and_reducescatter(book: Notebook) -> None:
     code = """
 rows, received = hvd.alltoall(torch.arange(3) + 10 * r, splits=torch.tensor([1, 2]))
 equal = hvd.alltoall(torch.arange(4).view(2, 2) + 10 * r)
@@ -143,12 +143,12 @@ parts = hvd.grouped_reducescatter([torch.ones(2), torch.ones(4)])
     ]  # fmt: skip
 
 
-def test_h03_objects(book: Notebook) -> None:
+def test_objects(book: Notebook) -> None:
     code = "hvd.broadcast_object({'of': r}, root_rank=1, name='state'), hvd.allgather_object('x' * (r + 1))"
     assert ranks(book, code) == ["({'of': 1}, ['x', 'xx'])"] * 2
 
 
-def test_h03_gradients_flow_back_as_horovod_defines_them(book: Notebook) -> None:
+def test_gradients_flow_back_as_horovod_defines_them(book: Notebook) -> None:
     code = """
 def gradient(function, rows=2):
     x = torch.ones(rows, requires_grad=True)
@@ -165,7 +165,7 @@ def gradient(function, rows=2):
     ]  # fmt: skip
 
 
-def test_h03_sparse_tensors_are_averaged(book: Notebook) -> None:
+def test_sparse_tensors_are_averaged(book: Notebook) -> None:
     code = """
 x = torch.sparse_coo_tensor([[r, 2]], [1.0, 2.0], (4,))
 hvd.synchronize(hvd.sparse_allreduce_async(x, "sparse", hvd.Average)).to_dense().tolist()"""
@@ -175,7 +175,7 @@ hvd.synchronize(hvd.sparse_allreduce_async(x, "sparse", hvd.Average)).to_dense()
 # ------------------------------------------------------------------------------------------------------ names, handles
 
 
-def test_h04_two_ranks_that_issue_names_in_opposite_order_get_their_values(book: Notebook) -> None:
+def test_two_ranks_that_issue_names_in_opposite_order_get_their_values(book: Notebook) -> None:
     code = """
 names = ["a", "b", "c"] if r == 0 else ["c", "b", "a"]
 handles = {name: hvd.allreduce_async(torch.tensor([float("abc".index(name) + r)]), name=name) for name in names}
@@ -183,7 +183,7 @@ handles = {name: hvd.allreduce_async(torch.tensor([float("abc".index(name) + r)]
     assert ranks(book, code) == ["[0.5, 1.5, 2.5]", "[2.5, 1.5, 0.5]"]
 
 
-def test_h04_a_handle_is_polled_until_it_is_done(book: Notebook) -> None:
+def test_a_handle_is_polled_until_it_is_done(book: Notebook) -> None:
     code = """
 handle = hvd.allgather_async(torch.tensor([r]))
 while not hvd.poll(handle):
@@ -195,12 +195,12 @@ value"""
     assert "synchronize has taken its result" in says(book, "hvd.poll(4711)")
 
 
-def test_h04_a_rank_may_leave_results_untaken(book: Notebook) -> None:
+def test_a_rank_may_leave_results_untaken(book: Notebook) -> None:
     code = "x = torch.ones(1) * r\nhandle = hvd.allreduce_async_(x, name='x')\nif r: hvd.synchronize(handle)\nx.item()"
     assert ranks(book, code) == ["0.0", "0.5"]
 
 
-def test_h04_many_long_names_are_told_at_once(book: Notebook) -> None:
+def test_many_long_names_are_told_at_once(book: Notebook) -> None:
     code = """
 order = [*range(300)] if r == 0 else [*reversed(range(300))]
 for step in range(2):
@@ -223,7 +223,7 @@ len(values)"""
         ("hvd.allgather(torch.ones(2, 2 + r), name='x')", "shape is (2, 2) on rank 0 and (2, 3) on rank 1"),
     ],
 )  # fmt: skip
-def test_h04_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, sentence: str) -> None:
+def test_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, sentence: str) -> None:
     text = says(book, code)
     assert sentence in text
     assert "HorovodInternalError" in text
@@ -248,7 +248,7 @@ def test_h04_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, 
         ("hvd.shutdown()\nhvd.init(comm=[0])", "hvd.init takes all ranks"),
     ],
 )  # fmt: skip
-def test_h03_what_is_refused_is_said_in_a_sentence(book: Notebook, code: str, sentence: str) -> None:
+def test_what_is_refused_is_said_in_a_sentence(book: Notebook, code: str, sentence: str) -> None:
     assert sentence in says(book, code)
 
 
@@ -282,7 +282,7 @@ def difference(one, other):
     "optimizer", ["SGD(model.parameters(), lr=0.1, momentum=0.9)", "Adam(model.parameters(), lr=0.01)"]
 )
 @pytest.mark.parametrize("more", ["", ", gradient_predivide_factor=2.0", ", backward_passes_per_step=2"])
-def test_h05_the_optimizer_trains_as_ddp(book: Notebook, optimizer: str, more: str) -> None:
+def test_the_optimizer_trains_as_ddp(book: Notebook, optimizer: str, more: str) -> None:
     kind, _, settings = optimizer.rstrip(")").partition("(model.parameters(), ")
     passes = 2 if "passes" in more else 1
     code = f"""{TRAIN}
@@ -294,7 +294,7 @@ difference(mine, by_hand(torch.optim.{kind}, {settings})) < 1e-6"""
     assert ranks(book, code) == ["True", "True"]
 
 
-def test_h05_fp16_is_close_and_equal_on_all_ranks(book: Notebook) -> None:
+def test_fp16_is_close_and_equal_on_all_ranks(book: Notebook) -> None:
     code = f"""{TRAIN}
 model = made()
 optimizer = hvd.DistributedOptimizer(
@@ -305,7 +305,7 @@ off = difference(mine, by_hand(torch.optim.SGD, lr=0.1))
     assert ranks(book, code) == ["(True, True, torch.float32)"] * 2
 
 
-def test_h05_unused_parameters_count_as_zeros(book: Notebook) -> None:
+def test_unused_parameters_count_as_zeros(book: Notebook) -> None:
     code = """
 a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b, c], lr=1.0))
@@ -315,7 +315,7 @@ a.item(), b.item(), c.item(), c.grad.item()"""
     assert ranks(book, code) == ["(-2.0, -2.0, 0.0, 0.0)"] * 2
 
 
-def test_h05_gradients_can_be_clipped_between_synchronize_and_step(book: Notebook) -> None:
+def test_gradients_can_be_clipped_between_synchronize_and_step(book: Notebook) -> None:
     code = """
 a = torch.nn.Parameter(torch.zeros(1))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a], lr=1.0), op=hvd.Sum)
@@ -328,7 +328,7 @@ round(a.item(), 4)"""
     assert ranks(book, code) == ["-1.0", "-1.0"]
 
 
-def test_h05_sparse_gradients(book: Notebook) -> None:
+def test_sparse_gradients(book: Notebook) -> None:
     code = """
 def trained(**more):
     table = torch.nn.Embedding(4, 1, sparse=True)
@@ -341,7 +341,7 @@ trained(), trained(sparse_as_dense=True)"""
     assert ranks(book, code) == ["([-0.5, -0.5, -1.0, 0.0], [-0.5, -0.5, -1.0, 0.0])"] * 2
 
 
-def test_h05_a_scheduler_and_a_state_dict_go_through_it(book: Notebook) -> None:
+def test_a_scheduler_and_a_state_dict_go_through_it(book: Notebook) -> None:
     code = """
 a = torch.nn.Parameter(torch.zeros(1))
 optimizer = hvd.DistributedOptimizer(torch.optim.Adam([a], lr=1.0))
@@ -368,7 +368,7 @@ optimizer.param_groups[0]["lr"], len(optimizer.state)"""
         ("o(backward_passes_per_step=0)", "backward_passes_per_step has to be 1 or more; got 0"),
     ],
 )  # fmt: skip
-def test_h05_misuse_is_an_error(book: Notebook, code: str, sentence: str | None) -> None:
+def test_misuse_is_an_error(book: Notebook, code: str, sentence: str | None) -> None:
     start = """
 a, b = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
 o = lambda **more: hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), **more)
@@ -379,13 +379,13 @@ o = lambda **more: hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), **m
         assert sentence in says(book, start + code)
 
 
-def test_h05_a_strategy_that_trains_is_one_too_many(book: Notebook) -> None:
+def test_a_strategy_that_trains_is_one_too_many(book: Notebook) -> None:
     code = "hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))"
     failed = book.fails(f"%%distributed --ranks 2 --strategy ddp\n{START}{code}")
     assert "hvd.DistributedOptimizer reduces gradients itself, and the cell's strategy does so, too" in failed.text
 
 
-def test_h06_the_state_of_one_rank_is_brought_to_all(book: Notebook) -> None:
+def test_the_state_of_one_rank_is_brought_to_all(book: Notebook) -> None:
     code = """
 torch.manual_seed(r)
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
@@ -406,7 +406,7 @@ equal, optimizer.param_groups[0]["lr"], int(model[1].num_batches_tracked), len(w
 # -------------------------------------------------------------------------------------------------- sets, barrier, join
 
 
-def test_h07_an_operation_can_be_limited_to_some_ranks(book: Notebook) -> None:
+def test_an_operation_can_be_limited_to_some_ranks(book: Notebook) -> None:
     code = """
 even, odd = hvd.ProcessSet([0, 2]), hvd.add_process_set([1, 3])
 hvd.add_process_set(even)
@@ -432,11 +432,11 @@ assert hvd.remove_process_set(even) and not hvd.remove_process_set(hvd.global_pr
         ("hvd.add_process_set([1, 0])", "there is a process set of the ranks [0, 1] already"),
     ],
 )  # fmt: skip
-def test_h07_sets_that_cannot_be_are_refused(book: Notebook, code: str, sentence: str) -> None:
+def test_sets_that_cannot_be_are_refused(book: Notebook, code: str, sentence: str) -> None:
     assert sentence in says(book, code)
 
 
-def test_h07_ranks_with_unequal_batches_join(book: Notebook) -> None:
+def test_ranks_with_unequal_batches_join(book: Notebook) -> None:
     code = """
 a = torch.nn.Parameter(torch.zeros(1))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a], lr=1.0))
@@ -452,6 +452,6 @@ last, again, a.item(), hvd.broadcast(a.detach(), 1).item(), hvd.allreduce(torch.
     assert "-14.0, -14.0, 4.0)" in values[1]  # 4 + 4 + 3 + 2 + 1
 
 
-def test_h07_what_needs_all_ranks_is_an_error_once_one_has_joined(book: Notebook) -> None:
+def test_what_needs_all_ranks_is_an_error_once_one_has_joined(book: Notebook) -> None:
     code = "if r: hvd.join()\nelse: hvd.broadcast(torch.ones(1), 0, name='late')"
     assert "broadcast 'broadcast.late' needs all ranks, and some have called hvd.join()" in says(book, code)

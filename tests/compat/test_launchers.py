@@ -38,13 +38,13 @@ TWO = "TorchDistributor(num_processes=2, use_gpu=False)"
 # --------------------------------------------------------------------------------------------------- TorchDistributor
 
 
-def test_t01_a_function_runs_on_every_rank_and_rank_0_s_value_returns(book: Notebook) -> None:
+def test_a_function_runs_on_every_rank_and_rank_0_s_value_returns(book: Notebook) -> None:
     book.ok(f"{SPARK}def train(lr, *, steps):\n    return int(os.environ['RANK']), lr, steps, os.environ['WORLD_SIZE']")
     book.ok(f"distributor = {TWO}\nvalues = [distributor.run(train, 0.1, steps=n) for n in range(50)]")
     assert book.ok("values == [(0, 0.1, n, '2') for n in range(50)]").result == "True"
 
 
-def test_t01_its_signature_is_spark_s() -> None:
+def test_its_signature_is_spark_s() -> None:
     import inspect
 
     assert str(inspect.signature(TorchDistributor)) == (
@@ -53,7 +53,7 @@ def test_t01_its_signature_is_spark_s() -> None:
     assert list(inspect.signature(TorchDistributor.run).parameters) == ["self", "train_object", "args", "kwargs"]
 
 
-def test_t01_without_local_mode_the_pool_in_use_has_the_ranks(book: Notebook) -> None:
+def test_without_local_mode_the_pool_in_use_has_the_ranks(book: Notebook) -> None:
     book.ok(SPARK + "TorchDistributor(2, False, False).run(lambda: 1)")
     book.ok("from jupyter_distrib.kernel.session import session\nlast = session.current().history[-1]")
     assert book.ok("last.pool, last.record.world_size").result == "('local', 2)"
@@ -69,7 +69,7 @@ with open(path, "w") as file:
 """
 
 
-def test_t02_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Notebook, folder: Path) -> None:
+def test_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Notebook, folder: Path) -> None:
     (folder / "repository" / "training").mkdir(parents=True)
     (folder / "repository" / "training" / "train.py").write_text(SCRIPT)
     (folder / "repository" / "training" / "lib.py").write_text("scale = 3")
@@ -83,14 +83,14 @@ def test_t02_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(bo
     assert book.ok(f"{TWO}.run(lambda: __import__('sys').argv)").result == "['']"
 
 
-def test_t02_a_script_takes_no_keywords(book: Notebook, folder: Path) -> None:
+def test_a_script_takes_no_keywords(book: Notebook, folder: Path) -> None:
     failed = book.fails(f"{SPARK}{TWO}.run('train.py', lr=1)")
     assert failed.ename == "ValueError"
     assert "give the script texts: '--lr=1'" in failed.evalue
     assert "there is no file" in book.fails(f"{SPARK}{TWO}.run('nowhere.py')").evalue
 
 
-def test_t02_a_script_that_exits_with_a_code_fails_with_it(book: Notebook, folder: Path) -> None:
+def test_a_script_that_exits_with_a_code_fails_with_it(book: Notebook, folder: Path) -> None:
     (folder / "exits.py").write_text("import os, sys\nprint('from the script')\nsys.exit(3 * int(os.environ['RANK']))")
     failed = book.fails(f"{SPARK}{TWO}.run('exits.py')")
     assert failed.ename == "RuntimeError"
@@ -99,20 +99,20 @@ def test_t02_a_script_that_exits_with_a_code_fails_with_it(book: Notebook, folde
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "True"])
-def test_t03_the_number_of_processes_is_checked(book: Notebook, number: str) -> None:
+def test_the_number_of_processes_is_checked(book: Notebook, number: str) -> None:
     failed = book.fails(f"{SPARK}TorchDistributor(num_processes={number}, use_gpu=False)")
     assert (failed.ename, failed.evalue) == (
         "ValueError", f"num_processes has to be a whole number of 1 or more; got {number}",
     )  # fmt: skip
 
 
-def test_t03_gpus_that_are_missing_are_an_error(book: Notebook) -> None:
+def test_gpus_that_are_missing_are_an_error(book: Notebook) -> None:
     failed = book.fails(f"{SPARK}TorchDistributor(num_processes=2)")
     assert failed.ename == "RuntimeError"
     assert "use_gpu=True needs GPUs, and this machine has none: give use_gpu=False" in failed.evalue
 
 
-def test_t03_more_processes_than_gpus_are_an_error_unless_it_is_to_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_an_error_unless_it_is_to_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_distrib.compat.launching.gpu_count", lambda: 2)  # the rest needs no GPU
     with pytest.raises(RuntimeError, match="num_processes=4 is more than the 2 GPUs of this machine"):
         TorchDistributor(4)
@@ -121,7 +121,7 @@ def test_t03_more_processes_than_gpus_are_an_error_unless_it_is_to_shrink(monkey
     assert TorchDistributor(1).num_processes == 1
 
 
-def test_t05_the_error_has_exit_code_last_lines_and_the_original_exception(book: Notebook) -> None:
+def test_the_error_has_exit_code_last_lines_and_the_original_exception(book: Notebook) -> None:
     book.ok(f"""{SPARK}
 class Broken(Exception):
     pass
@@ -145,7 +145,7 @@ def train():
     assert "launching.py" not in shown
 
 
-def test_t05_a_process_that_dies_is_told_with_its_signal(book: Notebook) -> None:
+def test_a_process_that_dies_is_told_with_its_signal(book: Notebook) -> None:
     failed = book.fails(
         f"{SPARK}def train():\n    if os.environ['RANK'] == '1':\n        os.kill(os.getpid(), 9)\n"
         "    import time; time.sleep(60)\n" + TWO + ".run(train)"
@@ -154,7 +154,7 @@ def test_t05_a_process_that_dies_is_told_with_its_signal(book: Notebook) -> None
     assert "rank 1 ended with exit code -9; RankLost" in failed.evalue
 
 
-def test_t10_an_error_of_nccl_names_the_interfaces(book: Notebook) -> None:
+def test_an_error_of_nccl_names_the_interfaces(book: Notebook) -> None:
     failed = book.fails(
         f"{SPARK}def train():\n    raise RuntimeError('NCCL error: ncclInternalError: Internal check failed')\n"
         f"{TWO}.run(train)"
@@ -167,7 +167,7 @@ def test_t10_an_error_of_nccl_names_the_interfaces(book: Notebook) -> None:
 DEEPSPEED = "from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor\nimport os\n"
 
 
-def test_d01_a_function_runs_on_all_gpus_of_all_nodes_and_rank_0_s_value_returns(book: Notebook, folder: Path) -> None:
+def test_a_function_runs_on_all_gpus_of_all_nodes_and_rank_0_s_value_returns(book: Notebook, folder: Path) -> None:
     (folder / "deepspeed.py").write_text("def initialize(config):\n    return config['train_batch_size']")
     book.ok(f"""{DEEPSPEED}
 def train(x, *, y):
@@ -179,7 +179,7 @@ def train(x, *, y):
     assert book.ok(run).result == "('0', '2', 8, 1, 2)"
 
 
-def test_d02_the_configuration_is_a_file_as_long_as_the_function_runs(book: Notebook, folder: Path) -> None:
+def test_the_configuration_is_a_file_as_long_as_the_function_runs(book: Notebook, folder: Path) -> None:
     (folder / "zero.json").write_text('{"zero_optimization": {"stage": 2}}')
     book.ok(f"{DEEPSPEED}import sys\ndef train():\n    return sys.argv[1:], open(sys.argv[3]).read()")
     make = "DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig='zero.json')"
@@ -192,7 +192,7 @@ def test_d02_the_configuration_is_a_file_as_long_as_the_function_runs(book: Note
     )
 
 
-def test_d03_a_script_finds_the_configuration_at_the_end_of_its_arguments(book: Notebook, folder: Path) -> None:
+def test_a_script_finds_the_configuration_at_the_end_of_its_arguments(book: Notebook, folder: Path) -> None:
     (folder / "args.py").write_text(
         "import sys, json; json.dump([sys.argv, open(sys.argv[-1]).read()], open('told', 'w'))"
     )
@@ -211,7 +211,7 @@ def test_d03_a_script_finds_the_configuration_at_the_end_of_its_arguments(book: 
         ("nnodes=2", "localMode=True is one node; got nnodes=2: give localMode=False"),
     ],
 )
-def test_d01_its_arguments_are_checked(book: Notebook, arguments: str, why: str) -> None:
+def test_its_arguments_are_checked(book: Notebook, arguments: str, why: str) -> None:
     assert why in book.fails(f"{DEEPSPEED}DeepspeedTorchDistributor({arguments}, useGpu=False)").evalue
 
 
@@ -220,7 +220,7 @@ def test_d01_its_arguments_are_checked(book: Notebook, arguments: str, why: str)
 TENSORFLOW = "from spark_tensorflow_distributor import MirroredStrategyRunner\nimport os\n"
 
 
-def test_f01_the_workers_find_each_other_and_the_first_one_s_value_returns(book: Notebook) -> None:
+def test_the_workers_find_each_other_and_the_first_one_s_value_returns(book: Notebook) -> None:
     book.ok(f"""{TENSORFLOW}
 def train(scale):
     import json, socket
@@ -237,9 +237,7 @@ def train(scale):
     assert all(f"index {rank} worker" in outcome.view for rank in range(3))
 
 
-def test_f01_without_a_strategy_of_its_own_the_function_runs_in_tensorflow_s_scope(
-    book: Notebook, folder: Path
-) -> None:
+def test_without_a_strategy_of_its_own_the_function_runs_in_tensorflow_s_scope(book: Notebook, folder: Path) -> None:
     (folder / "tensorflow.py").write_text(
         "import contextlib\nclass distribute:\n    class MultiWorkerMirroredStrategy:\n"
         "        def scope(self):\n            global inside\n            inside = True\n            return contextlib.nullcontext()\n"
@@ -251,7 +249,7 @@ def test_f01_without_a_strategy_of_its_own_the_function_runs_in_tensorflow_s_sco
     assert "needs TensorFlow for its ranks, which is not installed" in failed.evalue
 
 
-def test_f04_local_mode_calls_the_function_here_and_the_arguments_are_checked(book: Notebook) -> None:
+def test_local_mode_calls_the_function_here_and_the_arguments_are_checked(book: Notebook) -> None:
     make = "MirroredStrategyRunner(num_slots=1, local_mode=True, use_gpu=False)"
     assert book.ok(f"{TENSORFLOW}{make}.run(lambda a: (a, os.getpid()), a=1) == (1, os.getpid())").result == "True"
     assert book.ok("os.environ.get('TF_CONFIG')").result == ""
@@ -266,18 +264,18 @@ HOROVOD = "from sparkdl import HorovodRunner\nimport os\n"
 
 
 @pytest.mark.parametrize(("np", "size"), [(-2, 2), (2, 2), (0, 2)])
-def test_h01_the_runner_returns_rank_0_s_value(book: Notebook, np: int, size: int) -> None:
+def test_the_runner_returns_rank_0_s_value(book: Notebook, np: int, size: int) -> None:
     code = "def main(a):\n    return os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'], a\n"
     assert book.ok(f"{HOROVOD}{code}HorovodRunner(np={np}).run(main, a=1)").result == f"('0', '{size}', 1)"
 
 
-def test_h01_a_failure_is_told_as_by_a_launcher(book: Notebook) -> None:
+def test_a_failure_is_told_as_by_a_launcher(book: Notebook) -> None:
     failed = book.fails(f"{HOROVOD}HorovodRunner(np=-2).run(lambda: 1 / int(os.environ['RANK']))")
     assert failed.ename == "RuntimeError"
     assert "HorovodRunner failed: rank 0 ended with exit code 1; ZeroDivisionError" in failed.evalue
 
 
-def test_h08_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Notebook, folder: Path) -> None:
+def test_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Notebook, folder: Path) -> None:
     code = (
         "import horovod, os, sys\ndef work(x, y=0):\n    print('out', os.environ['HOROVOD_RANK'])\n"
         "    print('err', file=sys.stderr)\n    return int(os.environ['HOROVOD_RANK']) + x + y\n"
@@ -288,7 +286,7 @@ def test_h08_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Not
     assert (folder / "logs" / "rank.0" / "stderr").read_text() == "err\n"
 
 
-def test_h08_h10_an_elastic_run_is_started_again_when_a_rank_is_lost(book: Notebook) -> None:
+def test_h10_an_elastic_run_is_started_again_when_a_rank_is_lost(book: Notebook) -> None:
     code = """
 import horovod
 def work():
@@ -314,7 +312,7 @@ def work():
         ("num_proc=0", "num_proc has to be a whole number of 1 or more; got 0"),
     ],
 )
-def test_h08_arguments_that_have_no_counterpart_are_refused(book: Notebook, arguments: str, why: str) -> None:
+def test_arguments_that_have_no_counterpart_are_refused(book: Notebook, arguments: str, why: str) -> None:
     failed = book.fails(f"import horovod\nhorovod.run(lambda: 1, {arguments})")
     assert (failed.ename, failed.evalue.startswith(why)) == ("ValueError", True), failed.evalue
 
@@ -331,7 +329,7 @@ def test_h08_arguments_that_have_no_counterpart_are_refused(book: Notebook, argu
         ("run_elastic(lambda: 1, num_proc=2, max_num_proc=4)", "ValueError: max_num_proc has no counterpart"),
     ],
 )
-def test_h09_without_spark_and_with_what_has_no_counterpart_it_is_refused(book: Notebook, call: str, why: str) -> None:
+def test_without_spark_and_with_what_has_no_counterpart_it_is_refused(book: Notebook, call: str, why: str) -> None:
     failed = book.fails(f"import horovod.spark\nhorovod.spark.{call}")
     assert f"{failed.ename}: {failed.evalue}".startswith(why), failed.evalue
 
@@ -339,7 +337,7 @@ def test_h09_without_spark_and_with_what_has_no_counterpart_it_is_refused(book: 
 @pytest.mark.parametrize(
     ("name", "instead"), [("torch.Torch", "horovod.spark.run"), ("keras.Keras", "MirroredStrategy")]
 )
-def test_h12_an_estimator_says_what_takes_its_place(book: Notebook, name: str, instead: str) -> None:
+def test_an_estimator_says_what_takes_its_place(book: Notebook, name: str, instead: str) -> None:
     module, kind = name.split(".")
     failed = book.fails(f"from horovod.spark.{module} import {kind}Estimator\n{kind}Estimator(num_proc=2, epochs=1)")
     assert failed.ename == "NotImplementedError"
@@ -347,7 +345,7 @@ def test_h12_an_estimator_says_what_takes_its_place(book: Notebook, name: str, i
     assert instead in failed.evalue
 
 
-def test_h11_only_what_the_driver_is_told_is_shown_unless_all_is_asked_for(book: Notebook) -> None:
+def test_only_what_the_driver_is_told_is_shown_unless_all_is_asked_for(book: Notebook) -> None:
     code = (
         "from sparkdl.horovod import log_to_driver\ndef main():\n    print('from a rank')\n"
         "    log_to_driver('epoch ' + os.environ['RANK'])\n"

@@ -40,7 +40,7 @@ def port() -> Iterator[int]:
         server.shutdown()
 
 
-def test_r03_only_the_head_tells_of_the_cluster(port: int) -> None:
+def test_only_the_head_tells_of_the_cluster(port: int) -> None:
     node = {
         "system/127.0.0.1/ray_node_n1/node_cpu_utilization": 12.5,
         "system/127.0.0.1/ray_node_n1/node_disk_io_read/sda": 3.0,
@@ -51,7 +51,7 @@ def test_r03_only_the_head_tells_of_the_cluster(port: int) -> None:
     assert head.collect_metrics() == {**node, 'system/tasks/f \\"x\\"/RUNNING': 3.0}
 
 
-def test_r03_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Measured | Progressed] = []
     came = threading.Event()
 
@@ -71,11 +71,11 @@ def test_r03_samples_are_reported_until_it_is_finished(port: int, monkeypatch: p
     assert not any(thread.name == "jupyter_distrib-ray-metrics" for thread in threading.enumerate())
 
 
-def test_r03_a_node_that_does_not_answer_has_no_metrics() -> None:
+def test_a_node_that_does_not_answer_has_no_metrics() -> None:
     assert RayMetricsMonitor(None, True, "127.0.0.1", "n1", 9).collect_metrics() == {}
 
 
-def test_r03_lines_that_are_no_series_are_left_out() -> None:
+def test_lines_that_are_no_series_are_left_out() -> None:
     assert list(series('# a comment\nbroken{\nname 1\nname{a="b"} 2 1234\n')) == [
         ("name", {}, 1.0),
         ("name", {"a": "b"}, 2.0),

@@ -45,7 +45,7 @@ for line in ("import pyspark", "from pyspark.sql import SparkSession"):
 
 
 @pytest.mark.versions
-def test_h13_a_library_that_looks_for_a_package_does_not_find_ours() -> None:
+def test_a_library_that_looks_for_a_package_does_not_find_ours() -> None:
     printed = python("""
 stand_ins.enable(["horovod", "databricks"])
 print([importlib.util.find_spec(name) for name in ("horovod", "sparkdl", "serverless_gpu")])
@@ -75,7 +75,7 @@ except AttributeError as error:
     ]
 
 
-def test_s28_a_package_that_is_installed_wins(tmp_path: Path) -> None:
+def test_a_package_that_is_installed_wins(tmp_path: Path) -> None:
     for name in ("serverless_gpu", "pyspark"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("real = True")
@@ -97,7 +97,7 @@ except ModuleNotFoundError as error:
     ]
 
 
-def test_s27_air_is_found_beside_another_part_of_its_namespace(tmp_path: Path) -> None:
+def test_air_is_found_beside_another_part_of_its_namespace(tmp_path: Path) -> None:
     (tmp_path / "databricks" / "sdk").mkdir(parents=True)
     (tmp_path / "databricks" / "sdk" / "__init__.py").write_text("real = True")
     printed = python(
@@ -125,7 +125,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.slow
-def test_s28_the_lines_of_the_seed_import_here_and_on_the_ranks(book: Notebook) -> None:
+def test_the_lines_of_the_seed_import_here_and_on_the_ranks(book: Notebook) -> None:
     assert "serverless_gpu" in book.ok("%distributed_compat databricks").stdout
     book.ok("""
 import serverless_gpu
@@ -155,14 +155,14 @@ def place(x):
         ("raise ImportError('Extension horovod.torch has not been built: build it')", "uninstall horovod, run %distributed_compat"),
     ],
 )  # fmt: skip
-def test_h13_an_import_that_fails_says_how_it_is_served(tmp_path: Path, code: str, hint: str) -> None:
+def test_an_import_that_fails_says_how_it_is_served(tmp_path: Path, code: str, hint: str) -> None:
     with Notebook(tmp_path) as plain:
         plain.ok("%load_ext jupyter_distrib")
         assert hint in plain.fails(f"%%distributed --ranks 1\n{code}").text
 
 
 @pytest.mark.slow
-def test_s27_the_lines_of_air(book: Notebook) -> None:
+def test_the_lines_of_air(book: Notebook) -> None:
     book.ok("%distributed_compat databricks")
     book.ok("from databricks.air import distributed as air\n@air(num_accelerators=2)\ndef two(): return 1")
     assert book.ok("list(two.distributed())").result == "[1, 1]"

@@ -43,7 +43,7 @@ def test_a_wrong_argument_is_told_in_one_sentence(call: Callable[[], object], me
 
 
 @pytest.mark.parametrize(("text", "why"), [("{", "Expecting property name"), (json.dumps([1]), "it holds a list")])
-def test_d02_a_file_that_holds_no_configuration_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_a_file_that_holds_no_configuration_is_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "ds.json").write_text(text)
     with pytest.raises(ValueError, match=why):
         DeepspeedTorchDistributor(deepspeedConfig=str(tmp_path / "ds.json"))

@@ -34,9 +34,7 @@ SAME = "bool((trained - alone()[1]).abs().max() < 1e-4)"
 
 
 @pytest.mark.parametrize("form", ["dict", "file"])
-def test_d02_the_configuration_reaches_deepspeed_through_the_arguments(
-    ours: Notebook, form: str, tmp_path: Path
-) -> None:
+def test_the_configuration_reaches_deepspeed_through_the_arguments(ours: Notebook, form: str, tmp_path: Path) -> None:
     ours.ok(START + TRAIN)
     if form == "file":
         ours.ok(
@@ -62,7 +60,7 @@ with open(f"{args.out}{os.environ['RANK']}", "w") as file:
 """
 
 
-def test_d03_a_script_finds_the_configuration_behind_its_own_arguments(ours: Notebook, tmp_path: Path) -> None:
+def test_a_script_finds_the_configuration_behind_its_own_arguments(ours: Notebook, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     ours.ok(START)

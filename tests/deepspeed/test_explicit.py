@@ -56,26 +56,26 @@ def check_against_one_device(book: Notebook, steps: int = 20) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_d04_an_engine_trains_as_one_device_does(ours: Notebook, stage: int) -> None:
+def test_an_engine_trains_as_one_device_does(ours: Notebook, stage: int) -> None:
     ours.ok(LINE + training(stage))
 
     check_against_one_device(ours)
 
 
-def test_d04_nothing_is_compiled_for_an_optimizer_of_torch(ours: Notebook, tmp_path: Path) -> None:
+def test_nothing_is_compiled_for_an_optimizer_of_torch(ours: Notebook, tmp_path: Path) -> None:
     ours.ok(f"{LINE}--env TORCH_EXTENSIONS_DIR={tmp_path}\n{training(1)}")
 
     assert not list(tmp_path.rglob("*"))
 
 
-def test_d04_a_kept_engine_goes_on_in_the_next_cell(ours: Notebook) -> None:
+def test_a_kept_engine_goes_on_in_the_next_cell(ours: Notebook) -> None:
     ours.ok(LINE + "--keep engine" + training(2, 0, 8))
     ours.ok(LINE + "\nimport deepspeed" + STEPS.format(first=8, last=20))
 
     check_against_one_device(ours)
 
 
-def test_d04_the_cell_after_one_that_failed_in_a_step_trains_anew(ours: Notebook) -> None:
+def test_the_cell_after_one_that_failed_in_a_step_trains_anew(ours: Notebook) -> None:
     failing = training(3).replace("    engine.step()", "    engine.step()\n    assert rank == 0 or step < 3, 'no more'")
     failed = ours.fails(LINE + failing)
     assert failed.ename == "AssertionError"
@@ -85,7 +85,7 @@ def test_d04_the_cell_after_one_that_failed_in_a_step_trains_anew(ours: Notebook
     check_against_one_device(ours)
 
 
-def test_d04_a_stopped_training_frees_the_ranks_and_its_engine_says_that_its_groups_are_gone(ours: Notebook) -> None:
+def test_a_stopped_training_frees_the_ranks_and_its_engine_says_that_its_groups_are_gone(ours: Notebook) -> None:
     ours.ok(LINE + "--keep engine" + training(1, 0, 4))
     hangs = STEPS.format(first=4, last=20).replace(
         "    engine.step()",
@@ -145,7 +145,7 @@ exec c++ "$@"
     return f"{variables}\n{COMPILES}Kernel().load().three()"
 
 
-def test_d04_a_compilation_is_shown_and_used_again(ours: Notebook, kernel_source: str, tmp_path: Path) -> None:
+def test_a_compilation_is_shown_and_used_again(ours: Notebook, kernel_source: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     ours.start(LINE + kernel_source)
     ours.until("compiling ours (seconds, once)")
@@ -158,7 +158,7 @@ def test_d04_a_compilation_is_shown_and_used_again(ours: Notebook, kernel_source
     assert "compiling" not in again.text
 
 
-def test_d04_a_compilation_that_was_killed_does_not_stop_the_next(
+def test_a_compilation_that_was_killed_does_not_stop_the_next(
     ours: Notebook, kernel_source: str, tmp_path: Path
 ) -> None:
     ours.ok(LINE + kernel_source)
@@ -170,7 +170,7 @@ def test_d04_a_compilation_that_was_killed_does_not_stop_the_next(
     assert not lock.exists()
 
 
-def test_d04_a_missing_compiler_is_named(ours: Notebook, kernel_source: str) -> None:
+def test_a_missing_compiler_is_named(ours: Notebook, kernel_source: str) -> None:
     without = kernel_source.replace("/compiler\n", "/no-such-compiler\n", 1)
     failed = ours.fails(f"{LINE}--fresh {without}")
 
@@ -178,7 +178,7 @@ def test_d04_a_missing_compiler_is_named(ours: Notebook, kernel_source: str) -> 
     assert "no-such-compiler on this rank: install a C++ compiler (g++) and ninja" in failed.evalue
 
 
-def test_d04_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path) -> None:
+def test_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path) -> None:
     cells = executed("deepspeed.ipynb", tmp_path)
 
     explicit, unchanged = (

@@ -59,7 +59,7 @@ def difference(book: Notebook) -> float:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_d05_the_unchanged_loop_trains_as_deepspeed_by_hand(ours: Notebook, stage: int) -> None:
+def test_the_unchanged_loop_trains_as_deepspeed_by_hand(ours: Notebook, stage: int) -> None:
     ours.ok(BY_HAND.format(stage=stage, more=""))
     shown = ours.ok(f"{LINE}--zero {stage}{UNCHANGED}{WEIGHTS}")
 
@@ -69,9 +69,7 @@ def test_d05_the_unchanged_loop_trains_as_deepspeed_by_hand(ours: Notebook, stag
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_d04_d05_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(
-    ours: Notebook, stage: int
-) -> None:
+def test_d05_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(ours: Notebook, stage: int) -> None:
     lost = "import os, signal\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
     dies = f"{lost}os.kill(os.getpid(), signal.SIGKILL)\n"
     by_hand = BY_HAND.format(stage=stage, more="").replace("--ranks 2", f"--ranks 2 {TWO_NODES}")
@@ -86,7 +84,7 @@ def test_d04_d05_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_d05_a_loop_that_accumulates_by_itself_trains_as_one_device_does(ours: Notebook, stage: int) -> None:
+def test_a_loop_that_accumulates_by_itself_trains_as_one_device_does(ours: Notebook, stage: int) -> None:
     accumulating = """
 model = net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -103,7 +101,7 @@ for number, (a, b) in enumerate(DataLoader(samples, batch_size=2), 1):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_d05_the_configuration_of_the_notebook_accumulates_and_clips(ours: Notebook, stage: int) -> None:
+def test_the_configuration_of_the_notebook_accumulates_and_clips(ours: Notebook, stage: int) -> None:
     more = ", gradient_accumulation_steps=2, gradient_clipping=0.5"
     ours.ok(BY_HAND.format(stage=stage, more=more).replace("gradient_clipping=0.5", '**{"gradient_clipping": 0.5}'))
     ours.ok(f"ours = {{**config({stage}), 'gradient_accumulation_steps': 2, 'gradient_clipping': 0.5}}")
@@ -112,7 +110,7 @@ def test_d05_the_configuration_of_the_notebook_accumulates_and_clips(ours: Noteb
     assert difference(ours) < 1e-6
 
 
-def test_d05_prepare_returns_the_engine(ours: Notebook) -> None:
+def test_prepare_returns_the_engine(ours: Notebook) -> None:
     ours.ok(BY_HAND.format(stage=2, more=""))
     prepared = UNCHANGED.replace(
         "for a, b in loader",
@@ -123,7 +121,7 @@ def test_d05_prepare_returns_the_engine(ours: Notebook) -> None:
     assert difference(ours) < 1e-6
 
 
-def test_d05_kept_models_go_on_and_a_scheduler_steps(ours: Notebook) -> None:
+def test_kept_models_go_on_and_a_scheduler_steps(ours: Notebook) -> None:
     first = UNCHANGED.replace("for a, b in loader", "for a, b in list(loader)[:8]")
     ours.ok(f"{LINE}--zero 1 --keep model,optimizer,loader{first}{WEIGHTS}")
     again = UNCHANGED.partition("for a, b")[2].replace(" in loader", "for a, b in list(loader)[8:]", 1)
@@ -140,7 +138,7 @@ def test_d05_kept_models_go_on_and_a_scheduler_steps(ours: Notebook) -> None:
     assert ours.ok("got[0], got[1]").result == "(0.003125, 0.003125)"
 
 
-def test_d05_after_a_stop_the_next_cell_trains_and_kept_ones_say_that_groups_are_gone(ours: Notebook) -> None:
+def test_after_a_stop_the_next_cell_trains_and_kept_ones_say_that_groups_are_gone(ours: Notebook) -> None:
     ours.ok(f"{LINE}--zero 2 --keep model,optimizer,loader{UNCHANGED}")
     hangs = UNCHANGED.partition("for a, b")[2].replace(" in loader", "for a, b in loader", 1)
     hangs += "    if rank: print('ready', flush=True); import time; time.sleep(100)\n"
@@ -180,14 +178,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("cell", REFUSED)
-def test_d05_what_cannot_be_is_one_sentence(ours: Notebook, cell: str) -> None:
+def test_what_cannot_be_is_one_sentence(ours: Notebook, cell: str) -> None:
     ours.ok("eights = {'train_batch_size': 16}")
     ours.ok("with_optimizer = {'optimizer': {'type': 'Adam', 'params': {'lr': 0.1, 'torch_adam': True}}}")
 
     assert REFUSED[cell] in ours.fails(LINE + cell).evalue
 
 
-def test_d05_a_refused_configuration_starts_no_rank(ours: Notebook) -> None:
+def test_a_refused_configuration_starts_no_rank(ours: Notebook) -> None:
     ours.ok("ds = {'fp16': {'enabled': True}}")
     runs = "from jupyter_distrib.kernel.session import session; len(session.current().history)"
     before = ours.ok(runs).result
@@ -199,7 +197,7 @@ def test_d05_a_refused_configuration_starts_no_rank(ours: Notebook) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_d05_the_trained_weights_come_to_the_notebook_and_are_saved(ours: Notebook, stage: int) -> None:
+def test_the_trained_weights_come_to_the_notebook_and_are_saved(ours: Notebook, stage: int) -> None:
     ours.ok(f"{LINE}--zero {stage}{UNCHANGED}jupyter_distrib.save('ckpt', model=model)\nmodel.state_dict()")
     ours.ok("import jupyter_distrib; loaded = net(); _ = jupyter_distrib.load('ckpt', model=loaded)")
     ours.ok("trained = net(); _ = trained.load_state_dict(got[1])")
@@ -208,7 +206,7 @@ def test_d05_the_trained_weights_come_to_the_notebook_and_are_saved(ours: Notebo
     assert ours.ok("torch.equal(weights_of(loaded), weights_of(trained))").result == "True"
 
 
-def test_d05_an_engine_saves_and_loads_what_zero_divides(ours: Notebook) -> None:
+def test_an_engine_saves_and_loads_what_zero_divides(ours: Notebook) -> None:
     engine = "engine = jupyter_distrib.prepare(model, optimizer)[0]\n"
     ours.ok(f"{LINE}--zero 3{UNCHANGED}{engine}engine.save_checkpoint('zero'){WEIGHTS}")
     ours.ok("expected = got")
@@ -218,7 +216,7 @@ def test_d05_an_engine_saves_and_loads_what_zero_divides(ours: Notebook) -> None
     assert difference(ours) == 0.0
 
 
-def test_d05_the_optimizer_of_the_configuration_trains_by_the_engine(ours: Notebook) -> None:
+def test_the_optimizer_of_the_configuration_trains_by_the_engine(ours: Notebook) -> None:
     ours.ok(
         "with_adam = {**config(2), 'optimizer': {'type': 'AdamW', 'params': {'lr': 0.05, 'weight_decay': 0.01, "
         "'torch_adam': True}}}"
@@ -237,7 +235,7 @@ for a, b in DataLoader(samples, batch_size=4):
     assert difference(ours) < 1e-4
 
 
-def test_d05_gpus_that_are_not_there_refuse_fp16_before_the_cell(ours: Notebook) -> None:
+def test_gpus_that_are_not_there_refuse_fp16_before_the_cell(ours: Notebook) -> None:
     ours.ok("ds = {'fp16': {'enabled': True}}")
     refused = ours.fails(f"{LINE.replace('--ranks 2', '--gpus 2')}--config ds\nprint('begun')")
 
@@ -246,7 +244,7 @@ def test_d05_gpus_that_are_not_there_refuse_fp16_before_the_cell(ours: Notebook)
     assert ours.ok(f"{LINE}\nrank").status == "ok"
 
 
-def test_d05_two_models_with_two_losses_train_as_on_one_device(ours: Notebook) -> None:
+def test_two_models_with_two_losses_train_as_on_one_device(ours: Notebook) -> None:
     both = "torch.cat([p.flatten() for each in (model, other) for p in each.state_dict().values()])"
     ours.ok(f"{TWO_MODELS.replace('=4', '=8')}\nexpected = [{both}.clone()]")
     ours.ok(f"{LINE}--zero 1{TWO_MODELS}{both}")
@@ -254,7 +252,7 @@ def test_d05_two_models_with_two_losses_train_as_on_one_device(ours: Notebook) -
     assert difference(ours) < 1e-5
 
 
-def test_d05_an_exported_cell_trains_to_the_same_weights_under_torchrun(ours: Notebook, tmp_path: Path) -> None:
+def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(ours: Notebook, tmp_path: Path) -> None:
     ours.ok("settings = config(2)")
     saves = "if rank == 0: torch.save(model.state_dict(), 'zero.pt')\n"
     ours.ok(f"{LINE}--config settings{UNCHANGED}{saves}{WEIGHTS}")

@@ -65,7 +65,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
-def test_g06_a_stream_that_divides_itself_is_read_once_and_rank_0_saves(
+def test_a_stream_that_divides_itself_is_read_once_and_rank_0_saves(
     book: Notebook, tmp_path: Path, strategy: str
 ) -> None:
     book.ok(
@@ -84,14 +84,14 @@ def test_g06_a_stream_that_divides_itself_is_read_once_and_rank_0_saves(
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_g06_fsdp_of_lightning_needs_gpus_and_says_so(book: Notebook) -> None:
+def test_fsdp_of_lightning_needs_gpus_and_says_so(book: Notebook) -> None:
     outcome = book.fails("%%distributed --ranks 2\nfitted('fsdp')")
 
     assert outcome.ename == "ValueError"
     assert "The strategy `fsdp` requires a GPU accelerator" in outcome.evalue
 
 
-def test_t06_a_trainer_trains_in_a_function_of_torch_distributor(book: Notebook) -> None:
+def test_a_trainer_trains_in_a_function_of_torch_distributor(book: Notebook) -> None:
     book.ok("def train(devices, num_nodes):\n    return fitted('ddp', devices, num_nodes)[0].world_size")
 
     run = "TorchDistributor(num_processes=2, use_gpu=False).run(train, {}, {})"

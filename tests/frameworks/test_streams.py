@@ -41,7 +41,7 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
-def test_g10_webdataset_that_splits_by_node_is_left_alone(book: Notebook) -> None:
+def test_webdataset_that_splits_by_node_is_left_alone(book: Notebook) -> None:
     assert book.ok(READ).result == "rank 0: (16, 184)\nrank 1: (16, 312)"
 
 

@@ -32,7 +32,7 @@ def hide(book: Notebook, words: str) -> None:
 # ---------------------------------------------------------------------------------------------------- what ranks see
 
 
-def test_v11_ranks_see_numbers_in_the_order_of_the_bus(book: Notebook) -> None:
+def test_ranks_see_numbers_in_the_order_of_the_bus(book: Notebook) -> None:
     """Libraries read `int(os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0])`."""
     hide(book, "5,3")
 
@@ -42,7 +42,7 @@ def test_v11_ranks_see_numbers_in_the_order_of_the_bus(book: Notebook) -> None:
     ]
 
 
-def test_v12_ranks_are_where_the_numbers_say_though_cuda_counts_otherwise(bed: GpuBed, book: Notebook) -> None:
+def test_ranks_are_where_the_numbers_say_though_cuda_counts_otherwise(bed: GpuBed, book: Notebook) -> None:
     bed.use(6, speed=9, name="NVIDIA H200")
     hide(book, "0,6")
 
@@ -113,7 +113,7 @@ def test_a_type_that_is_not_there(book: Notebook) -> None:
     )
 
 
-def test_c7_a_torch_for_the_cpu_beside_gpus() -> None:
+def test_a_torch_for_the_cpu_beside_gpus() -> None:
     with GpuBed(count=8, torch="cpu") as bed, bed.notebook() as book:
         outcome = book.ok("%%distributed\nstr(device)")
         assert outcome.result == "ranks 0-1: 'cpu'"
@@ -137,7 +137,7 @@ def test_a_driver_that_is_too_old() -> None:
 # ---------------------------------------------------------------------------------------------------- others
 
 
-def test_c13_gpus_that_others_use_come_last_and_are_named(bed: GpuBed, book: Notebook) -> None:
+def test_gpus_that_others_use_come_last_and_are_named(bed: GpuBed, book: Notebook) -> None:
     bed.use(0, used_bytes=70 * GIB)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         bed.use(1, processes=[{"pid": other.pid, "used_bytes": 30 * GIB}])
@@ -174,7 +174,7 @@ def mixed(bed: GpuBed) -> None:
     bed.write()
 
 
-def test_v12_the_commonest_type_is_the_default(bed: GpuBed, book: Notebook) -> None:
+def test_the_commonest_type_is_the_default(bed: GpuBed, book: Notebook) -> None:
     mixed(bed)
 
     outcome = book.ok("%%distributed\nworld_size")
@@ -221,7 +221,7 @@ def sliced(bed: GpuBed, **parent: object) -> None:
     bed.write()
 
 
-def test_c8_slices_are_gpus_by_uuid_and_each_rank_sees_its_own(bed: GpuBed, book: Notebook) -> None:
+def test_slices_are_gpus_by_uuid_and_each_rank_sees_its_own(bed: GpuBed, book: Notebook) -> None:
     sliced(bed, memory="NO_PERMISSION")
     uuids = [piece["uuid"] for piece in bed.gpus[2]["mig"]]
     hide(book, ",".join(uuids))

@@ -22,7 +22,7 @@ def book(bed: GpuBed) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("memory", ["NOT_SUPPORTED", "NO_PERMISSION"])
-def test_c2_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, memory: str) -> None:
+def test_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, memory: str) -> None:
     for gpu in bed.gpus:
         gpu["memory"] = memory
     bed.write()
@@ -33,7 +33,7 @@ def test_c2_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, 
     assert ("unknown" in status) == (memory == "NO_PERMISSION"), "a GPU without memory of its own has the system's"
 
 
-def test_c2_a_lost_gpu_is_left_out_and_told(bed: GpuBed, book: Notebook) -> None:
+def test_a_lost_gpu_is_left_out_and_told(bed: GpuBed, book: Notebook) -> None:
     bed.use(1, lost=True)
 
     assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
@@ -105,7 +105,7 @@ def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
         assert warm.wall_s < driver_s, "it was opened once more"
 
 
-def test_c15_the_driver_is_opened_once_and_asked_for_gpus_only(bed: GpuBed, book: Notebook) -> None:
+def test_the_driver_is_opened_once_and_asked_for_gpus_only(bed: GpuBed, book: Notebook) -> None:
     book.ok("%%distributed --gpus 8\n1")
     before = len(bed.calls())
     for _ in range(3):

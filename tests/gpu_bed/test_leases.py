@@ -30,7 +30,7 @@ def test_a_rank_has_a_context_on_its_own_gpu_only(bed: GpuBed) -> None:
         assert bed.numbers() == {found[0]: [0], found[1]: [1], found[2]: [2]}
 
 
-def test_c1_more_gpus_are_given_where_idle_ranks_are(bed: GpuBed) -> None:
+def test_more_gpus_are_given_where_idle_ranks_are(bed: GpuBed) -> None:
     with bed.notebook() as book:
         before = pids(book.cell(f"%%distributed --gpus 2\n{WHERE}"))
         after = pids(book.cell(f"%%distributed --gpus 8\n{WHERE}"))
@@ -111,7 +111,7 @@ def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
         assert second.ok("%%distributed --gpus 8\nlocal_rank").result
 
 
-def test_v6_idle_ranks_give_their_gpus_back_after_a_time(bed: GpuBed) -> None:
+def test_idle_ranks_give_their_gpus_back_after_a_time(bed: GpuBed) -> None:
     """Unless they keep something."""
     with bed.notebook() as book:
         book.ok("%%distributed --gpus 2 --idle 1 --keep w\nw = 1")
@@ -132,7 +132,7 @@ def test_the_end_of_a_kernel_frees_its_gpus(bed: GpuBed) -> None:
         assert len(pids(second.cell(f"%%distributed --gpus 8 --wait 10\n{WHERE}"))) == 8
 
 
-def test_c6_a_rank_that_cannot_start_again_fails_the_cell_with_the_cause_and_no_more_are_started(bed: GpuBed) -> None:
+def test_a_rank_that_cannot_start_again_fails_the_cell_with_the_cause_and_no_more_are_started(bed: GpuBed) -> None:
     with bed.notebook() as book:
         (pid,) = pids(book.cell(f"%%distributed --gpus 1\n{WHERE}"))
         bed.state["set_device"]["error"] = "CUDA error: uncorrectable ECC error encountered"

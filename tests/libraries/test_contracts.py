@@ -45,16 +45,16 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
-def test_g03_unsloth_finds_its_device_map_and_no_library_that_came_before_it(book: Notebook) -> None:
+def test_unsloth_finds_its_device_map_and_no_library_that_came_before_it(book: Notebook) -> None:
     assert book.ok(DEVICE_MAP).result == "rank 0: ({'': 'cuda:0'}, [])\nrank 1: ({'': 'cuda:1'}, [])"
 
 
-def test_g04_axolotl_finds_a_clean_command_line_and_no_group(book: Notebook) -> None:
+def test_axolotl_finds_a_clean_command_line_and_no_group(book: Notebook) -> None:
     assert book.ok(COMMAND_LINE).result == "ranks 0-1: ('config.yml', [], False, set(), '2')"
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
-def test_g05_composer_makes_its_group_or_finds_one_of_its_backend(book: Notebook, strategy: str) -> None:
+def test_composer_makes_its_group_or_finds_one_of_its_backend(book: Notebook, strategy: str) -> None:
     book.ok(INITIALIZE)
 
     done = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\ninitialize_dist('gloo')")

@@ -270,7 +270,7 @@ SMALL_DDP = (
 @pytest.mark.parametrize(
     "runs", [pytest.param(30), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 )
-def test_s09_many_runs_leave_nothing_behind(notebook: Notebook, runs: int) -> None:
+def test_many_runs_leave_nothing_behind(notebook: Notebook, runs: int) -> None:
     for _ in range(5):
         assert notebook.cell(SMALL_DDP).status == "ok"
     before = _counts(notebook)

@@ -33,7 +33,7 @@ def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Noteb
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
-def test_c12_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strategy: str) -> None:
+def test_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strategy: str) -> None:
     asking = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\nt = torch.ones(1)\n"
     asking += "dist.all_reduce(t)\nint(t), dist.get_backend()"
 

@@ -169,7 +169,7 @@ def campaign(folder: Path, kills: int, seed: int) -> Campaign:
 
 
 @pytest.mark.slow
-def test_g10_trainings_whose_processes_are_killed_at_random_end_right(tmp_path: Path) -> None:
+def test_trainings_whose_processes_are_killed_at_random_end_right(tmp_path: Path) -> None:
     assert campaign(tmp_path, 3, seed=12).kills == 3
 
 

@@ -64,7 +64,7 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
-def test_g10_a_rank_that_is_lost_once_is_started_again_and_knows_it(book: Notebook) -> None:
+def test_a_rank_that_is_lost_once_is_started_again_and_knows_it(book: Notebook) -> None:
     ended = book.ok(
         f"{LINE.format(3)}import os\ncount = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         f"if count == '0' and rank == 1:\n    print('dies')\n    {DIE.replace(chr(10), chr(10) + '    ')}\n"
@@ -89,7 +89,7 @@ def test_kept_values_that_a_restart_loses_are_named_in_the_head(book: Notebook) 
     book.ok("del weights")
 
 
-def test_g10_results_are_those_of_the_last_attempt(book: Notebook) -> None:
+def test_results_are_those_of_the_last_attempt(book: Notebook) -> None:
     ended = book.ok(
         "%%distributed --ranks 2 --max-restarts 1\nimport os, time\n"
         "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
@@ -100,7 +100,7 @@ def test_g10_results_are_those_of_the_last_attempt(book: Notebook) -> None:
     assert ended.result == "rank 0: 0\nrank 1: 1"
 
 
-def test_g10_an_exception_is_no_reason_unless_asked(book: Notebook) -> None:
+def test_an_exception_is_no_reason_unless_asked(book: Notebook) -> None:
     body = "import os\ncount = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nif not count: 1 / 0\ncount"
 
     failed = book.fails(f"{LINE.format(2)}{body}")
@@ -112,7 +112,7 @@ def test_g10_an_exception_is_no_reason_unless_asked(book: Notebook) -> None:
     assert "attempt 2 of 3, since rank" in again.text
 
 
-def test_g10_a_crash_loop_ends_and_says_so(book: Notebook) -> None:
+def test_a_crash_loop_ends_and_says_so(book: Notebook) -> None:
     failed = book.fails(
         f"{LINE.format(9)}import ctypes\nif rank == 0:\n    ctypes.string_at(0)\nimport time\ntime.sleep(60)"
     )
@@ -123,7 +123,7 @@ def test_g10_a_crash_loop_ends_and_says_so(book: Notebook) -> None:
     assert book.ok(f"{LINE.format(1)}rank").result == "rank 0: 0\nrank 1: 1"
 
 
-def test_g10_restarts_that_are_used_up_are_said(book: Notebook) -> None:
+def test_restarts_that_are_used_up_are_said(book: Notebook) -> None:
     failed = book.fails(
         f"{LINE.format(1)}import time\nif rank == 1:\n    {DIE.replace(chr(10), chr(10) + '    ')}\ntime.sleep(60)"
     )
@@ -131,7 +131,7 @@ def test_g10_restarts_that_are_used_up_are_said(book: Notebook) -> None:
     assert "not started again, since --max-restarts 1 is used up" in failed.text
 
 
-def test_g10_stop_is_no_reason(book: Notebook) -> None:
+def test_stop_is_no_reason(book: Notebook) -> None:
     book.start(f"{LINE.format(5)}import time\nprint('sleeps')\ntime.sleep(60)")
     book.until("sleeps")
     book.interrupt()
@@ -141,7 +141,7 @@ def test_g10_stop_is_no_reason(book: Notebook) -> None:
     assert "attempt" not in ended.text
 
 
-def test_g10_steps_that_are_computed_again_are_marked(book: Notebook) -> None:
+def test_steps_that_are_computed_again_are_marked(book: Notebook) -> None:
     book.ok(
         "%%distributed --ranks 1 --max-restarts 1 --detach\nimport os, time, jupyter_distrib\n"
         "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
@@ -164,7 +164,7 @@ def test_g10_steps_that_are_computed_again_are_marked(book: Notebook) -> None:
     )
 
 
-def test_g10_a_detached_run_is_started_again_without_its_kernel(book: Notebook) -> None:
+def test_a_detached_run_is_started_again_without_its_kernel(book: Notebook) -> None:
     folder = Path(book.ok("os.getcwd()").result.strip("'"))
     with Notebook(folder) as other:
         other.ok("%load_ext jupyter_distrib")
@@ -195,7 +195,7 @@ if os.path.exists(COUNT := os.path.join(os.path.dirname(__file__), "count")) and
 """
 
 
-def test_g10_a_run_goes_on_with_fewer_ranks_where_a_lost_one_cannot_be_replaced(book: Notebook) -> None:
+def test_a_run_goes_on_with_fewer_ranks_where_a_lost_one_cannot_be_replaced(book: Notebook) -> None:
     folder = Path(book.ok("os.getcwd()").result.strip("'")) / "breaks"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(BREAKS)
@@ -219,7 +219,7 @@ def test_g10_a_run_goes_on_with_fewer_ranks_where_a_lost_one_cannot_be_replaced(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_g10_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
+def test_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
     book: Notebook, strategy: str
 ) -> None:
     seed = int.from_bytes(os.urandom(3))

@@ -72,7 +72,7 @@ def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_t02_a_script_has_its_arguments_and_returns_nothing(book: Notebook, folder: Path) -> None:
+def test_a_script_has_its_arguments_and_returns_nothing(book: Notebook, folder: Path) -> None:
     outcome = book.ok("%distributed_run --ranks 2 project/train.py --lr 1e-3 'two words'")
 
     where = "('train.py', 'project', 'train.py')"
@@ -85,7 +85,7 @@ def test_t02_a_script_has_its_arguments_and_returns_nothing(book: Notebook, fold
     assert again.stdout == "None\n"
 
 
-def test_t07_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook, folder: Path) -> None:
+def test_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook, folder: Path) -> None:
     for _ in range(2):
         assert " 0 2 1" in book.ok("%distributed_run --ranks 2 project/train.py").view
     (folder / "project" / "helper.py").write_text("COUNT = 10\n")
@@ -95,7 +95,7 @@ def test_t07_modules_beside_the_script_are_imported_anew_for_each_run(book: Note
     )
 
 
-def test_t07_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Path) -> None:
+def test_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Path) -> None:
     (folder / "project" / "__init__.py").touch()
     (folder / "project" / "run.py").write_text(
         "import os, sys\nfrom . import helper\n"
@@ -114,7 +114,7 @@ def test_t07_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder:
     )
 
 
-def test_t02_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path) -> None:
+def test_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path) -> None:
     (folder / "ddp.py").write_text(TRAIN)
     book.ok("%distributed_run --ranks 2 ddp.py --lr 0.1 --out ours.pt")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -134,7 +134,7 @@ def test_t02_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: 
         ("def work():\n    1 / 0\nwork()", "ZeroDivisionError", "bad.py"),
     ],
 )
-def test_t02_a_script_that_ends_early_or_fails_says_so(
+def test_a_script_that_ends_early_or_fails_says_so(
     book: Notebook, folder: Path, body: str, error: str, message: str
 ) -> None:
     (folder / "bad.py").write_text(body)
@@ -157,19 +157,19 @@ def test_t02_a_script_that_ends_early_or_fails_says_so(
         ("--keep model project/train.py", "--keep is for cells: a script has no names of the notebook"),
     ],
 )
-def test_t02_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, message: str) -> None:
+def test_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, message: str) -> None:
     outcome = book.fails(f"%distributed_run {line}")
 
     assert (outcome.ename, message in outcome.evalue) == ("OptionsError", True), outcome.evalue
 
 
-def test_t02_a_script_that_is_no_python_starts_nothing(book: Notebook, folder: Path) -> None:
+def test_a_script_that_is_no_python_starts_nothing(book: Notebook, folder: Path) -> None:
     (folder / "bad.py").write_text("def f(:\n")
 
     assert book.fails("%distributed_run --ranks 2 bad.py").ename == "SyntaxError"
 
 
-def test_t02_a_detached_script_gives_a_run(book: Notebook, folder: Path) -> None:
+def test_a_detached_script_gives_a_run(book: Notebook, folder: Path) -> None:
     assert (
         " 0 2 1"
         in book.ok(
@@ -178,7 +178,7 @@ def test_t02_a_detached_script_gives_a_run(book: Notebook, folder: Path) -> None
     )
 
 
-def test_g04_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebook, folder: Path) -> None:
+def test_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebook, folder: Path) -> None:
     (folder / "cli.py").write_text(
         "import argparse, torch.distributed as dist\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('config')\nparser.add_argument('--debug', action='store_true')\n"
@@ -191,7 +191,7 @@ def test_g04_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebo
     )
 
 
-def test_t02_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
+def test_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
     done = shell(folder, "run", "--ranks", "2", "project/train.py", "--lr", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "[1] ['--lr', '1']" in done.stdout
@@ -207,7 +207,7 @@ def test_t02_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
     assert "jupyter_distrib" not in failed.stderr
 
 
-def test_t02_the_shells_command_says_how_it_is_used(folder: Path) -> None:
+def test_the_shells_command_says_how_it_is_used(folder: Path) -> None:
     assert shell(folder).returncode == 2
     helped = shell(folder, "run", "--help")
     assert (helped.returncode, "usage: jupyter distrib run" in helped.stdout, "--ranks N" in helped.stdout) == (

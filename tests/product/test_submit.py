@@ -34,7 +34,7 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
         yield notebook
 
 
-def test_s20_s21_eight_calls_over_four_slots_keep_their_order_in_one_view(book: Notebook) -> None:
+def test_s21_eight_calls_over_four_slots_keep_their_order_in_one_view(book: Notebook) -> None:
     book.ok("sweep = [work.submit(number, 'go') for number in range(8)]")
     assert book.ok("sweep[7].state, sweep[7].place").result == "('queued', 4)"
     assert book.ok("len(runs(active=True)), runs(active=False)").result == "(8, [])"
@@ -44,7 +44,7 @@ def test_s20_s21_eight_calls_over_four_slots_keep_their_order_in_one_view(book: 
     assert book.ok("(await sweep[3])[0], len(runs())").result == "(3, 8)"
 
 
-def test_s20_submitting_takes_less_than_20_ms_on_a_busy_pool(book: Notebook) -> None:
+def test_submitting_takes_less_than_20_ms_on_a_busy_pool(book: Notebook) -> None:
     book.ok("busy = [work.submit(0, 'go') for _ in range(4)]")
     book.ok("%%distributed --ranks 1 --timeout 60\n1")
     took = book.ok(
@@ -56,7 +56,7 @@ def test_s20_submitting_takes_less_than_20_ms_on_a_busy_pool(book: Notebook) -> 
     assert float(took.result) < 0.02
 
 
-def test_s21_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
+def test_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
     book.start("sweep = [work.submit(number, 'go') for number in range(6)]\nsweep[5].wait_ended(20)")
     book.until("queued, place 2")
     book.interrupt()
@@ -67,14 +67,14 @@ def test_s21_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
     book.ok("for run in sweep: run.cancel()")
 
 
-def test_s21_a_failure_in_the_middle_stops_nothing_else(book: Notebook) -> None:
+def test_a_failure_in_the_middle_stops_nothing_else(book: Notebook) -> None:
     book.ok("sweep = [work.submit(number) for number in (1, 'fail', 3)]")
 
     assert book.ok("sweep[0].result()[0], sweep[2].result()[0]").result == "(1, 3)"
     assert book.fails("sweep[1].result()").ename == "LookupError"
 
 
-def test_s22_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
+def test_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
     book.ok("sweep = [work.submit(number, 'never') for number in range(6)]")
     book.ok("for run in reversed(sweep): run.cancel()")
 
@@ -83,7 +83,7 @@ def test_s22_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
     assert book.ok("list(work.distributed(5))").result == "[5]"
 
 
-def test_s22_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Notebook) -> None:
+def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Notebook) -> None:
     book.ok("from jupyter_distrib.kernel.session import new_runs\nplace = new_runs.on_group")
     book.ok(
         "def stopped(group, order, queued, new_id):\n"
@@ -100,7 +100,7 @@ def test_s22_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: 
     )
 
 
-def test_s20_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run(book: Notebook) -> None:
+def test_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run(book: Notebook) -> None:
     book.ok("import torch\ndata = torch.zeros(100_000)\nbusy = [work.submit(0, 'go') for _ in range(4)]")
     book.ok("@distributed(ranks=1)\ndef total(x): return float(x.sum()), os.environ['MINE'], os.getcwd()")
     book.ok("os.environ['MINE'] = 'before'\nhere = os.getcwd()\nrun = total.submit(data)")
@@ -110,7 +110,7 @@ def test_s20_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_
     assert book.ok("run.result()[0] == (0.0, 'before', here)").result == "True"
 
 
-def test_s20_a_foreground_cell_runs_beside_submitted_ones(book: Notebook) -> None:
+def test_a_foreground_cell_runs_beside_submitted_ones(book: Notebook) -> None:
     book.ok("busy = [work.submit(0, 'go') for _ in range(6)]")
 
     assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
@@ -119,7 +119,7 @@ def test_s20_a_foreground_cell_runs_beside_submitted_ones(book: Notebook) -> Non
     assert book.ok("[run.result()[0] for run in busy]").result == str([0] * 6)
 
 
-def test_s20_detached_cells_share_the_queue(book: Notebook) -> None:
+def test_detached_cells_share_the_queue(book: Notebook) -> None:
     book.ok("busy = [work.submit(0, 'go') for _ in range(4)]")
     outcome = book.ok("%%distributed --ranks 1 --detach --out job\nrank + 5")
     assert "queued" in outcome.result
@@ -129,7 +129,7 @@ def test_s20_detached_cells_share_the_queue(book: Notebook) -> None:
     assert book.ok("job.result()").result == "rank 0: 5"
 
 
-def test_s21_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) -> None:
+def test_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) -> None:
     outcome = book.ok(
         '%%distributed --sweep "lr=[0.3,0.1,0.2]" --ranks 1 --out swept\n'
         "import jupyter_distrib\nfor step in range(3): jupyter_distrib.report(loss=lr * 10 - step)\nlr * 2"
@@ -142,14 +142,14 @@ def test_s21_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook
     assert book.ok("list(swept), swept[-1], swept.configurations[0]").result == "([0.6, 0.2, 0.4], 0.4, {'lr': 0.3})"
 
 
-def test_s21_two_names_give_all_combinations_and_may_be_read_from_the_notebook(book: Notebook) -> None:
+def test_two_names_give_all_combinations_and_may_be_read_from_the_notebook(book: Notebook) -> None:
     book.ok("rates = [1, 2]\ndef scaled(): return lr * 10")
     outcome = book.ok("%%distributed --sweep lr=rates --sweep 'w=range(2)' --ranks 1\nscaled() + w")
 
     assert outcome.result == "lr=1, w=0: 10\nlr=1, w=1: 11\nlr=2, w=0: 20\nlr=2, w=1: 21"
 
 
-def test_s21_a_failed_configuration_has_its_exception_in_place_of_its_value(book: Notebook) -> None:
+def test_a_failed_configuration_has_its_exception_in_place_of_its_value(book: Notebook) -> None:
     outcome = book.ok("%%distributed --sweep lr=[0,1] --ranks 1\n1 / lr")
 
     assert outcome.result == "lr=0: ZeroDivisionError('division by zero')\nlr=1: 1.0"
@@ -157,7 +157,7 @@ def test_s21_a_failed_configuration_has_its_exception_in_place_of_its_value(book
     assert book.fails("%%distributed --sweep lr=[0] --ranks 1\n1 / lr").ename == "ZeroDivisionError"
 
 
-def test_s21_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) -> None:
+def test_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) -> None:
     outcome = book.fails(
         "%%distributed --sweep lr=[0,1,2,3,4,5] --ranks 1 --halt-on-failure\nimport time\n"
         "while lr: time.sleep(0.01)\n1 / lr"
@@ -167,7 +167,7 @@ def test_s21_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) ->
     assert book.ok("{run.state for run in runs()} == {'failed', 'interrupted'}").result == "True"
 
 
-def test_s21_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
+def test_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
     book.start("%%distributed --sweep lr=range(6) --ranks 1\nimport time\nwhile True: time.sleep(0.01)")
     book.until("queued, place 2")
     book.until("running")
@@ -191,14 +191,12 @@ def test_s21_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
         ("--sweep lr=range(20_000)", "lr", "--sweep gives 20,000 runs"),
     ],
 )
-def test_s21_a_wrong_sweep_is_refused_before_anything_starts(
-    book: Notebook, line: str, body: str, message: str
-) -> None:
+def test_a_wrong_sweep_is_refused_before_anything_starts(book: Notebook, line: str, body: str, message: str) -> None:
     assert message in book.fails(f"%%distributed {line}\n{body}").evalue
     assert book.ok("runs()").result == "[]"
 
 
-def test_s23_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> None:
+def test_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> None:
     settings = tmp_path / "pools.toml"
     settings.write_text(
         'pool = "reserved"\n[pools.reserved]\nkind = "local"\nranks = 1\npython = "/nowhere/python"\n'
@@ -214,7 +212,7 @@ def test_s23_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> 
         assert "/nowhere/python" in book.fails("%%distributed --on 0\n1").evalue
 
 
-def test_s23_a_restarted_kernel_has_no_queue_and_detached_runs_go_on(book: Notebook) -> None:
+def test_a_restarted_kernel_has_no_queue_and_detached_runs_go_on(book: Notebook) -> None:
     book.ok(
         "%%distributed --ranks 4 --detach --out job\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
     )

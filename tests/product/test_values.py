@@ -257,7 +257,7 @@ def test_a_failed_cell_raises_the_users_own_exception(book: Notebook, body: str,
     assert "jupyter_distrib/" not in outcome.traceback
 
 
-def test_s25_the_exception_is_an_instance_of_the_notebooks_class(book: Notebook) -> None:
+def test_the_exception_is_an_instance_of_the_notebooks_class(book: Notebook) -> None:
     book.ok("class Ours(Exception): pass")
     code = (
         "run = get_ipython().run_cell_magic\n"

@@ -182,7 +182,7 @@ def node_with(folder: Path, name: str, version: str) -> str:
     return json.dumps({"env_vars": {"PYTHONPATH": str(about.parent)}})
 
 
-def test_s12_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
+def test_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
     _, packages = environment(tmp_path / "env")
     install(wheel(tmp_path, "tinypkg", "1.2"), packages)
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}

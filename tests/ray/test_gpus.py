@@ -87,7 +87,7 @@ print(ray.get(held.gpus.remote()))
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
-def test_v13_ranks_have_the_gpus_that_ray_has_given_also_where_it_sets_no_variable(tmp_path: Path) -> None:
+def test_ranks_have_the_gpus_that_ray_has_given_also_where_it_sets_no_variable(tmp_path: Path) -> None:
     """The node has feigned GPUs; another program of the cluster's holds the first of them."""
     with GpuBed(count=2) as bed:
         cluster = Cluster(nodes=1, **{**bed.environment, NOSET: "1"})

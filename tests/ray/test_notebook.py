@@ -329,7 +329,7 @@ def test_a_busy_cluster_says_by_whom_and_can_be_waited_for(book: Notebook, clust
     assert os.path.isdir(tmp_path)
 
 
-def test_s12_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
+def test_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
     python, packages = environment(tmp_path / "env")
     install(wheel(tmp_path, "tinypkg", "1.2"), packages)
     (folder := tmp_path / "work").mkdir()

@@ -37,7 +37,7 @@ def members() -> list[str]:
     return found
 
 
-def test_r01_a_function_runs_on_the_head_of_a_cluster_of_all_nodes(book: Notebook) -> None:
+def test_a_function_runs_on_the_head_of_a_cluster_of_all_nodes(book: Notebook) -> None:
     book.ok("""
 @ray_launch(pool="lab", ranks=2)
 def foo(add, *, more):
@@ -56,7 +56,7 @@ def foo(add, *, more):
     assert wait_until(lambda: not members(), 30), members()
 
 
-def test_r02_an_error_of_the_function_is_raised_and_nothing_is_left(book: Notebook) -> None:
+def test_an_error_of_the_function_is_raised_and_nothing_is_left(book: Notebook) -> None:
     book.ok("""
 class Broken(Exception):
     pass

@@ -25,7 +25,7 @@ HELD: dict[str, dict[str, str]] = {
         "| you | all that your account may do |": "- about the system",
         "| another user of the machine | see that a GPU is leased, and by whom; take the lease of a free GPU; connect to torch's ports (below) |": (
             "agent/test_gpu_leases.py::test_only_the_same_user_is_told_the_notebook "
-            "agent/test_gpu_leases.py::test_c13_a_lease_is_between_users "
+            "agent/test_gpu_leases.py::test_a_lease_is_between_users "
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing"
         ),
@@ -100,7 +100,7 @@ HELD: dict[str, dict[str, str]] = {
         "Pickles pass there only if the cell itself calls what exchanges them:": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
         "`all_gather_object` and the like, Horovod's `broadcast_object`, or torch's own checkpoints.": (
             "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other "
-            "compat/test_horovod_torch.py::test_h03_objects"
+            "compat/test_horovod_torch.py::test_objects"
         ),
         "Use closed networks, as torch's own documents advise.": "- advice",
         "**This package opens TCP ports in three cases**, and takes only text or bytes there:": "repository/test_promises.py::test_the_package_opens_no_other_ports",
@@ -116,7 +116,7 @@ HELD: dict[str, dict[str, str]] = {
             "worker/test_address_exchange.py::test_who_is_no_rank_of_this_run_is_not_heard "
             "worker/test_address_exchange.py::test_a_stranger_who_does_not_end_a_line_is_not_waited_for"
         ),
-        "While `%distributed_status --doctor` measures the network between nodes, a port on each answers one connection that knows a token.": "kernel/notebook/test_network_report.py::test_g09_a_node_answers_only_who_knows_its_token",
+        "While `%distributed_status --doctor` measures the network between nodes, a port on each answers one connection that knows a token.": "kernel/notebook/test_network_report.py::test_a_node_answers_only_who_knows_its_token",
         "**Ray** is refused without a token unless you add `--insecure` ([more](ray.md)).": (
             "pools/ray/test_cluster.py::test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it "
             "ray/test_clusters.py::test_a_cluster_with_a_token_wants_the_right_one"
@@ -136,13 +136,13 @@ HELD: dict[str, dict[str, str]] = {
             "checkpoints/test_other_users.py::test_metadata_of_somebody_else_change_no_class"
         ),
         "| `compat/horovod/state.py` | `pickle.loads` `torch.load` | only where the cell calls `broadcast_object`, `allgather_object` or `broadcast_optimizer_state`, which are defined so by Horovod: through torch's ports, as above |": (
-            "compat/test_horovod_torch.py::test_h03_objects "
-            "compat/test_horovod_torch.py::test_h06_the_state_of_one_rank_is_brought_to_all"
+            "compat/test_horovod_torch.py::test_objects "
+            "compat/test_horovod_torch.py::test_the_state_of_one_rank_is_brought_to_all"
         ),
-        "| `compat/on_ranks.py` | `runpy.run_path` | the script that your notebook names |": "compat/test_launchers.py::test_t02_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments",
+        "| `compat/on_ranks.py` | `runpy.run_path` | the script that your notebook names |": "compat/test_launchers.py::test_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments",
         "| `kernel/notebook/export.py` | `pickle.loads` | in the script that it writes, for the values that it writes beside it |": "product/test_export.py::test_an_exported_cell_trains_to_the_same_weights_under_torchrun",
-        "| `kernel/notebook/script.py` | `runpy.run_module` | the module that your notebook names |": "product/test_scripts.py::test_t07_a_module_of_a_package_runs_as_by_torchrun_m",
-        "| `kernel/notebook/sweep.py` | `eval` | an expression of your own cell |": "product/test_submit.py::test_s21_two_names_give_all_combinations_and_may_be_read_from_the_notebook",
+        "| `kernel/notebook/script.py` | `runpy.run_module` | the module that your notebook names |": "product/test_scripts.py::test_a_module_of_a_package_runs_as_by_torchrun_m",
+        "| `kernel/notebook/sweep.py` | `eval` | an expression of your own cell |": "product/test_submit.py::test_two_names_give_all_combinations_and_may_be_read_from_the_notebook",
         "| `parallel/pipeline.py` | `torch.distributed.pipelining.PipelineStage` | it is given the shapes of all tensors, which came as JSON; otherwise its ranks would exchange them as pickles |": "strategies/test_parallel.py::test_a_pipeline_trains_as_the_whole_model",
         "| `pools/command/bootstrap.py` | `exec` | the package's own program, which goes to another machine through the pipe of your command |": "pools/command/test_connect.py::test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing",
         "| `pools/ray/reservation.py` | `ray.get` | the answer of a placement group, from a cluster that was refused unless it has a token |": "pools/ray/test_cluster.py::test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it",
@@ -155,7 +155,7 @@ HELD: dict[str, dict[str, str]] = {
         "| `system/subprocess_future.py` | `pickle.loads` | from a fork of this process, through a pipe of its own |": "system/test_subprocess_future.py::test_what_another_process_raises_is_raised_here",
         "| `worker/environment/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
         "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which it made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
-        "| `worker/environment/script.py` | `exec` `runpy.run_module` | the script or module that your cell names |": "product/test_scripts.py::test_t02_a_script_has_its_arguments_and_returns_nothing",
+        "| `worker/environment/script.py` | `exec` `runpy.run_module` | the script or module that your cell names |": "product/test_scripts.py::test_a_script_has_its_arguments_and_returns_nothing",
         "| `worker/environment/shell.py` | `exec` `eval` | lines of your cell, such as `%timeit` |": "worker/test_shell.py::test_line_magics",
         "| `worker/environment/spawned_process.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
         "**A checkpoint of somebody else** loads if its values are numbers, texts, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
@@ -182,7 +182,7 @@ HELD: dict[str, dict[str, str]] = {
             "product/test_damaged_files.py::test_two_notebooks_share_an_agent_where_a_stranger_has_made_the_folder_for_sockets"
         ),
         "| leases of GPUs | a socket name of the system, with the GPU's id | all users of the machine; the notebook's name, only you |": (
-            "agent/test_gpu_leases.py::test_c13_a_lease_is_between_users "
+            "agent/test_gpu_leases.py::test_a_lease_is_between_users "
             "agent/test_gpu_leases.py::test_only_the_same_user_is_told_the_notebook"
         ),
         "| what ranks print | one log for each rank, in `JUPYTER_DISTRIB_LOG_DIR` | you |": (
@@ -206,8 +206,8 @@ HELD: dict[str, dict[str, str]] = {
         "| checkpoints | where the cell says | as your umask says; nobody else can write into them |": "checkpoints/test_other_users.py::test_files_of_a_checkpoint_can_be_written_by_nobody_else_whatever_the_umask",
         "| other files that a cell writes | where it writes them | as your umask says |": "product/test_values.py::test_files_that_ranks_write_have_the_modes_that_the_notebook_wants",
         "Variables of the notebook's environment are sent to ranks of the same machine.": (
-            "worker/test_cell.py::test_s15_the_kernels_environment_and_folder_are_the_ranks_too "
-            "agent/test_server.py::test_s15_secrets_of_the_environment_stay_there"
+            "worker/test_cell.py::test_the_kernels_environment_and_folder_are_the_ranks_too "
+            "agent/test_server.py::test_secrets_of_the_environment_stay_there"
         ),
         "Other machines get those that were set after the kernel had started, and those about communication (`NCCL_`, `GLOO_`, `TORCH_DISTRIBUTED_`).": (
             "kernel/session/test_environment.py::test_other_machines_get_what_the_notebook_has_set_and_no_key "
@@ -321,7 +321,7 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "A cell reads values of the notebook as they were when it began.": (
             "kernel/notebook/test_magic.py::test_every_rank_has_its_own_copy "
-            "product/test_submit.py::test_s20_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run"
+            "product/test_submit.py::test_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run"
         ),
         "In the notebook it changes only `_` and the names of `--out` and `--keep`.": (
             "product/test_values.py::test_the_kernel_stays_as_it_was_also_after_a_cell_that_fails "

@@ -123,7 +123,7 @@ def test_a_small_view_of_a_large_storage_travels_alone() -> None:
 
 
 @pytest.mark.parametrize("as_result", [True, False])
-def test_v9_only_what_travels_is_copied_from_an_accelerator(monkeypatch: pytest.MonkeyPatch, as_result: bool) -> None:
+def test_only_what_travels_is_copied_from_an_accelerator(monkeypatch: pytest.MonkeyPatch, as_result: bool) -> None:
     copied = []
     monkeypatch.setattr(tensors, "is_on_accelerator", lambda _: True)
     monkeypatch.setattr(tensors, "on_host", lambda storage: copied.append(storage.nbytes()) or storage.clone())

@@ -51,7 +51,7 @@ def decided(*attempts: list[Event], max_restarts: int = 5, on_error: bool = Fals
         ([lost(3, None, last_lines=("node b was lost: no answer",))], "rank 3 was lost (node b was lost: no answer)"),
     ],
 )
-def test_g10_a_lost_rank_is_a_reason(events: list[Event], cause: str) -> None:
+def test_a_lost_rank_is_a_reason(events: list[Event], cause: str) -> None:
     assert decided(events) == Restart(cause=cause)
 
 
@@ -65,15 +65,15 @@ def test_g10_a_lost_rank_is_a_reason(events: list[Event], cause: str) -> None:
         [lost(asked=True, reason="its ranks were stopped")],
     ],
 )
-def test_g10_an_exception_a_stop_and_a_limit_are_no_reason(events: list[Event]) -> None:
+def test_an_exception_a_stop_and_a_limit_are_no_reason(events: list[Event]) -> None:
     assert decided(events) == NoRestart()
 
 
-def test_g10_an_exception_is_a_reason_where_that_was_asked_for() -> None:
+def test_an_exception_is_a_reason_where_that_was_asked_for() -> None:
     assert decided([failed()], on_error=True) == Restart(cause="rank 0 raised ValueError, line 3")
 
 
-def test_g10_a_stop_comes_before_every_reason() -> None:
+def test_a_stop_comes_before_every_reason() -> None:
     policy = RestartPolicy(3, on_error=True)
     policy.stop()
     policy.take(lost())
@@ -81,7 +81,7 @@ def test_g10_a_stop_comes_before_every_reason() -> None:
     assert policy.decide() == NoRestart()
 
 
-def test_g10_what_is_used_up_is_said() -> None:
+def test_what_is_used_up_is_said() -> None:
     decision = decided([lost()], [lost()], max_restarts=1)
 
     assert isinstance(decision, NoRestart)
@@ -90,7 +90,7 @@ def test_g10_what_is_used_up_is_said() -> None:
     )
 
 
-def test_g10_a_crash_at_the_same_place_without_a_step_is_a_loop() -> None:
+def test_a_crash_at_the_same_place_without_a_step_is_a_loop() -> None:
     crash = lost(0, -signal.SIGSEGV, line=4)
     decision = decided([step(3), crash], [step(3), crash])
 
@@ -100,10 +100,10 @@ def test_g10_a_crash_at_the_same_place_without_a_step_is_a_loop() -> None:
     assert isinstance(decided([crash], [lost(0, -signal.SIGSEGV, line=5)]), Restart)
 
 
-def test_g10_kills_from_outside_are_no_loop() -> None:
+def test_kills_from_outside_are_no_loop() -> None:
     assert isinstance(decided([lost()], [lost()], [lost()]), Restart)
 
 
-def test_g10_the_same_exception_twice_is_a_loop() -> None:
+def test_the_same_exception_twice_is_a_loop() -> None:
     assert isinstance(decided([failed(0)], [failed(1)], on_error=True), NoRestart)
     assert isinstance(decided([failed(line=3)], [failed(line=9)], on_error=True), Restart)

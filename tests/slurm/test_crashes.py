@@ -36,5 +36,5 @@ def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, wh
 
 
 @pytest.mark.parametrize("victim", restart_cases.VICTIMS)
-def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
+def test_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
     restart_cases.check(book, victim, ranks=2)

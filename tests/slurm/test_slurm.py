@@ -259,7 +259,7 @@ def test_in_a_job_its_nodes_are_used_and_not_given_back(bed: SlurmBed, monkeypat
         own.communicate("")
 
 
-def test_s12_nodes_get_the_packages_that_they_lack(bed: SlurmBed, tmp_path: Path) -> None:
+def test_nodes_get_the_packages_that_they_lack(bed: SlurmBed, tmp_path: Path) -> None:
     _, packages = environment(tmp_path / "env")
     install(wheel(tmp_path, "tinypkg", "1.2"), packages)
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', "nodes = 2", "ranks = 2", 'environment = "sync"']

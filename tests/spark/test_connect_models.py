@@ -40,13 +40,13 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield one
 
 
-def test_k01_a_logistic_regression_is_fitted_by_two_workers(book: Notebook) -> None:
+def test_a_logistic_regression_is_fitted_by_two_workers(book: Notebook) -> None:
     outcome = book.cell(FIT + ACCURACY + "accuracy", 300)
     assert outcome.status == "ok", outcome.text
     assert float(outcome.result) > 0.9
 
 
-def test_k02_a_pipeline_is_evaluated(book: Notebook) -> None:
+def test_a_pipeline_is_evaluated(book: Notebook) -> None:
     evaluator = (
         "BinaryClassificationEvaluator(metricName='areaUnderROC', labelCol='label', probabilityCol='probability')"
     )
@@ -55,7 +55,7 @@ def test_k02_a_pipeline_is_evaluated(book: Notebook) -> None:
     assert scaled.result == "[1.0, 1.0]", scaled.text
 
 
-def test_k03_a_model_is_loaded_under_this_torch(book: Notebook) -> None:
+def test_a_model_is_loaded_under_this_torch(book: Notebook) -> None:
     book.ok("import os\npath = os.path.abspath('saved')\nmodel.save(path)")
     refused = book.cell("PipelineModel.load(path)", 60)
     assert "weights_only" in refused.text.lower() or refused.status == "ok"
@@ -66,7 +66,7 @@ def test_k03_a_model_is_loaded_under_this_torch(book: Notebook) -> None:
     assert float(outcome.result) > 0.9
 
 
-def test_k01_it_also_runs_on_one_rank(book: Notebook) -> None:
+def test_it_also_runs_on_one_rank(book: Notebook) -> None:
     outcome = book.cell(f"%%distributed --ranks 1\n{PROGRAM}{FIT}{ACCURACY}spark.stop()\naccuracy > 0.9", 350)
     if outcome.status != "ok":  # the view leaves out the middle of a long output
         pytest.fail(book.ok("import jupyter_distrib\nprint(jupyter_distrib.runs()[-1].logs(0))").stdout)

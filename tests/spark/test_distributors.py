@@ -38,7 +38,7 @@ def book(shared: Notebook) -> Notebook:
     return shared
 
 
-def test_t04_tasks_of_spark_have_torchruns_variables_and_a_live_view(book: Notebook) -> None:
+def test_tasks_of_spark_have_torchruns_variables_and_a_live_view(book: Notebook) -> None:
     book.ok("""
 def train(scale, *, more):
     import torch, torch.distributed as dist
@@ -63,7 +63,7 @@ def train(scale, *, more):
     assert "x of rank 1" in logs
 
 
-def test_t05_the_error_has_the_last_lines_and_the_original_exception(book: Notebook) -> None:
+def test_the_error_has_the_last_lines_and_the_original_exception(book: Notebook) -> None:
     book.ok("""
 class Broken(Exception):
     pass
@@ -86,7 +86,7 @@ def train():
         assert "[rank 1] line 119" in text
 
 
-def test_t08_a_cluster_with_tls_is_refused(book: Notebook) -> None:
+def test_a_cluster_with_tls_is_refused(book: Notebook) -> None:
     book.ok("spark.conf.set('spark.ssl.enabled', 'true')")
     failed = book.cell(f"{TASKS}.run(lambda: 1)", 250)
     book.ok("spark.conf.unset('spark.ssl.enabled')")
@@ -94,7 +94,7 @@ def test_t08_a_cluster_with_tls_is_refused(book: Notebook) -> None:
     assert "This cluster has TLS encryption enabled" in failed.evalue
 
 
-def test_t09_each_rank_trains_on_one_partition_of_a_frame(book: Notebook) -> None:
+def test_each_rank_trains_on_one_partition_of_a_frame(book: Notebook) -> None:
     book.ok("""
 def train(batch_size):
     from pyspark.ml.torch.distributor import _get_spark_partition_data_loader
@@ -109,7 +109,7 @@ frame = spark.range(8).repartitionByRange(2, "id")
     assert "of 1 [4, 5, 6, 7, 4]" in outcome.view
 
 
-def test_t12_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
+def test_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
     outcome = book.cell(
         "%%distributed --ranks 1\nfrom pyspark.sql import SparkSession\n"
         "from pyspark.ml.torch.distributor import TorchDistributor\n"
@@ -123,7 +123,7 @@ def test_t12_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
     assert "live from 1" in outcome.view
 
 
-def test_d01_d02_deepspeed_gets_its_configuration_by_its_arguments(book: Notebook) -> None:
+def test_d02_deepspeed_gets_its_configuration_by_its_arguments(book: Notebook) -> None:
     book.ok("""
 def train():
     import json
@@ -136,7 +136,7 @@ def train():
     assert "zero {'train_batch_size': 4}" in outcome.view
 
 
-def test_d03_a_file_gets_deepspeeds_arguments_behind_its_own(book: Notebook) -> None:
+def test_a_file_gets_deepspeeds_arguments_behind_its_own(book: Notebook) -> None:
     book.ok("open('train.py', 'w').write('import sys\\nprint(__name__, sys.argv)')\nopen('ds.json', 'w').write('{}')")
     line = "DeepspeedTorchDistributor(2, 1, True, False, os.path.abspath('ds.json')).run('train.py', '--lr', 1)"
     outcome = book.cell(line, 250)

@@ -24,7 +24,7 @@ def book(cells: Notebook) -> Notebook:
 
 @slow
 @patient
-def test_r06_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook) -> None:
+def test_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook) -> None:
     outcome = book.cell(
         "%%distributed --strategy ddp\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\n"
         "dist.all_reduce(t)\nprint('of rank', rank)\n(rank, int(t), int(os.environ['NODE_RANK']), local_rank)",
@@ -40,7 +40,7 @@ def test_r06_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook)
 
 @slow
 @patient
-def test_h09_horovod_s_function_runs_in_the_executors(book: Notebook) -> None:
+def test_horovod_s_function_runs_in_the_executors(book: Notebook) -> None:
     code = """
 %distributed_compat horovod
 import horovod.spark
@@ -59,7 +59,7 @@ def work(x, y=0):
 
 @slow
 @patient
-def test_r06_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
+def test_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
     loaded = "[name for name in ('ray', 'pyspark', 'py4j') if name in sys.modules]"
     assert book.ok(f"import sys\n{loaded}").result == "[]"
     assert re.search(r"Spark, with Ray at 10\.99\.0\.1:\d+", book.ok("%distributed_status").result)
@@ -67,7 +67,7 @@ def test_r06_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
 
 @slow
 @patient
-def test_r06_ranks_do_not_see_what_spark_and_ray_have_set(book: Notebook) -> None:
+def test_ranks_do_not_see_what_spark_and_ray_have_set(book: Notebook) -> None:
     names = "[name for name in os.environ if name.startswith(('RAY_', 'SPARK_', 'PYSPARK_', 'PYTHON'))]"
     outcome = book.cell(f"%%distributed\nimport os, sys\n{names}, [p for p in sys.path if 'pyspark' in p]", START_S)
     assert outcome.result == "ranks 0-3: (['PYTHONPATH'], [])", outcome.text
@@ -75,7 +75,7 @@ def test_r06_ranks_do_not_see_what_spark_and_ray_have_set(book: Notebook) -> Non
 
 @slow
 @patient
-def test_r06_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -> None:
+def test_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -> None:
     book.start("%%distributed\nimport time\nprint('it is on', flush=True)\nwhile True: time.sleep(1)")
     book.until("it is on", START_S)
     book.interrupt()

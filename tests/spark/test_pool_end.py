@@ -17,13 +17,13 @@ OURS = ("jupyter_distrib.pools.spark", "ray/raylet", "ray/gcs", "spark.deploy.Sp
 """Words in the command lines of what an application consists of."""
 
 
-def test_r06_stop_ends_the_application(cells: Notebook) -> None:
+def test_stop_ends_the_application(cells: Notebook) -> None:
     assert cells.cell("%%distributed\nrank;", 300).status == "ok"
     cells.ok("%distributed_pool stop")
     assert wait_until_none(OURS, 120) == []  # the record of a detached run may have to end first
 
 
-def test_r06_a_standalone_master_and_the_end_of_the_kernel(standalone: StandaloneCluster, tmp_path: Path) -> None:
+def test_a_standalone_master_and_the_end_of_the_kernel(standalone: StandaloneCluster, tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         line = f"--pool spark --master {standalone.url} --executors 2 --ranks 2 --nodes 2"

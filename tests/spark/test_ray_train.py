@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "example_notebooks"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed here")
-def test_r04_two_workers_train_on_shares_of_images_and_save_a_checkpoint(tmp_path: Path) -> None:
+def test_two_workers_train_on_shares_of_images_and_save_a_checkpoint(tmp_path: Path) -> None:
     saved = tmp_path / "ray_train.ipynb"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 CELL = "%%distributed --environment {}\nimport socket, tinypkg\n(socket.gethostname(), tinypkg.version)"
 
 
-def test_s12_each_host_gets_what_it_lacks_or_its_ranks_are_refused_with_the_list(bed: Bed, tmp_path: Path) -> None:
+def test_each_host_gets_what_it_lacks_or_its_ranks_are_refused_with_the_list(bed: Bed, tmp_path: Path) -> None:
     _, packages = environment(tmp_path / "env")
     install(wheel(tmp_path, "tinypkg", "1.2"), packages)
     there = bed.folder / "python"  # hosts share the home of this machine, so each has a cache of its own

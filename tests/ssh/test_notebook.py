@@ -120,7 +120,7 @@ def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, wh
 
 
 @pytest.mark.parametrize("victim", restart_cases.VICTIMS)
-def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, bed: Bed, victim: str) -> None:
+def test_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, bed: Bed, victim: str) -> None:
     restart_cases.check(book, victim)
     assert_good(book)
     assert wait_until(lambda: not any(unused_folders(host) for host in bed.hosts), 15)

@@ -243,7 +243,7 @@ torch.autograd.backward.__module__, len(optimizer.state), weights(model).tolist(
 """
 
 
-def test_g08_one_rank_trains_as_without_a_strategy_and_nothing_is_in_its_steps(book: Notebook) -> None:
+def test_one_rank_trains_as_without_a_strategy_and_nothing_is_in_its_steps(book: Notebook) -> None:
     plain, alone = (book.ok(f"%%distributed --ranks 1 --strategy {name}\n{ONE_RANK}") for name in ("none", "ddp"))
 
     assert alone.result == plain.result
@@ -501,7 +501,7 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
 @pytest.mark.parametrize(
     "how", ["train = torch.compile(model, backend='aot_eager')", "model.compile(backend='aot_eager'); train = model"]
 )
-def test_v14_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> None:
+def test_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> None:
     cell = (
         f"model = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n{how}\nfit(train, optimizer, loader)"
     )
@@ -544,7 +544,7 @@ later = 7
 """
 
 
-def test_c3_a_good_cell_stays_good_if_its_weights_cannot_be_compared(book: Notebook) -> None:
+def test_a_good_cell_stays_good_if_its_weights_cannot_be_compared(book: Notebook) -> None:
     outcome = book.ok(f"{DDP}--keep later\n{BROKEN_SUMS}later")
 
     assert outcome.result == "ranks 0-1: 7"
@@ -602,7 +602,7 @@ def test_a_steady_step_neither_waits_for_the_device_nor_copies_to_the_host(book:
     }  # flags; buffers
 
 
-def test_c14_ranks_that_train_under_another_default_device_meet_on_the_cpu(book: Notebook) -> None:
+def test_ranks_that_train_under_another_default_device_meet_on_the_cpu(book: Notebook) -> None:
     cell = f"{DDP}--out got\nmodel = Net()\ntorch.set_default_device('meta')\n"
     cell += "try:\n    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n    jupyter_distrib.total(1)\n"
     cell += "finally: torch.set_default_device(None)\n"

@@ -20,14 +20,14 @@ def ready(config: object, *, zero: str = "", ranks: int | None = 2, on_cpu: bool
     return found
 
 
-def test_d02_a_dict_of_the_notebook_and_a_file_are_the_same(tmp_path: Path) -> None:
+def test_a_dict_of_the_notebook_and_a_file_are_the_same(tmp_path: Path) -> None:
     config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
     (tmp_path / "ds.json").write_text(json.dumps(config))
 
     assert ready(config) == read_config(str(tmp_path / "ds.json"), {}) == read_config(json.dumps(config), {}) == config
 
 
-def test_d05_what_is_not_said_is_what_an_unchanged_loop_means() -> None:
+def test_what_is_not_said_is_what_an_unchanged_loop_means() -> None:
     assert completed({}, "", 2) == {
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
@@ -40,7 +40,7 @@ def test_d05_what_is_not_said_is_what_an_unchanged_loop_means() -> None:
     )
 
 
-def test_d05_batch_sizes_that_agree_are_taken() -> None:
+def test_batch_sizes_that_agree_are_taken() -> None:
     ready({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})
     ready({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4})
     ready({"train_batch_size": 15}, ranks=None)
@@ -72,14 +72,14 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "given", "sentence"), REFUSED)
-def test_d05_what_cannot_begin_is_refused_in_a_sentence(config: Any, given: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_begin_is_refused_in_a_sentence(config: Any, given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DistributedError) as refused:
         ready(config, **given)
 
     assert sentence in str(refused.value)
 
 
-def test_d05_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{")
 
     with pytest.raises(OptionsError, match=r"there is no .?nowhere.json"):
@@ -88,7 +88,7 @@ def test_d05_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_config(str(tmp_path / "ds.json"), {})
 
 
-def test_d05_gpus_may_take_fp16_and_offload() -> None:
+def test_gpus_may_take_fp16_and_offload() -> None:
     config = {"fp16": {"enabled": True}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
 
     assert ready(config, on_cpu=False) == config

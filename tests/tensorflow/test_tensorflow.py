@@ -49,7 +49,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     leftovers_after(session)
 
 
-def test_f02_keras_fits_in_the_scope_and_both_workers_end_with_the_same_weights(ours: Notebook) -> None:
+def test_keras_fits_in_the_scope_and_both_workers_end_with_the_same_weights(ours: Notebook) -> None:
     shown = ours.ok(LINE + FIT + "import sys\nassert 'torch' not in sys.modules\nprint('trained', rank)\n" + VALUE)
 
     assert ours.ok(SAME).stdout == "True True 2 False\n"
@@ -57,7 +57,7 @@ def test_f02_keras_fits_in_the_scope_and_both_workers_end_with_the_same_weights(
     assert "2 ranks · tensorflow" in shown.view
 
 
-def test_f02_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost(ours: Notebook) -> None:
+def test_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost(ours: Notebook) -> None:
     lost = "import os, signal\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
     line = f"{LINE}{TWO_NODES} --max-restarts 1\n{lost}os.kill(os.getpid(), signal.SIGKILL)\n"
     value = f"{VALUE}, os.environ['HOST'], os.environ['TF_CONFIG']"
@@ -77,7 +77,7 @@ def test_f02_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost
     )
 
 
-def test_f02_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
+def test_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
     ours.ok(f"{LINE}--keep model,x,y{FIT}")
     ours.ok(
         f"{LINE}\nhistory = model.fit(x, y, batch_size=16, epochs=1, verbose=0)\n"
@@ -87,7 +87,7 @@ def test_f02_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
     assert ours.ok("all(np.array_equal(a, b) for a, b in zip(got[0][1], got[1][1])), got[0][2]").result == "(True, 2)"
 
 
-def test_f02_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook) -> None:
+def test_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook) -> None:
     ours.ok(f"{LINE}\nimport tensorflow as tf\ntf.constant([1, 2]) + rank, tf.Variable(3.0)")
 
     read = "type(got[1][0]).__name__, got[1][0].tolist(), float(got[1][1])"
@@ -95,7 +95,7 @@ def test_f02_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook
     assert ours.ok("import sys; 'tensorflow' in sys.modules").result == "False"
 
 
-def test_f03_a_cell_may_make_the_strategy_itself(ours: Notebook) -> None:
+def test_a_cell_may_make_the_strategy_itself(ours: Notebook) -> None:
     ours.ok(
         f"{LINE}--own-scope --fresh\nimport tensorflow as tf\n"
         "own = tf.distribute.MultiWorkerMirroredStrategy()\nown.num_replicas_in_sync"
@@ -104,7 +104,7 @@ def test_f03_a_cell_may_make_the_strategy_itself(ours: Notebook) -> None:
     assert ours.ok("got[0], got[1]").result == "(2, 2)"
 
 
-def test_f05_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) -> None:
+def test_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) -> None:
     keras_3 = FIT.replace("import tensorflow as tf", "import tensorflow as tf, keras").replace("tf.keras.", "keras.")
     refused = ours.fails(LINE + keras_3)
 
@@ -114,7 +114,7 @@ def test_f05_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) ->
     assert ours.ok(SAME).stdout.startswith("True True 2")
 
 
-def test_f02_a_worker_that_raises_or_dies_is_told_and_the_next_cell_trains(ours: Notebook) -> None:
+def test_a_worker_that_raises_or_dies_is_told_and_the_next_cell_trains(ours: Notebook) -> None:
     raised = ours.fails(LINE + FIT.replace("model.compile", "assert rank == 0, 'no more'\nmodel.compile"))
     assert raised.ename == "AssertionError"
     died = ours.fails(LINE + "\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + FIT)
@@ -124,7 +124,7 @@ def test_f02_a_worker_that_raises_or_dies_is_told_and_the_next_cell_trains(ours:
     assert ours.ok(SAME).stdout.startswith("True True 2")
 
 
-def test_f02_a_stop_frees_workers_that_wait_in_a_collective(ours: Notebook) -> None:
+def test_a_stop_frees_workers_that_wait_in_a_collective(ours: Notebook) -> None:
     waits = FIT.replace("history = ", "if rank: print('ready', flush=True); import time; time.sleep(100)\nhistory = ")
     ours.start(LINE + waits)
     ours.until("ready")
@@ -135,21 +135,21 @@ def test_f02_a_stop_frees_workers_that_wait_in_a_collective(ours: Notebook) -> N
     assert ours.ok(SAME).stdout.startswith("True True 2")
 
 
-def test_f02_on_some_of_the_ranks_it_is_refused(ours: Notebook) -> None:
+def test_on_some_of_the_ranks_it_is_refused(ours: Notebook) -> None:
     assert "--on runs the cell on some of them: leave --on out" in ours.fails(f"{LINE}--on 0\n1").evalue
 
 
 RUNNER = "from jupyter_distrib.compat.mirrored_strategy_runner import MirroredStrategyRunner\n"
 
 
-def test_f02_f03_the_runner_returns_the_first_worker_s_value(ours: Notebook) -> None:
+def test_f03_the_runner_returns_the_first_worker_s_value(ours: Notebook) -> None:
     body = "".join(f"    {line}\n" for line in FIT.strip().splitlines())
     ours.ok(f"{RUNNER}def train():\n{body}    return losses, tf.distribute.get_strategy().num_replicas_in_sync")
     ours.ok("value = MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)")
     assert ours.ok("value[0][-1] < value[0][0], value[1]").result == "(True, 2)"
 
 
-def test_f02_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path) -> None:
+def test_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path) -> None:
     cells = executed("tensorflow.ipynb", tmp_path)
 
     assert float(outputs(cells[-1])) > 0.8

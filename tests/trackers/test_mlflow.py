@@ -40,7 +40,7 @@ def settled(book: Notebook, outcome: Outcome) -> dict[str, str]:
     return book._bundles[display]
 
 
-def test_s17_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
+def test_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     outcome = book.ok(
@@ -65,7 +65,7 @@ def test_s17_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
     assert named(data["tags"])["jupyter_distrib.cell"].startswith("for step in range(3):")
 
 
-def test_s17_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
+def test_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     book.ok("import mlflow\nparent = mlflow.start_run(run_name='parent')")
@@ -76,7 +76,7 @@ def test_s17_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
     assert named(child["data"]["tags"])["mlflow.parentRunId"] == parent["info"]["run_id"]
 
 
-def test_s17_s21_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_submitted(
+def test_s21_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_submitted(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     book.ok(
@@ -92,7 +92,7 @@ def test_s17_s21_submitted_runs_are_children_of_the_one_that_was_active_when_the
     assert sorted(named(child["params"])["lr"] for child in children) == ["1", "2", "3"]
 
 
-def test_s17_none_leaves_a_cell_out(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
+def test_none_leaves_a_cell_out(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
     book.ok("import mlflow\nparent = mlflow.start_run(run_name='parent')")
     outcome = book.ok("%%distributed --ranks 2 --track none\nrank")
     book.ok("mlflow.end_run()")
@@ -100,7 +100,7 @@ def test_s17_none_leaves_a_cell_out(book: Notebook, server: Server, request: pyt
     assert "MLflow" not in outcome.text
 
 
-def test_s18_what_a_cell_logs_lands_in_the_run_from_the_first_rank(
+def test_what_a_cell_logs_lands_in_the_run_from_the_first_rank(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     code = "import mlflow\nmlflow.log_metric('mine', 10.0 + rank)\nmlflow.log_param('rank', rank)"
@@ -113,7 +113,7 @@ def test_s18_what_a_cell_logs_lands_in_the_run_from_the_first_rank(
     assert (server.history(second, "mine"), named(second["data"]["params"])["rank"]) == ([11.0], "1")
 
 
-def test_s18_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
+def test_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     for _ in range(2):
@@ -126,9 +126,7 @@ def test_s18_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
     assert server.history(second, "own") == [1.0]
 
 
-def test_s18_the_state_tells_an_error_from_a_stop(
-    book: Notebook, server: Server, request: pytest.FixtureRequest
-) -> None:
+def test_the_state_tells_an_error_from_a_stop(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
     book.fails("%%distributed --ranks 2 --track mlflow\n1 / rank")
     book.start("%%distributed --ranks 2 --track mlflow\nprint('begun', flush=True)\ntime.sleep(60)")
     book.until("begun")
@@ -138,7 +136,7 @@ def test_s18_the_state_tells_an_error_from_a_stop(
     assert [run["info"]["status"] for run in server.runs(request.node.name, 3)] == ["FAILED", "KILLED", "KILLED"]
 
 
-def test_s19_memory_and_processor_of_each_rank_are_sampled(
+def test_memory_and_processor_of_each_rank_are_sampled(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     book.ok("%%distributed --ranks 2 --track mlflow\ntime.sleep(3.5)")
@@ -150,7 +148,7 @@ def test_s19_memory_and_processor_of_each_rank_are_sampled(
         assert len(server.history(run, f"system/rank_{rank}/cpu_percent")) == len(samples)
 
 
-def test_s17_the_settings_may_ask_for_it_and_a_folder_under_git_is_named(tmp_path: Path, server: Server) -> None:
+def test_the_settings_may_ask_for_it_and_a_folder_under_git_is_named(tmp_path: Path, server: Server) -> None:
     import subprocess
 
     write_trusted(tmp_path, 'track = ["mlflow"]\n')
@@ -166,7 +164,7 @@ def test_s17_the_settings_may_ask_for_it_and_a_folder_under_git_is_named(tmp_pat
     assert (tags["git.branch"], len(tags["git.commit"])) == ("work", 40)
 
 
-def test_s17_a_local_store_needs_no_server_and_mlflow_is_not_imported_before(tmp_path: Path, server: Server) -> None:
+def test_a_local_store_needs_no_server_and_mlflow_is_not_imported_before(tmp_path: Path, server: Server) -> None:
     with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/own.db"}) as book:
         book.ok(LOAD)
         book.ok("%%distributed --ranks 1\nrank")
@@ -183,7 +181,7 @@ def test_s17_a_local_store_needs_no_server_and_mlflow_is_not_imported_before(tmp
         )
 
 
-def test_s17_a_server_that_is_missing_neither_fails_nor_delays_a_run(tmp_path: Path, server: Server) -> None:
+def test_a_server_that_is_missing_neither_fails_nor_delays_a_run(tmp_path: Path, server: Server) -> None:
     port = free_port()
     with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}) as book:
         book.ok(LOAD + "\nimport mlflow")
@@ -193,7 +191,7 @@ def test_s17_a_server_that_is_missing_neither_fails_nor_delays_a_run(tmp_path: P
         assert book.ok("%%distributed --ranks 2 --track mlflow\nrank").wall_s < 1.5
 
 
-def test_s17_a_server_that_hangs_delays_no_run(tmp_path: Path, server: Server) -> None:
+def test_a_server_that_hangs_delays_no_run(tmp_path: Path, server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": uri}) as book:
@@ -206,7 +204,7 @@ def test_s17_a_server_that_hangs_delays_no_run(tmp_path: Path, server: Server) -
             assert min(walls) < 1.0
 
 
-def test_s17_a_run_that_ends_at_once_has_its_address_a_moment_later(
+def test_a_run_that_ends_at_once_has_its_address_a_moment_later(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     outcome = book.ok("%%distributed --ranks 1 --track mlflow\n1")
@@ -215,7 +213,7 @@ def test_s17_a_run_that_ends_at_once_has_its_address_a_moment_later(
     assert run["info"]["run_id"] in settled(book, outcome)["text/plain"]
 
 
-def test_s17_a_notebook_that_ends_with_its_run_has_it_in_full(
+def test_a_notebook_that_ends_with_its_run_has_it_in_full(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**QUIET, "MLFLOW_TRACKING_URI": server.uri, "MLFLOW_EXPERIMENT_NAME": "executed"}.items():
@@ -229,7 +227,7 @@ def test_s17_a_notebook_that_ends_with_its_run_has_it_in_full(
     assert run["info"]["status"] == "FINISHED"
 
 
-def test_s17_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Path, server: Server) -> None:
+def test_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Path, server: Server) -> None:
     env = {**QUIET, "MLFLOW_TRACKING_URI": server.uri, "MLFLOW_EXPERIMENT_NAME": "attached"}
     report = "jupyter_distrib.report(loss={}.0, step={})"
     with Notebook(tmp_path, env=env) as book:
@@ -253,7 +251,7 @@ def test_s17_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Pa
         assert server.history(run, "rank_1/loss") == [3.0, 2.0]
 
 
-def test_r03_rays_metrics_come_into_the_run_of_the_cell_and_into_one_that_is_named(
+def test_rays_metrics_come_into_the_run_of_the_cell_and_into_one_that_is_named(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     """The page is a fake: a real one needs `ray[default]`."""

@@ -127,7 +127,7 @@ def test_functions_of_the_notebook_may_call_each_other(book: Notebook) -> None:
     assert both(book, "even(10), odd(10)") == (True, False)
 
 
-def test_s10_decorators_and_closures_of_the_notebook_work(book: Notebook) -> None:
+def test_decorators_and_closures_of_the_notebook_work(book: Notebook) -> None:
     book.ok("""
 import functools
 def twice(function):
@@ -323,7 +323,7 @@ names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR'.spl
     )
 
 
-def test_s15_the_kernels_environment_and_folder_are_the_ranks_too(book: Notebook, tmp_path: Path) -> None:
+def test_the_kernels_environment_and_folder_are_the_ranks_too(book: Notebook, tmp_path: Path) -> None:
     before = book.ok("import os\nos.getcwd()").result
     book.ok(f"os.environ['COLOUR'] = 'red'\nos.chdir({str(tmp_path)!r})")
     try:
@@ -333,7 +333,7 @@ def test_s15_the_kernels_environment_and_folder_are_the_ranks_too(book: Notebook
     assert both(book, "import os\n'COLOUR' in os.environ") is False
 
 
-def test_s15_env_sets_a_variable_for_one_cell(book: Notebook) -> None:
+def test_env_sets_a_variable_for_one_cell(book: Notebook) -> None:
     read = "import os\nos.environ.get('MODE')"
 
     assert book.ok("%%distributed --ranks 2 --env MODE=fast\n" + read).result == "ranks 0-1: 'fast'"

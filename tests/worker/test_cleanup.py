@@ -35,7 +35,7 @@ def command() -> Execute:
     return Execute(run="r", group="g", ranks=(0,), cell=Cell(source="", filename="c"), inputs=inputs, setting=setting)
 
 
-def test_v5_a_gpu_rank_collects_before_the_next_cell_and_gives_memory_back_when_idle(released: list[str]) -> None:
+def test_a_gpu_rank_collects_before_the_next_cell_and_gives_memory_back_when_idle(released: list[str]) -> None:
     cleaning, value = cleanup(released, has_gpu=True), Cyclic()
     alive = weakref.ref(value)
     cleaning.after(command(), {"value": value})

@@ -41,7 +41,7 @@ def break_gpus(bed: GpuBed, *, error: str = "", seconds: float = 0.0) -> None:
     bed.write()
 
 
-def test_c4_a_rank_with_a_broken_context_is_replaced_and_the_cell_says_so(bed: GpuBed, book: Notebook) -> None:
+def test_a_rank_with_a_broken_context_is_replaced_and_the_cell_says_so(bed: GpuBed, book: Notebook) -> None:
     before = pids(book)
     book.ok("%%distributed --gpus 2 --keep w\nw = rank")
     break_gpus(bed, error=f"{ASSERT}\nCompile with TORCH_USE_CUDA_DSA")

@@ -70,7 +70,7 @@ def reporter() -> reporting.Reporter:
     return reporting.current
 
 
-def test_v10_a_tensor_of_a_device_is_reported_without_a_wait(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
+def test_a_tensor_of_a_device_is_reported_without_a_wait(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
     device, loss = FeignedDevice(monkeypatch), torch.tensor(3.0, requires_grad=True)
 
     reporting.report(loss=loss)

@@ -35,12 +35,12 @@ def answers() -> list[int]:
     return [getattr(runtime, name)() for name in GETTERS]
 
 
-def test_s16_the_getters_are_all_that_the_module_has() -> None:
+def test_the_getters_are_all_that_the_module_has() -> None:
     assert sorted(runtime.__all__) == sorted(GETTERS)
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_s16_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     node, local = divmod(rank, 2)
     identity.take(
         WorkerOrder(
@@ -57,7 +57,7 @@ def test_s16_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypat
     assert answers() == [rank, local, node, 4, 2, 2]
 
 
-def test_s16_outside_a_run_ranks_are_0_and_sizes_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_run_ranks_are_0_and_sizes_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("RANK", "3")  # somebody's own
 
@@ -65,7 +65,7 @@ def test_s16_outside_a_run_ranks_are_0_and_sizes_1(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_s16_the_getters_answer_on_a_rank_before_and_in_a_group(book: Notebook) -> None:
+def test_the_getters_answer_on_a_rank_before_and_in_a_group(book: Notebook) -> None:
     body = f"""
 import subprocess, sys
 import jupyter_distrib
@@ -87,7 +87,7 @@ before, before == inside, child
     assert book.ok(f"%%distributed --pool inline --ranks 2\n{ASK}[::3]").result == "rank 0: [0, 2]\nrank 1: [1, 2]"
 
 
-def test_s16_asking_loads_the_standard_library_only() -> None:
+def test_asking_loads_the_standard_library_only() -> None:
     code = "import sys, jupyter_distrib.runtime; print(*(n for n in sys.modules if n.startswith('jupyter_distrib.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

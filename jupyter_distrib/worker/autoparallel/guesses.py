@@ -87,7 +87,7 @@ GUESSES: Mapping[Name, Guess] = {
         "each rank's own GPU",
         without="they mean the first GPU of the node",
         place="training/device_remapping.py: OwnDevice",
-        test="worker/autoparallel/test_own_device.py: test_c9_a_cell_that_names_the_first_gpu_gets_its_own",
+        test="worker/autoparallel/test_own_device.py: test_a_cell_that_names_the_first_gpu_gets_its_own",
     ),
 }
 

@@ -57,7 +57,7 @@ def work(x, *, plus=0):
     assert book.ok("list(work.distributed(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
 
 
-def test_s01_a_decorated_function_runs_here_and_on_every_rank_only_when_told_to(book: Notebook) -> None:
+def test_a_decorated_function_runs_here_and_on_every_rank_only_when_told_to(book: Notebook) -> None:
     book.ok("""
 from jupyter_distrib import distributed
 @distributed(ranks=2)
@@ -72,7 +72,7 @@ def work(x, *, plus=0):
     assert book.ok("work.__name__, work.__doc__, work.__wrapped__(1)[1]").result == "('work', 'Works.', 'none')"
 
 
-def test_s01_the_decorator_may_stand_without_parentheses() -> None:
+def test_the_decorator_may_stand_without_parentheses() -> None:
     @distributed
     def work() -> int:
         return 5
@@ -83,7 +83,7 @@ def test_s01_the_decorator_may_stand_without_parentheses() -> None:
         distributed(8)
 
 
-def test_s20_the_runs_of_several_calls_are_told_apart_by_their_arguments() -> None:
+def test_the_runs_of_several_calls_are_told_apart_by_their_arguments() -> None:
     @dataclass
     class Config:
         lr: float = 0.1
@@ -95,7 +95,7 @@ def test_s20_the_runs_of_several_calls_are_told_apart_by_their_arguments() -> No
     assert decorator._call("train", ([object()], None), {"x": b""}) == "train(<list>, None, x=<bytes>)"
 
 
-def test_s02_each_rank_has_a_value_and_none_is_one(book: Notebook) -> None:
+def test_each_rank_has_a_value_and_none_is_one(book: Notebook) -> None:
     book.ok(
         "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef first(x): return x if rank == 0 else None"
     )
@@ -117,7 +117,7 @@ SIGNATURE = "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef
         ),
     ],
 )
-def test_s05_arguments_that_do_not_fit_are_a_type_error_before_anything_starts(
+def test_arguments_that_do_not_fit_are_a_type_error_before_anything_starts(
     book: Notebook, call: str, message: str
 ) -> None:
     book.ok("%distributed_pool stop")
@@ -129,7 +129,7 @@ def test_s05_arguments_that_do_not_fit_are_a_type_error_before_anything_starts(
     assert "No ranks are up" in book.ok("%distributed_status").result
 
 
-def test_s01_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: Notebook) -> None:
+def test_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef inner(): return 5")
 
     outcome = book.fails("%%distributed --ranks 2\ninner.distributed()")
@@ -138,7 +138,7 @@ def test_s01_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: 
     assert "inner.distributed() starts ranks, and this is a rank: call inner() here." in outcome.traceback
 
 
-def test_s24_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
+def test_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
     book.ok(
         "from jupyter_distrib import distributed\n@distributed(ranks=2, timeout=0.2)\n"
         "def work():\n    import time\n    while True: time.sleep(0.01)"
@@ -147,7 +147,7 @@ def test_s24_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
     assert book.fails("work.distributed()").ename == "RunTimeout"
 
 
-def test_s11_a_call_that_would_send_too_much_is_refused_with_the_names(book: Notebook) -> None:
+def test_a_call_that_would_send_too_much_is_refused_with_the_names(book: Notebook) -> None:
     book.ok("import torch\ndata, small = torch.zeros(1_000_000), torch.zeros(10)")
     book.ok(
         "from jupyter_distrib import distributed\n@distributed(ranks=2, max_capture='1MB')\n"
@@ -166,7 +166,7 @@ def test_s11_a_call_that_would_send_too_much_is_refused_with_the_names(book: Not
 
 
 @pytest.mark.slow
-def test_s01_s08_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
+def test_s08_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
     settings = tmp_path / "pools.toml"
     settings.write_text('pool = "lab"\n[pools.lab]\nkind = "local"\nranks = 1\n')
     define = "from jupyter_distrib import distributed\n@distributed(remote={}, ranks=1)\ndef work(): return 1"
@@ -194,7 +194,7 @@ def train(number):
 """
 
 
-def test_s09_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
+def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
     book.ok("calls = [ThreadPoolExecutor(2).submit(train.distributed, None) for _ in range(2)]")
     book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
@@ -252,7 +252,7 @@ def test_a_functions_failure_is_raised_with_its_own_lines(book: Notebook) -> Non
     assert "__function__" not in outcome.traceback
 
 
-def test_s20_a_submitted_function_gives_a_run(book: Notebook) -> None:
+def test_a_submitted_function_gives_a_run(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
 
     assert book.ok("job = work.submit(4)\nlist(job.result(timeout_s=20))").result == "[4, 4]"
@@ -291,7 +291,7 @@ def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
     assert outcome.evalue.endswith("Build it inside the function.")
 
 
-def test_s14_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
+def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
     folder = Path(ast.literal_eval(book.ok("import os\nos.getcwd()").result))
     (folder / "jobs_of_api.py").write_text(
         "import threading\nfrom jupyter_distrib import distributed\nLOCK = threading.Lock()\nSCALE = 3\n"
@@ -335,7 +335,7 @@ class Accelerator(Enum):
 
 
 @pytest.mark.parametrize("given", ["A10", "a10", GPUType.A10, Accelerator.A10])
-def test_s04_a_gpu_type_is_a_text_or_a_member_of_any_enumeration(given: object) -> None:
+def test_a_gpu_type_is_a_text_or_a_member_of_any_enumeration(given: object) -> None:
     function = distributed(gpu_type=given)(len)
 
     assert (function.options.gpu_type or "").upper() == "A10"

@@ -188,7 +188,7 @@ UNPICKLABLE = [
 
 
 @pytest.mark.parametrize(("setup", "name", "kind", "path"), UNPICKLABLE)
-def test_s10_what_cannot_be_sent_is_named_with_its_path_and_line(
+def test_what_cannot_be_sent_is_named_with_its_path_and_line(
     book: Notebook, setup: str, name: str, kind: str, path: str
 ) -> None:
     book.ok(setup)
@@ -393,7 +393,7 @@ def test_carriage_returns_are_folded_to_one_line(book: Notebook) -> None:
     assert "48 of 50" not in view
 
 
-def test_s03_gpus_on_a_machine_without_any_are_as_many_cpu_ranks_and_the_run_says_so(tmp_path: Path) -> None:
+def test_gpus_on_a_machine_without_any_are_as_many_cpu_ranks_and_the_run_says_so(tmp_path: Path) -> None:
     sentence = "· no GPU here: 2 CPU ranks (gloo)"
     with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as book:
         book.ok("%load_ext jupyter_distrib")

@@ -22,26 +22,26 @@ def way(**found: object) -> doctor.Finding:
     return doctor._way("lab", {"node": 0, "to": 1, **found})
 
 
-def test_g09_a_fast_network_is_a_line() -> None:
+def test_a_fast_network_is_a_line() -> None:
     finding = way(latency_s=40e-6, bytes_per_s=1.25e9)
     assert (finding.text, finding.advice) == ("lab, node 0 to 1: 40 µs, 10.0 Gbit/s", "")
 
 
 @pytest.mark.parametrize(("latency_s", "bytes_per_s", "seconds"), [(40e-6, 100e6, 8), (5e-3, 1.25e9, 1)])
-def test_g09_a_slow_network_is_warned_of(latency_s: float, bytes_per_s: float, seconds: int) -> None:
+def test_a_slow_network_is_warned_of(latency_s: float, bytes_per_s: float, seconds: int) -> None:
     finding = way(latency_s=latency_s, bytes_per_s=bytes_per_s)
     assert "too slow for training: averaging the gradients of 100 million parameters takes about" in finding.advice
     assert f"about {seconds} s in each step" in finding.advice
 
 
-def test_g09_a_node_that_cannot_be_reached_is_named() -> None:
+def test_a_node_that_cannot_be_reached_is_named() -> None:
     finding = way(error="10.0.0.7 cannot be reached (timed out)")
     assert finding.text == "lab, node 0 to 1: 10.0.0.7 cannot be reached (timed out)"
     assert finding.advice.startswith("let the nodes reach one another at all ports")
 
 
 @pytest.mark.slow
-def test_g09_the_doctor_measures_between_the_nodes_of_a_pool(tmp_path: Path) -> None:
+def test_the_doctor_measures_between_the_nodes_of_a_pool(tmp_path: Path) -> None:
     """Two nodes that are both this machine, behind loopback."""
     write_trusted(
         tmp_path,
@@ -73,7 +73,7 @@ nodes = 2
         assert book.ok("%%distributed --ranks 4\nrank").result.endswith("rank 3: 3")
 
 
-def test_g09_a_node_answers_only_who_knows_its_token() -> None:
+def test_a_node_answers_only_who_knows_its_token() -> None:
     token = secrets.token_hex(16)
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=network_check._answer, args=(server, token))

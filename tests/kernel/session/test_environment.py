@@ -43,7 +43,7 @@ def book(home: Path, packages: Path) -> Iterator[Notebook]:
         yield one
 
 
-def test_t11_an_import_that_fails_says_what_the_notebook_has(book: Notebook) -> None:
+def test_an_import_that_fails_says_what_the_notebook_has(book: Notebook) -> None:
     book.ok("import tinypkg")
     outcome = book.cell(f"%%distributed --pool other\n{IMPORT}")
     assert outcome.ename == "ModuleNotFoundError"
@@ -62,7 +62,7 @@ def test_check_refuses_the_ranks_with_the_list(book: Notebook) -> None:
     )
 
 
-def test_s12_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Path) -> None:
+def test_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Path) -> None:
     outcome = book.ok(f"%%distributed --pool other --environment sync\n{IMPORT}")
     assert outcome.result == "rank 0: '1.2'"
     assert "Waiting: packages that the ranks lack are being installed: tinypkg 1.2" in outcome.text
@@ -72,7 +72,7 @@ def test_s12_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Pat
     )
 
 
-def test_s12_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: Path, home: Path) -> None:
+def test_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: Path, home: Path) -> None:
     outcome = book.ok(f"%%distributed --pool hosts --environment sync\n{IMPORT}")
     assert outcome.result == "ranks 0-1: '1.2'"
     assert "being installed" not in outcome.text
@@ -85,7 +85,7 @@ def test_s12_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packag
     assert "being installed: laterpkg 3.0, tinypkg 1.2" in outcome.text
 
 
-def test_s13_a_limit_refuses_with_the_size(book: Notebook, packages: Path, home: Path) -> None:
+def test_a_limit_refuses_with_the_size(book: Notebook, packages: Path, home: Path) -> None:
     install(wheel(home, "bigpkg", "1.0", size_bytes=2_000_000), packages)
     line = "--pool other --environment sync --environment-limit 1MB"
     outcome = book.cell(f"%%distributed {line}\npass")

@@ -39,7 +39,7 @@ def seen(book: Notebook, flags: str = "") -> tuple[str, str, str]:
 
 
 @pytest.mark.slow
-def test_c5_ranks_that_keep_nothing_are_replaced(book: Notebook) -> None:
+def test_ranks_that_keep_nothing_are_replaced(book: Notebook) -> None:
     before, value, _ = seen(book)
     assert value == ""
 

@@ -108,7 +108,7 @@ def failure(message: str, type_name: str = "ModuleNotFoundError", cause: Failure
     return Failure(type_name=type_name, message=message, cause=cause)
 
 
-def test_t11_the_side_that_lacks_a_module_is_named_with_the_line_to_install() -> None:
+def test_the_side_that_lacks_a_module_is_named_with_the_line_to_install() -> None:
     [note] = missing_modules.explained(failure("No module named 'cloudpickle.x'"), "~/env/bin/python", "host1").notes
     version = distributions.installed(sys.path)["cloudpickle"].version
     assert note == (
@@ -118,21 +118,21 @@ def test_t11_the_side_that_lacks_a_module_is_named_with_the_line_to_install() ->
     )
 
 
-def test_t11_a_module_that_neither_side_has() -> None:
+def test_a_module_that_neither_side_has() -> None:
     told = missing_modules.explained(failure("No module named 'nosuchmodule'"), "", "")
     assert told.notes == (
         "The notebook does not have nosuchmodule either: install it there and in the Python of this rank (python3).",
     )
 
 
-def test_t11_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     [note] = missing_modules.explained(failure("No module named 'mine'"), "", "host1").notes
     assert note.startswith("The notebook has a module mine that no installed package has brought, and the Python")
 
 
-def test_t11_the_cause_of_another_exception_is_explained_and_nothing_else() -> None:
+def test_the_cause_of_another_exception_is_explained_and_nothing_else() -> None:
     inner = failure("No module named 'cloudpickle'")
     outer = missing_modules.explained(failure("broken", "RuntimeError", inner), "", "")
     assert outer.notes == ()

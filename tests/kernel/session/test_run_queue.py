@@ -69,7 +69,7 @@ def bed() -> Bed:
     return Bed(Capacity(gpus=0, cpus=2))
 
 
-def test_s21_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls(bed: Bed) -> None:
+def test_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls(bed: Bed) -> None:
     runs = [bed.submit(name) for name in "abcd"]
 
     assert [bed.next(), bed.next()] == ["a", "b"]
@@ -84,7 +84,7 @@ def test_s21_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls
     assert bed.asked == ["lab"]
 
 
-def test_s21_a_run_that_is_larger_than_the_pool_begins_alone_and_is_not_overtaken(bed: Bed) -> None:
+def test_a_run_that_is_larger_than_the_pool_begins_alone_and_is_not_overtaken(bed: Bed) -> None:
     first, large, last = bed.submit("a"), bed.submit("b", GroupSize(count=3, gpus=False)), bed.submit("c")
 
     assert bed.next() == "a"
@@ -97,7 +97,7 @@ def test_s21_a_run_that_is_larger_than_the_pool_begins_alone_and_is_not_overtake
     assert bed.patient == [True, False, True]  # what the pool does not have is refused, not waited for
 
 
-def test_s21_runs_on_gpus_and_runs_on_the_cpu_do_not_wait_for_each_other() -> None:
+def test_runs_on_gpus_and_runs_on_the_cpu_do_not_wait_for_each_other() -> None:
     bed = Bed(Capacity(gpus=1, cpus=1))
     gpu = GroupSize(count=1)
     bed.submit("gpu", gpu)
@@ -107,7 +107,7 @@ def test_s21_runs_on_gpus_and_runs_on_the_cpu_do_not_wait_for_each_other() -> No
     assert Bed(Capacity(gpus=1, cpus=1)).submit("cpu").state in ("starting", "running")
 
 
-def test_s21_the_queues_of_two_pools_are_two(bed: Bed) -> None:
+def test_the_queues_of_two_pools_are_two(bed: Bed) -> None:
     for name in "ab":
         bed.submit(name)
     assert {bed.next(), bed.next()} == {"a", "b"}
@@ -118,7 +118,7 @@ def test_s21_the_queues_of_two_pools_are_two(bed: Bed) -> None:
     assert (waiting.state, waiting.place) == ("queued", 1)
 
 
-def test_s21_a_run_that_is_refused_says_why_and_the_next_begins(bed: Bed) -> None:
+def test_a_run_that_is_refused_says_why_and_the_next_begins(bed: Bed) -> None:
     refused = bed.submit("a", error=PoolError("the pool has no such GPU"))
     bed.submit("b")
 
@@ -130,7 +130,7 @@ def test_s21_a_run_that_is_refused_says_why_and_the_next_begins(bed: Bed) -> Non
     assert bed.dropped == [refused]
 
 
-def test_s22_a_queued_run_is_cancelled_at_once_and_never_begins(bed: Bed) -> None:
+def test_a_queued_run_is_cancelled_at_once_and_never_begins(bed: Bed) -> None:
     runs = [bed.submit(name) for name in "abcd"]
     assert {bed.next(), bed.next()} == {"a", "b"}
 
@@ -144,7 +144,7 @@ def test_s22_a_queued_run_is_cancelled_at_once_and_never_begins(bed: Bed) -> Non
     assert bed.next() == "d"
 
 
-def test_s22_a_running_run_is_stopped_through_its_pool(bed: Bed) -> None:
+def test_a_running_run_is_stopped_through_its_pool(bed: Bed) -> None:
     run = bed.submit("a")
     bed.next()
 
@@ -154,7 +154,7 @@ def test_s22_a_running_run_is_stopped_through_its_pool(bed: Bed) -> None:
     assert run.state == "stopping"
 
 
-def test_s20_a_run_can_be_awaited(bed: Bed) -> None:
+def test_a_run_can_be_awaited(bed: Bed) -> None:
     run = bed.submit("a", GroupSize(gpus=False))
     bed.next()
 
@@ -165,7 +165,7 @@ def test_s20_a_run_can_be_awaited(bed: Bed) -> None:
     assert asyncio.run(asyncio.wait_for(main(), 10)) is None
 
 
-def test_s20_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) -> None:
+def test_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) -> None:
     for name in "ab":
         bed.submit(name)
     assert {bed.next(), bed.next()} == {"a", "b"}
@@ -179,7 +179,7 @@ def test_s20_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) 
         asyncio.run(main())
 
 
-def test_s22_what_is_still_queued_when_the_extension_is_unloaded_says_so(bed: Bed) -> None:
+def test_what_is_still_queued_when_the_extension_is_unloaded_says_so(bed: Bed) -> None:
     for name in "ab":
         bed.submit(name)
     assert {bed.next(), bed.next()} == {"a", "b"}

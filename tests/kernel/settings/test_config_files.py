@@ -99,7 +99,7 @@ def test_a_pool_of_the_users_file_has_its_options_and_defaults(place: Place) -> 
     assert found.declared["lab"] == KINDS["ray"]
 
 
-def test_s23_the_pool_of_remote_functions_is_named_or_has_that_name(place: Place) -> None:
+def test_the_pool_of_remote_functions_is_named_or_has_that_name(place: Place) -> None:
     assert place.load().remote_pool() is None
     place.write(place.user, '[pools.remote]\nkind = "ray"\n')
     assert place.load().remote_pool() == "remote"
@@ -109,7 +109,7 @@ def test_s23_the_pool_of_remote_functions_is_named_or_has_that_name(place: Place
     assert "line 1: remote = 'lap' is not known: did you mean lab?" in place.refused()
 
 
-def test_s23_a_pool_names_the_one_that_it_falls_back_to(place: Place) -> None:
+def test_a_pool_names_the_one_that_it_falls_back_to(place: Place) -> None:
     text = '[pools.a]\nkind = "local"\nfallback = "{}"\n[pools.b]\nkind = "ray"\n'
     place.write(place.user, text.format("b"))
     assert [place.load().pools[name].fallback for name in ("a", "b", "local")] == ["b", "", ""]
@@ -119,7 +119,7 @@ def test_s23_a_pool_names_the_one_that_it_falls_back_to(place: Place) -> None:
     assert "line 3: fallback = 'a' is the pool itself: name another one" in place.refused()
 
 
-def test_s11_a_pool_may_limit_what_its_cells_send(place: Place) -> None:
+def test_a_pool_may_limit_what_its_cells_send(place: Place) -> None:
     place.write(place.user, '[pools.lab]\nkind = "local"\nmax_capture = "1GB"\n')
     settings = place.load()
 

@@ -25,14 +25,14 @@ def lines(strategy: str = "ddp", restarts: int = 2) -> str:
     return f"%%distributed {POOL} --ranks 2 --strategy {strategy} --max-restarts {restarts}\n{FIRST}"
 
 
-def test_g10_a_detached_run_is_the_first_that_reaches_the_hosts(shared_notebook: Notebook) -> None:
+def test_a_detached_run_is_the_first_that_reaches_the_hosts(shared_notebook: Notebook) -> None:
     line = lines().partition("\n")[0]
 
     assert shared_notebook.ok(f"{line} --detach\nrank").status == "ok"
     assert shared_notebook.ok("_.result()").result == "rank 0: 0\nrank 1: 1"
 
 
-def test_g10_a_rank_of_another_host_is_replaced(shared_notebook: Notebook) -> None:
+def test_a_rank_of_another_host_is_replaced(shared_notebook: Notebook) -> None:
     shared_notebook.ok("import torch\nlarge = torch.arange(3_000_000)")
     ended = shared_notebook.ok(
         f"{lines()}assert int(large[-1]) == 2_999_999\n"
@@ -43,7 +43,7 @@ def test_g10_a_rank_of_another_host_is_replaced(shared_notebook: Notebook) -> No
     assert "attempt 2 of 3, since rank 1 was lost (killed by SIGKILL)" in ended.text
 
 
-def test_g10_a_host_that_is_lost_is_replaced(shared_notebook: Notebook) -> None:
+def test_a_host_that_is_lost_is_replaced(shared_notebook: Notebook) -> None:
     shared_notebook.ok(f"%%distributed {POOL} --ranks 2 --keep held\nheld = rank")
     agent = "int(os.environ['JUPYTER_DISTRIB_AGENT'].partition('.')[0])"
     ended = shared_notebook.ok(f"{lines()}if first and rank == 1:\n    os.kill({agent}, signal.SIGKILL)\n{SUM}")
@@ -81,7 +81,7 @@ world_size, steps, sum(p.numel() for p in model.parameters())
 """
 
 
-def test_g10_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_divided_anew(
+def test_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_divided_anew(
     shared_notebook: Notebook,
 ) -> None:
     folder = shared_notebook.ok("import os\nfolder = os.getcwd()\nprint(folder)").stdout.strip()
@@ -100,7 +100,7 @@ def test_g10_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_div
     assert "the global batch is 1/2 of what it was" in ended.text
 
 
-def test_g10_a_stop_ends_a_run_that_was_started_again(shared_notebook: Notebook) -> None:
+def test_a_stop_ends_a_run_that_was_started_again(shared_notebook: Notebook) -> None:
     shared_notebook.start(
         f"{lines()}if first and rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nimport time\n"
         "if not first:\n    print('again')\ntime.sleep(60)"

@@ -69,7 +69,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("what", CELLS)
-def test_c9_a_cell_that_names_the_first_gpu_gets_its_own(rank: Rank, what: str) -> None:
+def test_a_cell_that_names_the_first_gpu_gets_its_own(rank: Rank, what: str) -> None:
     assert rank.run(CELLS[what], rank=None) == "cuda:3"
     assert rank.notes == ["cuda:0 in this cell means each rank's own device"]
 

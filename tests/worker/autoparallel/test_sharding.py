@@ -10,7 +10,7 @@ from jupyter_distrib.worker.autoparallel.training.sharding import place
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_c10_with_cpu_offload_only_buffers_move_to_the_device(offload: bool) -> None:
+def test_with_cpu_offload_only_buffers_move_to_the_device(offload: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
 
     place(model, torch.device("meta"), offload=offload)

@@ -54,7 +54,7 @@ def test_conjugates_empty_sparse_and_absent_tensors_are_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
-def test_c3_no_copy_of_a_tensor_is_made(kind: torch.dtype) -> None:
+def test_no_copy_of_a_tensor_is_made(kind: torch.dtype) -> None:
     weights = [torch.ones(512, 512, dtype=kind) for _ in range(3)]  # 64 pieces each, or 32 as bytes of bfloat16
     weights[1] = weights[1].t()
     with MadeTensors() as made:
@@ -66,7 +66,7 @@ def test_c3_no_copy_of_a_tensor_is_made(kind: torch.dtype) -> None:
     assert made.largest_bytes <= 64  # sums only
 
 
-def test_v7_the_host_waits_once_for_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_once_for_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     move = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or move(tensor))

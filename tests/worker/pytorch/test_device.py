@@ -30,7 +30,7 @@ def _thread() -> str:
     return threading.current_thread().name
 
 
-def test_v15_the_thread_that_waits_has_the_ranks_gpu(asked: dict[str, list[object]]) -> None:
+def test_the_thread_that_waits_has_the_ranks_gpu(asked: dict[str, list[object]]) -> None:
     assert Device("cuda:3").drain(5.0) == DeviceState()
     assert asked["set_device"] == [("cuda:3", "jupyter_distrib-drain")]
 
@@ -131,7 +131,7 @@ def gpu_rank() -> Iterator[None]:
         yield
 
 
-def test_v16_gpu_ranks_have_defaults_for_nccl_that_the_user_overrides(gpu_rank: None) -> None:
+def test_gpu_ranks_have_defaults_for_nccl_that_the_user_overrides(gpu_rank: None) -> None:
     ours = identity.with_defaults({})
     names = ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
     assert [ours[name] for name in names] == ["0", "0", "0"]

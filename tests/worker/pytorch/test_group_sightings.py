@@ -73,7 +73,7 @@ def test_a_collective_of_either_backend_changes_the_sequence(group: FeignedGroup
     assert private.sequence(group) != before
 
 
-def test_c11_ranks_that_are_out_of_step_in_both_backends_do_not_seem_equal() -> None:
+def test_ranks_that_are_out_of_step_in_both_backends_do_not_seem_equal() -> None:
     one, other = FeignedGroup(), FeignedGroup()
     one.backends["cpu"].count += 1
     other.backends["cuda"].count += 1

@@ -62,7 +62,7 @@ def calls(folder: Path, rank: int) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_v1_after_a_stop_all_ranks_abort_and_the_next_cell_trains(book: Notebook, tmp_path: Path) -> None:
+def test_after_a_stop_all_ranks_abort_and_the_next_cell_trains(book: Notebook, tmp_path: Path) -> None:
     before = trained(book)
 
     book.start(f"{HEAD}print('ready', rank, flush=True)\nimport signal\n{ALONE}\nsignal.pause()")
@@ -148,7 +148,7 @@ def test_a_script_that_destroys_its_group_in_the_end_never_waits_for_ranks_that_
     assert trained(book) == before
 
 
-def test_v2_a_rank_that_had_ended_aborts_with_the_one_that_is_stopped(book: Notebook, tmp_path: Path) -> None:
+def test_a_rank_that_had_ended_aborts_with_the_one_that_is_stopped(book: Notebook, tmp_path: Path) -> None:
     before = trained(book)
 
     book.start(f"{HEAD}print('ready', rank, flush=True)\nif rank == 1: dist.all_reduce(torch.ones(1))")
@@ -160,7 +160,7 @@ def test_v2_a_rank_that_had_ended_aborts_with_the_one_that_is_stopped(book: Note
     assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
 
 
-def test_v8_ranks_that_wait_for_one_that_has_left_are_stopped_and_told_so(book: Notebook, tmp_path: Path) -> None:
+def test_ranks_that_wait_for_one_that_has_left_are_stopped_and_told_so(book: Notebook, tmp_path: Path) -> None:
     before = trained(book)
 
     left = book.fails(f"{HEAD}import sys\nif rank == 0: sys.exit(0)\ndist.all_reduce(torch.ones(1))")
@@ -170,7 +170,7 @@ def test_v8_ranks_that_wait_for_one_that_has_left_are_stopped_and_told_so(book: 
     assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
 
 
-def test_v3_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> None:
+def test_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> None:
     before = trained(book)
     book.ok(
         "%%distributed --gpus 2\nimport time\nfrom jupyter_distrib.worker.pytorch import private, process_group\n"
@@ -185,7 +185,7 @@ def test_v3_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> N
     assert len(set(after) & set(before)) == 1
 
 
-def test_v4_work_that_waits_for_others_is_aborted_and_a_kept_value_in_the_midst_of_it_is_named(
+def test_work_that_waits_for_others_is_aborted_and_a_kept_value_in_the_midst_of_it_is_named(
     bed: GpuBed, book: Notebook, tmp_path: Path
 ) -> None:
     """Every rank has ended the cell by itself: nobody was cut."""

@@ -97,7 +97,7 @@ def test_the_error_names_both_and_says_what_to_do() -> None:
         ("nccl", "cuda:0", False),
     ],
 )
-def test_c12_gloo_takes_the_place_of_nccl_on_cpu_ranks_if_it_may(
+def test_gloo_takes_the_place_of_nccl_on_cpu_ranks_if_it_may(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str, wanted: bool
 ) -> None:
     assert not falls_back(asked, torch.device(device))
