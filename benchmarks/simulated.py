@@ -21,8 +21,8 @@ from jupyter_distrib.pools.server_home import Home
 from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Command, Execute, OpenWorkerGroup
 
 STEPS_PER_S = 5
 """Of each rank: so often it reports a number and its progress."""
@@ -54,13 +54,13 @@ class LightNode:
         self._run = ""
         self._step = 0
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         match command:
-            case OpenWorkerGroup():
+            case m.OpenWorkerGroup():
                 self._ranks = range(command.first_rank, command.first_rank + command.size)
                 workers = tuple(messages.WorkerInfo(rank=rank, pid=rank + 1, device="cpu") for rank in self._ranks)
                 self._tell(messages.WorkerGroupOpened(group=command.group, workers=workers, gpus=False))
-            case Execute():
+            case m.Execute():
                 self._run, self._step = command.run, 0
                 for rank in command.ranks:
                     self._tell(messages.Started(run=self._run, rank=rank, pid=rank + 1, device="cpu", at_s=0.0))
@@ -104,7 +104,7 @@ class LightPlace:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         sizes = [PER_NODE] * (command.size // PER_NODE)
         shares = [
             Share(node=LightNode(number, group, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from jupyter_distrib.system.reap import AGENT
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello
 
 _AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.\w+)\b")
 
@@ -57,9 +57,9 @@ def held_by_others(runtime: Path, session: str) -> set[int]:
             sock.connect(str(path))
             link = Link(sock)
             about = {"session": "asks", "pid": os.getpid(), "label": "", "python": "", "torch": "", "cloudpickle": ""}
-            link.send(Hello(protocol=PROTOCOL, **about))  # type: ignore[arg-type]
-            link.send(Ask(question=1))
-            while not isinstance(answered := link.receive()[0], Answered):
+            link.send(m.Hello(protocol=m.PROTOCOL, **about))  # type: ignore[arg-type]
+            link.send(m.Ask(question=1))
+            while not isinstance(answered := link.receive()[0], m.Answered):
                 continue
             groups = [group for group in answered.status.groups if group.session != session]
             held |= {worker.pid for group in groups for worker in group.workers}

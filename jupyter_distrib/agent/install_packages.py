@@ -29,8 +29,8 @@ from pathlib import Path
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import distributions, formatting, paths, scratch
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame
-from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
 
 KEPT_S = 30 * 86_400.0
 """Seconds for which a folder that nobody uses is kept."""
@@ -59,7 +59,7 @@ class Refused(Exception):
 
 def main() -> None:
     command, _ = decode_frame(sys.stdin.buffer.read())
-    assert isinstance(command, OpenWorkerGroup)
+    assert isinstance(command, m.OpenWorkerGroup)
     assert command.packages is not None
     try:
         outcome = compare(command.packages)
@@ -70,7 +70,7 @@ def main() -> None:
     print(json.dumps(asdict(outcome)), flush=True)
 
 
-def compare(wanted: Packages) -> PackageReport:
+def compare(wanted: m.Packages) -> PackageReport:
     """Compare the packages, and install what is missing if that is wanted. Raises `Refused`."""
     present = distributions.installed(sys.path)
     missing = [each for each in wanted.packages if each.name not in present]
@@ -89,7 +89,7 @@ def compare(wanted: Packages) -> PackageReport:
     return PackageReport(overlay=str(folder), note=note)
 
 
-def _lacking(missing: Sequence[Package]) -> str:
+def _lacking(missing: Sequence[m.Package]) -> str:
     asked = [each.requirement or f"{each.name}=={each.version}" for each in missing]
     return (
         f"the Python of the ranks ({sys.executable}) lacks {_count(missing)} that the "
@@ -98,11 +98,11 @@ def _lacking(missing: Sequence[Package]) -> str:
     )
 
 
-def _count(packages: Sequence[Package]) -> str:
+def _count(packages: Sequence[m.Package]) -> str:
     return "a package" if len(packages) == 1 else f"{len(packages)} packages"
 
 
-def _named(packages: Sequence[Package]) -> str:
+def _named(packages: Sequence[m.Package]) -> str:
     return _listed([f"{each.name} {each.version}" for each in packages])
 
 
@@ -114,7 +114,7 @@ def _listed(texts: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the folder
 
 
-def installed(packages: Sequence[Package], limit_bytes: int) -> Path:
+def installed(packages: Sequence[m.Package], limit_bytes: int) -> Path:
     """Return the folder that has these packages. Raises `Refused`."""
     base = folders()
     folder = base / _name(packages)
@@ -147,7 +147,7 @@ def folders() -> Path:
         raise Refused(f"the notebook's packages cannot be installed here: {error}") from error
 
 
-def _name(packages: Sequence[Package]) -> str:
+def _name(packages: Sequence[m.Package]) -> str:
     """Return a name for what these packages become under this Python."""
     parts = [sys.version, sysconfig.get_platform(), str(sys.prefix)]
     parts += sorted(f"{each.name} {each.version} {each.requirement}" for each in packages)
@@ -178,7 +178,7 @@ def _remove_unused(base: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- the installer
 
 
-def _install(packages: Sequence[Package], target: str) -> None:
+def _install(packages: Sequence[m.Package], target: str) -> None:
     with scratch.folder() as wheels:
         asked = [each.requirement or _written(each, str(wheels)) for each in packages]
         command = [*_installer(), "--no-deps", "--target", target, *asked]
@@ -204,7 +204,7 @@ def _install(packages: Sequence[Package], target: str) -> None:
         )
 
 
-def _written(package: Package, folder: str) -> str:
+def _written(package: m.Package, folder: str) -> str:
     path = os.path.join(folder, os.path.basename(package.file))
     with open(path, "wb") as file:
         file.write(package.wheel)

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode
-from jupyter_distrib.wire.messages import OpenWorkerGroup
 
 Report = dict[str, str]
 """The last line of `install_packages`: the fields of its `PackageReport`."""
@@ -40,7 +40,7 @@ class PackageSync:
         """The sessions of the processes that are under way."""
         return {process.pid for process in self._processes.values()}
 
-    def start(self, command: OpenWorkerGroup, say: Callable[[str], object], then: Callable[[Report], object]) -> None:
+    def start(self, command: m.OpenWorkerGroup, say: Callable[[str], object], then: Callable[[Report], object]) -> None:
         """Compare the packages of a worker group. `say` is told what is installed, and `then` how it ended, in the
         loop, unless it is given up."""
         group = command.group

@@ -38,21 +38,7 @@ from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
-from jupyter_distrib.wire.messages import (
-    CutRemoteSockets,
-    KeepNodeGroups,
-    MakeStore,
-    Message,
-    NodeStatus,
-    OpenWorkerGroup,
-    Probe,
-    RanksLeft,
-    ServerStatus,
-    UseStore,
-    WorkerGroupClosed,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-)
+from jupyter_distrib.wire import messages as m
 
 LEAVING_S = 15.0
 """Seconds within which ranks that were told to leave, or were killed, are gone: a driver takes seconds to free a large
@@ -91,7 +77,7 @@ class Agent:
         self._opening: dict[str, KernelClient] = {}
         """Worker groups that are opened when the driver has listed its GPUs or when their packages have been compared,
         and their kernels."""
-        self._early_stores: dict[str, UseStore] = {}
+        self._early_stores: dict[str, m.UseStore] = {}
         """The stores of worker groups that other nodes have opened earlier."""
         self._reports: dict[str, Report] = {}
         """Reports on the packages of worker groups that are about to be opened."""
@@ -145,24 +131,24 @@ class Agent:
     def rest(self) -> None:
         self._forkservers.stop()
 
-    def obey(self, client: KernelClient, command: Message) -> None:
+    def obey(self, client: KernelClient, command: m.Message) -> None:
         """Follow a command about a worker group that spans several nodes."""
         match command:
-            case MakeStore():
+            case m.MakeStore():
                 if (group := client.groups.get(command.group)) is not None:
                     group.store.renew()
-            case UseStore():
+            case m.UseStore():
                 if (group := client.groups.get(command.group)) is not None:
                     group.store.use(command)
                 elif command.group in self._opening:
                     self._early_stores[command.group] = command
-            case KeepNodeGroups():
+            case m.KeepNodeGroups():
                 if (group := client.groups.get(command.group)) is not None:
                     group.keep_groups(command)
-            case CutRemoteSockets():
+            case m.CutRemoteSockets():
                 for group in client.groups.values():
                     group.cut_remote_sockets(command)
-            case Probe():
+            case m.Probe():
                 for group in client.groups.values():
                     if group.run is not None and group.is_for(command.run):
                         group.run.look_closer()
@@ -170,12 +156,12 @@ class Agent:
     def before_cell(self) -> None:
         self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
 
-    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
         self._gpus.ask(lambda inventory: tell(self._status(inventory)), limit_s=ANSWER_LIMIT_S)
 
-    def _status(self, inventory: Inventory) -> ServerStatus:
+    def _status(self, inventory: Inventory) -> m.ServerStatus:
         gpus = self._gpu_allocation.statuses(inventory)
-        node = NodeStatus(
+        node = m.NodeStatus(
             name=platform.node(),
             cpus=control_groups.cores(),
             memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -183,7 +169,7 @@ class Agent:
             free_gpus=sum(not gpu.holder for gpu in gpus),
             gpu_type=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
         )
-        return ServerStatus(
+        return m.ServerStatus(
             state=f"forkserver {self._forkservers.state}",
             name=node.name,
             nodes=(node,),
@@ -192,7 +178,7 @@ class Agent:
             gpu_problem=gpu_choice.troubles(inventory, torch_build()),
         )
 
-    def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
+    def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         """Open a worker group; with GPUs, as soon as the driver has reported their present use. Packages come first."""
         if command.packages is not None:
             return self._sync_packages(client, command)
@@ -202,13 +188,13 @@ class Agent:
         given_back = self._gpu_allocation.given_back
         return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)
 
-    def _sync_packages(self, client: KernelClient, command: OpenWorkerGroup) -> None:
+    def _sync_packages(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         """Open a worker group when its Python has the packages that the notebook has."""
         self._opening[command.group] = client
 
         def say(installing: str) -> None:
             reason = f"packages that the ranks lack are being installed: {installing}"
-            self.server.tell(client, WorkerGroupQueued(group=command.group, reason=reason))
+            self.server.tell(client, m.WorkerGroupQueued(group=command.group, reason=reason))
 
         def then(report: Report) -> None:
             if self._opening.pop(command.group, None) is not client:
@@ -220,7 +206,7 @@ class Agent:
 
         self._package_sync.start(command, say, then)
 
-    def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
+    def _open_on(self, client: KernelClient, command: m.OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
         """Open a worker group that is to have GPUs, as far as there are any."""
         if self._opening.pop(command.group, None) is not client:
             return
@@ -231,7 +217,7 @@ class Agent:
         except Exception as error:  # noqa: BLE001 - called by the loop: the ranks of others live on
             self.server.fail_command(client, command, error)
 
-    def _open_on_gpus(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory) -> None:
+    def _open_on_gpus(self, client: KernelClient, command: m.OpenWorkerGroup, inventory: Inventory) -> None:
         try:
             choice = gpu_choice.choose(command, inventory, torch_build())
         except gpu_choice.GpusRefused as error:
@@ -248,12 +234,12 @@ class Agent:
                     return self._refuse(client, command, busy.reason)
                 return self._waiting.add(client, replace(command, wait_s=wait_s), "" if busy.soon_s else busy.reason)
 
-    def _refuse(self, client: KernelClient, command: OpenWorkerGroup, reason: str) -> None:
+    def _refuse(self, client: KernelClient, command: m.OpenWorkerGroup, reason: str) -> None:
         self._waiting.over(command.group)
-        self.server.tell(client, WorkerGroupRefused(group=command.group, reason=reason))
+        self.server.tell(client, m.WorkerGroupRefused(group=command.group, reason=reason))
 
     def _open_with(
-        self, client: KernelClient, command: OpenWorkerGroup, choice: Choice, gpus: Sequence[devices.Gpu] = ()
+        self, client: KernelClient, command: m.OpenWorkerGroup, choice: Choice, gpus: Sequence[devices.Gpu] = ()
     ) -> None:
         if reason := gpu_allocation.too_many(choice.size):
             self._gpu_allocation.give_back(gpus)
@@ -291,7 +277,7 @@ class Agent:
     def _give_up_idle(self, group: NodeWorkerGroup, idle_s: float) -> None:
         self.server.close(group, force=False)
         reason = f"its GPUs were given back after {formatting.duration(idle_s)} without a cell"
-        group.tell(WorkerGroupClosed(group=group.name, reason=reason), ())
+        group.tell(m.WorkerGroupClosed(group=group.name, reason=reason), ())
 
     def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing[group] = time.monotonic()
@@ -305,7 +291,7 @@ class Agent:
             self._gpu_allocation.give_back(group.gpus)
             group.gpus = []
             if group.command.world_size:  # a coordinator has opened it, which gives the node back now
-                group.tell(RanksLeft(group=group.name), ())
+                group.tell(m.RanksLeft(group=group.name), ())
             self._waiting.some_are_free()
 
     # ------------------------------------------------------------------------------------------------ better ranks

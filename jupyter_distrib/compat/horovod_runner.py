@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.run import Run, View
-from jupyter_distrib.wire.messages import Ended, RunEvent
+from jupyter_distrib.wire import messages as m
 
 __all__ = ["HorovodRunner", "log_to_driver"]
 
@@ -72,8 +72,8 @@ class DriverLines(Observer):
         self._news = threading.Event()
         self._entry = 0
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if isinstance(event, Ended) or record.entry_count != self._entry:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
+        if isinstance(event, m.Ended) or record.entry_count != self._entry:
             self._news.set()
 
     def wait_for_news(self) -> None:

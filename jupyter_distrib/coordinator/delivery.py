@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.engine import Receive, Reservation, Transfer
 from jupyter_distrib.system.call_soon import CallSoon
-from jupyter_distrib.wire.messages import Event, Execute, Noted
+from jupyter_distrib.wire import messages as m
 
 
 class Delivery:
@@ -43,17 +43,17 @@ class Delivery:
             self._transfer = self.reservation.transfer(run, fds, self.given_back, self.shared_folder)
         self._transfer.add(receive)
 
-    def files_for(self, command: Execute) -> file_sync.Found:
+    def files_for(self, command: m.Execute) -> file_sync.Found:
         """Look through the notebook's files, once for all nodes of a run."""
         if self._files is None or self._files[0] != command.run:
             self._files = command.run, self._project_files.look(command.setting.directory, command.setting.path)
         return self._files[1]
 
-    def tell_once(self, run: str, text: str, tell: Callable[[Event], None]) -> None:
+    def tell_once(self, run: str, text: str, tell: Callable[[m.Event], None]) -> None:
         """Send a kernel a note, if it is not empty and was not sent for another node or run."""
         if text and text not in self._told:
             self._told.add(text)
-            tell(Noted(run=run, rank=None, text=text))
+            tell(m.Noted(run=run, rank=None, text=text))
 
     def forget_told(self) -> None:
         """Forget the remarks, because another kernel has the nodes now."""

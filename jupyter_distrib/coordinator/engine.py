@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 
 class Channel(Protocol):
@@ -133,6 +133,6 @@ class Reservation(Protocol):
         """Return whether the method itself raised the exception: the node is within reach then."""
 
 
-Reserve = Callable[[OpenWorkerGroup, Hello, Callable[[str], None]], Reservation]
+Reserve = Callable[[m.OpenWorkerGroup, m.Hello, Callable[[str], None]], Reservation]
 """Factory of the reservation for a worker group of a kernel; its last argument reports to the kernel what it waits
 for."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from jupyter_distrib.coordinator.folder_listings import FolderListings
 from jupyter_distrib.system.formatting import duration
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 FILE_LIMIT_BYTES = 1 << 20
 """Size above which a file is data, which nodes read from where it is stored."""
@@ -68,7 +68,7 @@ class FileSync:
             self._compared = None
 
 
-def directory(hello: Hello) -> str:
+def directory(hello: m.Hello) -> str:
     """Return the notebook's folder: its kernel's working directory, as far as the system tells."""
     try:
         return os.readlink(f"/proc/{hello.pid}/cwd")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import GroupsReset, KeepNodeGroups, MakeStore, NodeDrained, UseStore
+from jupyter_distrib.wire import messages as m
 
 ANSWER_LIMIT_S = 20.0
 """Seconds that nodes have for a report, and for a new store. Agents limit what they wait for themselves to less."""
@@ -66,7 +66,7 @@ class SpreadGroupRepair:
         else:
             self.make_store()
 
-    def take_report(self, node: int, report: NodeDrained, current: SpreadRun | None) -> None:
+    def take_report(self, node: int, report: m.NodeDrained, current: SpreadRun | None) -> None:
         """Take the report of a node on the current run or on the one before."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run:
@@ -80,7 +80,7 @@ class SpreadGroupRepair:
             self.make_store()
         elif not run.drains.awaited:
             for node in self._nodes():
-                node.send(KeepNodeGroups(group=self._group, run=run.command.run))
+                node.send(m.KeepNodeGroups(group=self._group, run=run.command.run))
             self._finish()
 
     def make_store(self) -> None:
@@ -90,15 +90,15 @@ class SpreadGroupRepair:
         self._undecided = None
         self._stores_awaited += 1
         self._start_timer()
-        self._nodes()[0].send(MakeStore(group=self._group))
+        self._nodes()[0].send(m.MakeStore(group=self._group))
 
-    def take_store(self, node: int, event: GroupsReset) -> None:
+    def take_store(self, node: int, event: m.GroupsReset) -> None:
         """Take the answer of node 0, that there is a new store, or of another node, that it uses it."""
         if node == 0:
             self._stores_awaited = max(0, self._stores_awaited - 1)
             self._port, self._users_awaited = event.port, set(range(1, len(self._nodes())))
             for other in self._nodes()[1:]:
-                other.send(UseStore(group=self._group, host=event.host, port=event.port))
+                other.send(m.UseStore(group=self._group, host=event.host, port=event.port))
         elif event.port == self._port:
             self._users_awaited.discard(node)
         if self._undecided is None and not (self._stores_awaited or self._users_awaited):

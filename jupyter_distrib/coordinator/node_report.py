@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import NodeStatus
+from jupyter_distrib.wire import messages as m
 
 ANSWER_S = 2.0
 """Seconds after which the last report is given."""
@@ -21,7 +21,7 @@ ANSWER_S = 2.0
 class NodeReport:
     """The nodes that ranks can have."""
 
-    nodes: tuple[NodeStatus, ...] | None = None
+    nodes: tuple[m.NodeStatus, ...] | None = None
     """The nodes; None before it is known which there are."""
     next_rank: str = ""
     """See `ServerStatus.next_rank`."""

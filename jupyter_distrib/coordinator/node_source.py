@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from jupyter_distrib.coordinator.run import SpreadNode
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
@@ -25,7 +25,7 @@ class Share:
 class NodeSource(Protocol):
     """The source of the nodes of one worker group."""
 
-    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later
         `group.handle_event` and `group.lost`."""
 

@@ -30,8 +30,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire import versions
-from jupyter_distrib.wire.messages import Event, Hello, OpenWorkerGroup, RanksLeft, Welcomed
 
 TELL_S = 5.0
 """Seconds after which a kernel that still waits gets the reason."""
@@ -60,7 +60,7 @@ class Placements:
         self._calls, self._reserve, self._copy_files = calls, reserve, copy_files
         self._placements: list[Placement] = []
 
-    def find(self, client: Client[SpreadWorkerGroup], command: OpenWorkerGroup) -> Placement:
+    def find(self, client: Client[SpreadWorkerGroup], command: m.OpenWorkerGroup) -> Placement:
         """Return free nodes that fit, or a placement that will look for some."""
         assert client.hello is not None
         self._placements = [each for each in self._placements if not each.ended]
@@ -113,8 +113,8 @@ class Placement:
         self,
         calls: CallSoon,
         reserve: Reserve,
-        hello: Hello,
-        command: OpenWorkerGroup,
+        hello: m.Hello,
+        command: m.OpenWorkerGroup,
         *,
         running: Mapping[str, str],
         copy_files: bool = False,
@@ -137,20 +137,20 @@ class Placement:
 
     # ------------------------------------------------------------------------------------------------ for nodes
 
-    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+    def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Pass on what came from a node; `fds` stay the caller's."""
-        if isinstance(event, RanksLeft):
+        if isinstance(event, m.RanksLeft):
             self._ranks_left(node, event)
         elif self.group.place is self:
             self.group.handle_event(node, event, fds)
 
-    def _ranks_left(self, node: int, event: RanksLeft) -> None:
+    def _ranks_left(self, node: int, event: m.RanksLeft) -> None:
         if self._leave is not None and event.group == self._leave.group:
             self._leave.nodes.discard(node)
             if not self._leave.nodes:
                 self._leave.over.set()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: m.Event) -> None:
         """Tell the kernel something about a run."""
         self.group.tell(event, ())
 
@@ -162,7 +162,7 @@ class Placement:
 
     # ------------------------------------------------------------------------------------------------ claiming
 
-    def claim(self, hello: Hello, command: OpenWorkerGroup) -> bool:
+    def claim(self, hello: m.Hello, command: m.OpenWorkerGroup) -> bool:
         """Claim the placement for a kernel; return False if it is not free, or not what this kernel wants."""
         with self._lock:
             if self.ended or self._lost or self._found is None or not self.delivery.given_back.is_set():
@@ -176,7 +176,7 @@ class Placement:
             self._unwanted.clear()
             return True
 
-    def _fits(self, found: _Found, hello: Hello, command: OpenWorkerGroup) -> bool:
+    def _fits(self, found: _Found, hello: m.Hello, command: m.OpenWorkerGroup) -> bool:
         if command.gpus and not found.gpus:
             return False  # there may be some now
         if not _is_same(hello, self._hello) or found.folder != file_sync.directory(hello):
@@ -184,12 +184,12 @@ class Placement:
         given = replace(self._command, size=sum(share.size for share in found.shares), gpus=found.gpus)
         return _wish(command) in (_wish(self._command), _wish(given))
 
-    def make_room(self, hello: Hello) -> None:
+    def make_room(self, hello: m.Hello) -> None:
         """Release at once nodes that the notebook has given back and not claimed."""
         if self.delivery.given_back.is_set() and _is_same(hello, self._hello):
             self._unwanted.set()
 
-    def agents(self, hello: Hello) -> Mapping[str, str]:
+    def agents(self, hello: m.Hello) -> Mapping[str, str]:
         """Return the folders of the agents on these nodes, by address, if they are this notebook's."""
         if self._lost or self._found is None or not _is_same(hello, self._hello):
             return {}
@@ -197,7 +197,7 @@ class Placement:
 
     # ------------------------------------------------------------------------------------------------ looking
 
-    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         """Give the group its nodes, now or when they are found."""
         self.group, self._command = group, command
         if self._found is not None:
@@ -267,7 +267,7 @@ class Placement:
 
     def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:
         """Return a remark on versions that differ and mostly work. Raises `PoolError` if they do not work."""
-        node_versions = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
+        node_versions = m.Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
         if refusal := versions.refusal(self._hello, node_versions, self._reservation.engine):
             raise PoolError(f"node {name}: {refusal}")
         remark = versions.remark(self._hello, node_versions)
@@ -311,13 +311,13 @@ class Placement:
         self._reservation.release(keep_agents=self._unwanted.is_set())
 
 
-def _is_same(hello: Hello, before: Hello) -> bool:
+def _is_same(hello: m.Hello, before: m.Hello) -> bool:
     """Return whether this is the same kernel as before, or the next one of its notebook with the same packages."""
     one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
     return hello.session == before.session or (bool(hello.notebook) and one == other)
 
 
-def _wish(command: OpenWorkerGroup) -> OpenWorkerGroup:
+def _wish(command: m.OpenWorkerGroup) -> m.OpenWorkerGroup:
     """Reduce a command to what its nodes depend on."""
     return replace(command, group="", load_env={}, wait_s=0.0, packages=None)
 

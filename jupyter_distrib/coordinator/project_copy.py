@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib.wire.messages import Execute
+from jupyter_distrib.wire import messages as m
 
 
 class ProjectCopy:
@@ -44,7 +44,7 @@ class ProjectCopy:
             while (path := path.parent).parent != self._folder:
                 path.rmdir()
 
-    def locate(self, command: Execute) -> Execute:
+    def locate(self, command: m.Execute) -> m.Execute:
         """Return the command with the folders of this copy in place of the kernel's."""
         setting = command.setting
         folders = dict.fromkeys((setting.directory, *setting.path))

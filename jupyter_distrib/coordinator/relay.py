@@ -28,9 +28,9 @@ from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKE
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
 from jupyter_distrib.system import confinement, network_interfaces, process, process_environment, record_file
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_pid
-from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
 
 WELCOME_S = 5.0
 """Seconds for which an agent that is there may be silent before another one is started."""
@@ -76,8 +76,8 @@ class Relay:
         self._inbox = inbox or RelayInbox()
         self._project = ProjectCopy(self._own_folder / "project")
         self._content = IncomingContent()
-        hello = Hello(
-            protocol=PROTOCOL,
+        hello = m.Hello(
+            protocol=m.PROTOCOL,
             session=session,
             pid=os.getpid(),
             label=label,
@@ -92,7 +92,7 @@ class Relay:
                 raise agent.error()
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def _use(self, folder: str, hello: Hello) -> bool:
+    def _use(self, folder: str, hello: m.Hello) -> bool:
         """Use the agent that has this folder. Return False if it has ended, or is about to, or is in another container,
         job or control group than this process, or if none is given."""
         sock = running_agent(folder) if folder else None
@@ -104,7 +104,7 @@ class Relay:
         (self._own_folder / SOCKET).symlink_to(Path(folder) / SOCKET)  # shows when our folder is deserted, see `sweep`
         return True
 
-    def _connect(self, folder: Path, sock: socket.socket, hello: Hello, limit_s: float | None = None) -> bool:
+    def _connect(self, folder: Path, sock: socket.socket, hello: m.Hello, limit_s: float | None = None) -> bool:
         """Greet an agent. Return False if it ends meanwhile, or is silent."""
         self._folder, self._link = folder, Link(sock)
         try:
@@ -115,7 +115,7 @@ class Relay:
         except (EOFError, OSError):
             self._link.close()
             return False
-        if not isinstance(welcomed, Welcomed):
+        if not isinstance(welcomed, m.Welcomed):
             raise RuntimeError(f"the agent answered {type(welcomed).__name__}")
         self._welcomed = welcomed
         return True
@@ -173,9 +173,9 @@ class Relay:
     def _localized(self, frame: bytes) -> bytes:
         """Return the same command, with the values that only this node has."""
         command, fd_count = decode_frame(frame)
-        if isinstance(command, Execute):
+        if isinstance(command, m.Execute):
             return encode(self._project.locate(command), fd_count)
-        assert isinstance(command, OpenWorkerGroup)
+        assert isinstance(command, m.OpenWorkerGroup)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         words = None if visible is None else tuple(filter(None, visible.split(",")))
         return encode(replace(command, visible=words if self._gpus is None else tuple(self._gpus)), fd_count)

@@ -21,8 +21,8 @@ from jupyter_distrib.coordinator.file_sync import FileSync
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
-from jupyter_distrib.wire.messages import CloseWorkerGroup, Command, Event, Execute, Failure, Noted, Stop
 
 LOG_PART_BYTES = 1 << 20
 AHEAD = 2
@@ -33,7 +33,7 @@ AHEAD = 2
 class _Held:
     """A cell whose content is on its way, and the commands to be sent after it."""
 
-    command: Execute
+    command: m.Execute
     behind: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -43,8 +43,8 @@ class Holder(Protocol):
     delivery: Delivery
     ended: bool
 
-    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None: ...
-    def tell(self, event: Event) -> None: ...
+    def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None: ...
+    def tell(self, event: m.Event) -> None: ...
     def lost(self, node: int, reason: str) -> None: ...
 
 
@@ -74,18 +74,18 @@ class RemoteNode:
         """Number of answers that were handled."""
         self._held: _Held | None = None
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        if isinstance(command, Execute):
+    def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
+        if isinstance(command, m.Execute):
             self._delivery.tell_once(command.run, self._delivery.remark, self._holder.tell)
             if self._file_sync is not None:
                 self._bring(command, self._file_sync)
-        if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
+        if isinstance(command, m.Stop) and self._held is not None and self._held.command.run == command.run:
             return self._cancel(self._held)
-        if isinstance(command, CloseWorkerGroup) and self._held is not None:
+        if isinstance(command, m.CloseWorkerGroup) and self._held is not None:
             self._cancel(self._held)
         frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
         if fds:
-            assert isinstance(command, Execute)
+            assert isinstance(command, m.Execute)
             self._held = held = _Held(command)
             self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._take_over(held, frame, part))
         elif self._held is not None:
@@ -121,8 +121,8 @@ class RemoteNode:
         for hand_over in held.behind:
             hand_over()
 
-    def _hand_over(self, command: Command, frame: bytes, *part: Any) -> None:
-        if isinstance(command, Execute):
+    def _hand_over(self, command: m.Command, frame: bytes, *part: Any) -> None:
+        if isinstance(command, m.Execute):
             self._call("send", frame, *part, then=lambda future: self._handed_over(command, future))
         else:
             self._order("send", frame, *part)
@@ -135,23 +135,23 @@ class RemoteNode:
         answer = self._channel.ask(method, *arguments)
         answer.add_done_callback(lambda future: self._delivery.calls.put(lambda: then(future)))
 
-    def _handed_over(self, command: Execute, future: Future[Any]) -> None:
+    def _handed_over(self, command: m.Execute, future: Future[Any]) -> None:
         error, engine = future.exception(), self._delivery.reservation
         if error is None:
             self._take(future.result())
         elif engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
             self._fail(command, f"{self.name} could not take this cell: {engine.cause(error)}")
 
-    def _fail(self, command: Execute, reason: str) -> None:
+    def _fail(self, command: m.Execute, reason: str) -> None:
         """End a cell that did not reach the ranks, which stay for the next one."""
-        failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        failure = m.Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._tell_all(endings.failed(command.run, command.ranks, failure))
 
-    def _tell_all(self, events: Sequence[Event]) -> None:
+    def _tell_all(self, events: Sequence[m.Event]) -> None:
         for event in events:
             self._holder.handle_event(self._number, event)
 
-    def _bring(self, command: Execute, file_sync: FileSync) -> None:
+    def _bring(self, command: m.Execute, file_sync: FileSync) -> None:
         """Bring the notebook's files that are new or changed, before the first cell even if there are none; report what
         was left out."""
         folder = self._delivery.files_for(command)
@@ -174,7 +174,7 @@ class RemoteNode:
         self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
 
     def _note(self, run: str, text: str) -> None:
-        self._holder.tell(Noted(run=run, rank=None, text=text))
+        self._holder.tell(m.Noted(run=run, rank=None, text=text))
 
     def listen(self) -> None:
         """Ask for the next answer and the one after it, so that a request is always pending at the node."""

@@ -22,25 +22,7 @@ from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.time_limit import TimeLimit
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
-from jupyter_distrib.wire.messages import (
-    AskStacks,
-    Command,
-    Connected,
-    CutRemoteSockets,
-    DebuggerLeft,
-    DebuggerPrompted,
-    Ended,
-    Event,
-    Execute,
-    Exited,
-    Failed,
-    Interrupted,
-    NodeSawRanks,
-    Probe,
-    Returned,
-    Stop,
-    TimedOut,
-)
+from jupyter_distrib.wire import messages as m
 
 FAILURE_GRACE_S = 0.1
 """Seconds for which other nodes may go on after the first exception: ranks that fail alike then all report their
@@ -65,7 +47,7 @@ class SpreadNode(LogSource, Protocol):
     """Address of the node, by which the others reach it."""
     interface: str
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         """Deliver commands in order; `fds` stay the caller's."""
 
 
@@ -83,7 +65,7 @@ class SpreadRun:
 
     def __init__(
         self,
-        command: Execute,
+        command: m.Execute,
         tell: Tell,
         *,
         ranks: dict[int, set[int]],
@@ -124,12 +106,12 @@ class SpreadRun:
         self._time_limit = TimeLimit(self.command.timeout_s, later=self._timers.later, on_over=self._time_out)
 
     def _time_out(self, limit_s: float) -> None:
-        self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
     def _look_closer(self) -> None:
         for node in self._going:
-            self._nodes[node].send(Probe(run=self.command.run, deep=True))
+            self._nodes[node].send(m.Probe(run=self.command.run, deep=True))
 
     def stop(self, *, force: bool = False, but: int = -1) -> None:
         """Stop its ranks on all nodes but one."""
@@ -138,7 +120,7 @@ class SpreadRun:
             self._stopped = True
             self._timers.later(STOP_LIMIT_S, self._lose_silent)
         for node in self._going - {but}:
-            self._nodes[node].send(Stop(run=self.command.run, force=force))
+            self._nodes[node].send(m.Stop(run=self.command.run, force=force))
 
     def _lose_silent(self) -> None:
         if self._going:
@@ -147,40 +129,40 @@ class SpreadRun:
     def ask_stacks(self) -> None:
         """Ask the ranks of all nodes for their Python stacks."""
         for node in self._going:
-            self._nodes[node].send(AskStacks(run=self.command.run))
+            self._nodes[node].send(m.AskStacks(run=self.command.run))
 
-    def handle_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+    def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...]) -> None:
         """Handle an event of this run from a node."""
         event = _on_our_clock(event)
         match event:
-            case Connected():
+            case m.Connected():
                 for other in self._executing - {node}:  # ranks may wait for one that has ended the cell
-                    self._nodes[other].send(CutRemoteSockets(run=event.run, ends=event.ends))
-            case NodeSawRanks():
+                    self._nodes[other].send(m.CutRemoteSockets(run=event.run, ends=event.ends))
+            case m.NodeSawRanks():
                 self._watch.handle_event(event)
-            case Ended():
+            case m.Ended():
                 self._ended(node, event)
-            case Returned() | Failed() | Interrupted() | Exited():
+            case m.Returned() | m.Failed() | m.Interrupted() | m.Exited():
                 self.ranks[node].discard(event.rank)
                 self.tell(event, fds)
                 self._follow(node, event)
             case _:
-                if isinstance(event, DebuggerPrompted | DebuggerLeft):
+                if isinstance(event, m.DebuggerPrompted | m.DebuggerLeft):
                     self._time_limit.take(event)
                 self.tell(event, fds)
 
-    def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
+    def _follow(self, node: int, event: m.Returned | m.Failed | m.Interrupted | m.Exited) -> None:
         """Stop other nodes as the end of one rank demands. NCCL does not notice that a rank has left."""
         match event:
-            case Returned() if event.exited_early and self.on_gpus:
+            case m.Returned() if event.exited_early and self.on_gpus:
                 self._watch.stop_at_a_stall()
-            case Failed():
+            case m.Failed():
                 self._timers.later(FAILURE_GRACE_S, lambda: self.stop(but=node))
-            case Exited():
+            case m.Exited():
                 self.drains.all_finished = False
                 self.stop(but=node)
 
-    def _ended(self, node: int, event: Ended) -> None:
+    def _ended(self, node: int, event: m.Ended) -> None:
         self._going.discard(node)
         self.health.clean &= event.clean
         if self.on_gpus and not event.clean:
@@ -230,11 +212,11 @@ class SpreadRun:
         self.ranks[node].clear()
 
 
-def _on_our_clock(event: Event) -> Event:
+def _on_our_clock(event: m.Event) -> m.Event:
     """Return an event of a node, whose clock differs, with the time of its arrival."""
     if (node_s := getattr(event, "at_s", None)) is None:
         return event
     now_s = time.monotonic()
-    if isinstance(event, Returned) and event.began_at_s is not None:
+    if isinstance(event, m.Returned) and event.began_at_s is not None:
         return replace(event, at_s=now_s, began_at_s=event.began_at_s + now_s - node_s)
-    return cast("Event", replace(cast("Returned", event), at_s=now_s))
+    return cast("m.Event", replace(cast("m.Returned", event), at_s=now_s))

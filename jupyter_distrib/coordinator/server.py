@@ -24,19 +24,10 @@ from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
-from jupyter_distrib.wire.messages import (
-    Event,
-    Leaving,
-    Message,
-    OpenWorkerGroup,
-    ServerStatus,
-    WaitingStatus,
-    WorkerGroupOpened,
-    fields_of,
-)
+from jupyter_distrib.wire import messages as m
 
 KernelClient = Client[SpreadWorkerGroup]
-FindNodes = Callable[[KernelClient, OpenWorkerGroup], NodeSource]
+FindNodes = Callable[[KernelClient, m.OpenWorkerGroup], NodeSource]
 AskNodes = Callable[[Tell], None]
 
 
@@ -75,7 +66,7 @@ class Coordinator:
         self.server.give_up_name()
         self._leaving = True
         for client in self.server.clients:
-            self.server.tell(client, Leaving())
+            self.server.tell(client, m.Leaving())
         self.loop.later(after_s, self.stop)
 
     def lose(self, reason: str, after_s: float) -> None:
@@ -88,9 +79,9 @@ class Coordinator:
 
     def welcome(self, client: KernelClient) -> None:
         if self._leaving:  # it came by the name that is gone now
-            self.server.tell(client, Leaving())
+            self.server.tell(client, m.Leaving())
 
-    def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
+    def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         command = replace(command, size=command.ranks())
         group = SpreadWorkerGroup(
             command,
@@ -105,12 +96,12 @@ class Coordinator:
         self.server.add(client, group)
         group.open()
 
-    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
         self.ask_nodes(lambda report: tell(self._status(report)))
 
-    def _status(self, report: NodeReport) -> ServerStatus:
+    def _status(self, report: NodeReport) -> m.ServerStatus:
         waiting = tuple(
-            WaitingStatus(
+            m.WaitingStatus(
                 holder=client.hello.label if client.hello else "",
                 ranks=group.command.size,
                 gpus=group.command.gpus,
@@ -120,7 +111,7 @@ class Coordinator:
             for group in client.groups.values()
             if group.waits_for
         )
-        return ServerStatus(state=self.title, name=self.title, waiting=waiting, **fields_of(report))
+        return m.ServerStatus(state=self.title, name=self.title, waiting=waiting, **m.fields_of(report))
 
     def close_waiting(self, group: str) -> None:
         """Do nothing: a kernel that waits has a worker group, which looks for nodes."""
@@ -131,7 +122,7 @@ class Coordinator:
     def gone(self, client: KernelClient) -> None:
         """Do nothing, see `close_waiting`."""
 
-    def obey(self, client: KernelClient, command: Message) -> None:
+    def obey(self, client: KernelClient, command: m.Message) -> None:
         """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
@@ -142,9 +133,9 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------------ idle ranks
 
-    def _tell(self, client: KernelClient, group: SpreadWorkerGroup, event: Event, fds: tuple[int, ...]) -> None:
+    def _tell(self, client: KernelClient, group: SpreadWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
         self.server.tell(client, event, fds)
-        if isinstance(event, WorkerGroupOpened):
+        if isinstance(event, m.WorkerGroupOpened):
             self._count_idle(group)
 
     def _run_ended(self, client: KernelClient, group: SpreadWorkerGroup, run: SpreadRun) -> None:

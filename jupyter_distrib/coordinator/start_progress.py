@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import WorkerGroupStarting
+from jupyter_distrib.wire import messages as m
 
 STARTING_EVERY_S = 0.4
 
@@ -13,7 +13,7 @@ STARTING_EVERY_S = 0.4
 class StartProgress:
     """The progress of one worker group."""
 
-    def __init__(self, group: str, loop: Loop, tell: Callable[[WorkerGroupStarting], object]) -> None:
+    def __init__(self, group: str, loop: Loop, tell: Callable[[m.WorkerGroupStarting], object]) -> None:
         self._group, self._loop, self._tell = group, loop, tell
         self._size = 0
         self._nodes: list[str] = []
@@ -55,4 +55,4 @@ class StartProgress:
     def _report(self, waits_for: str) -> None:
         if not self._over:
             up = sum(self._up.values())
-            self._tell(WorkerGroupStarting(group=self._group, up=up, size=self._size, waits_for=waits_for))
+            self._tell(m.WorkerGroupStarting(group=self._group, up=up, size=self._size, waits_for=waits_for))

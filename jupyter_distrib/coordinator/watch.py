@@ -15,7 +15,7 @@ from jupyter_distrib.agent.runs.watch import DEEP_EVERY, TICK_S
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import Execute, NodeSawRanks, RankSighting, RunEvent
+from jupyter_distrib.wire import messages as m
 
 
 class SpreadWatch:
@@ -30,17 +30,17 @@ class SpreadWatch:
 
     def __init__(
         self,
-        command: Execute,
+        command: m.Execute,
         loop: Loop,
         *,
         ranks: Callable[[], set[int]],
         look_closer: Callable[[], None],
-        tell: Callable[[RunEvent], None],
+        tell: Callable[[m.RunEvent], None],
         stop: Callable[[], None],
     ) -> None:
         self._loop, self._ranks, self._look_closer = loop, ranks, look_closer
         self._stalls = Stalls(command, tell=tell, stop=stop)
-        self._looks = {rank: RankSighting(rank=rank, state="running") for rank in command.ranks}
+        self._looks = {rank: m.RankSighting(rank=rank, state="running") for rank in command.ranks}
         self._ticks = 0
         self._timer: Timer = loop.later(TICK_S, self._tick)
 
@@ -52,7 +52,7 @@ class SpreadWatch:
         """Stop the run as soon as ranks are seen to wait for one that does not come."""
         self._stalls.limit_s = 0.0
 
-    def handle_event(self, event: NodeSawRanks) -> None:
+    def handle_event(self, event: m.NodeSawRanks) -> None:
         self._looks |= {look.rank: look for look in event.looks}
 
     def _tick(self) -> None:

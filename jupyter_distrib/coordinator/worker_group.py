@@ -23,35 +23,14 @@ from jupyter_distrib.coordinator.start_progress import StartProgress
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import (
-    CloseWorkerGroup,
-    Debug,
-    DebuggerLeft,
-    DebuggerPrompted,
-    Ended,
-    Event,
-    Execute,
-    Forget,
-    GroupsReset,
-    NodeDrained,
-    Noted,
-    OpenWorkerGroup,
-    Returned,
-    WorkerGroupChanged,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-    WorkerGroupStarting,
-    WorkerInfo,
-)
 
 
 class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes."""
 
-    def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
+    def __init__(self, command: m.OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
         super().__init__(command, tell)
         self.on_closed: Callable[[str], None] = lambda reason: None
         self.place = place
@@ -61,7 +40,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """Sentence on what it waits for, if it has no nodes yet."""
         self._loop, self._logs = loop, logs
         self._shares: list[Share] = []
-        self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
+        self._infos: dict[int, tuple[m.WorkerInfo, ...]] = {}
         self._group_repair = SpreadGroupRepair(
             self.name,
             loop=loop,
@@ -80,7 +59,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
 
-    def infos(self) -> tuple[WorkerInfo, ...]:
+    def infos(self) -> tuple[m.WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
         return tuple(
             replace(
@@ -100,7 +79,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def queued(self, reason: str) -> None:
         if not self.closed:
             self.waits_for = reason
-            self.tell(WorkerGroupQueued(group=self.name, reason=reason), ())
+            self.tell(m.WorkerGroupQueued(group=self.name, reason=reason), ())
 
     def placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
         """Start ranks on each node.
@@ -143,7 +122,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
         self.on_closed(reason)
-        cls = WorkerGroupClosed if self.replacement.under_way else WorkerGroupRefused
+        cls = m.WorkerGroupClosed if self.replacement.under_way else m.WorkerGroupRefused
         self.tell(cls(group=self.name, reason=reason), ())
 
     def _replace_nodes(self, find: Callable[[], NodeSource]) -> None:
@@ -169,30 +148,30 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._find(find, size)
         return True
 
-    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+    def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
         if self.closed or getattr(event, "group", self.name) != self.name:
             return
         match event:
-            case WorkerGroupOpened():
+            case m.WorkerGroupOpened():
                 self._opened(node, event)
-            case WorkerGroupQueued():
+            case m.WorkerGroupQueued():
                 self.queued(self._on_node(node, event.reason))
-            case WorkerGroupStarting():
+            case m.WorkerGroupStarting():
                 self._starting.up(node, event.up, event.waits_for)
-            case WorkerGroupRefused():
+            case m.WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
-            case WorkerGroupClosed():
+            case m.WorkerGroupClosed():
                 self.lost(node, event.reason or "its ranks were taken away")
-            case WorkerGroupChanged() if not self._ending:
+            case m.WorkerGroupChanged() if not self._ending:
                 self._infos[node] = event.workers
-                self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
+                self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
                 self._ranks_changed()
-            case NodeDrained():
+            case m.NodeDrained():
                 self._group_repair.take_report(node, event, self.run)
-            case GroupsReset():
+            case m.GroupsReset():
                 self._group_repair.take_store(node, event)
-            case DebuggerPrompted() | DebuggerLeft() if self.run is None:
+            case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
                 self.tell(event, ())  # of the failure of a run that has ended
             case _:
                 self._run_event(node, event, fds)
@@ -200,7 +179,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _on_node(self, node: int, reason: str) -> str:
         return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"
 
-    def _opened(self, node: int, event: WorkerGroupOpened) -> None:
+    def _opened(self, node: int, event: m.WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
         self._starting.opened(node, len(event.workers))
         self._notes += (self._on_node(node, note) for note in event.notes)
@@ -209,10 +188,10 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self.replacement.under_way:
             self.pending = self.replacement.end(self.pending, self.command.size)
             lost = tuple(info.rank for info in self.infos())
-            self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
             self._execute_pending()
         else:
-            opened = WorkerGroupOpened(
+            opened = m.WorkerGroupOpened(
                 group=self.name,
                 workers=self.infos(),
                 gpus=self.command.gpus,
@@ -234,7 +213,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if (pending := self.take_pending()) is not None:
             self.execute(pending.command, pending.descriptors, pending.tell)
 
-    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
         if self._group_repair.under_way or self.replacement.under_way or self._ending:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
@@ -263,7 +242,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def _tell_run(self, text: str) -> None:
         if self.run is not None and text:
-            self.tell(Noted(run=self.run.command.run, rank=None, text=text), ())
+            self.tell(m.Noted(run=self.run.command.run, rank=None, text=text), ())
 
     def stop(self, *, force: bool = False) -> None:
         if (pending := self.take_pending()) is not None:
@@ -275,16 +254,16 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self.run is not None:
             self.run.ask_stacks()
 
-    def debug(self, command: Debug) -> None:
+    def debug(self, command: m.Debug) -> None:
         for node, infos in self._infos.items():
             if any(info.rank == command.rank for info in infos):
                 self._shares[node].node.send(command)
 
-    def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+    def _run_event(self, node: int, event: m.Event, fds: tuple[int, ...]) -> None:
         run = self.run
         if run is None or getattr(event, "run", "") != run.command.run:
             return
-        if isinstance(event, Returned):
+        if isinstance(event, m.Returned):
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
         run.handle_event(node, event, fds)
 
@@ -294,7 +273,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if not self._ending and not run.health.fit:
             on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
             self._group_repair.begin(run, on_all=on_all)
-        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
+        run.tell(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if run.command.max_restarts:
             self._loop.soon(self._close_if_ending)  # when the run has been started again, if it is
@@ -333,13 +312,13 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _close(self) -> None:
         self._useless = True
         self.on_closed(self._ending)
-        self.tell(WorkerGroupClosed(group=self.name, reason=self._ending), ())
+        self.tell(m.WorkerGroupClosed(group=self.name, reason=self._ending), ())
 
     def _pids(self) -> dict[int, int]:
         """Return the process ids of all ranks."""
         return {info.rank: info.pid for infos in self._infos.values() for info in infos}
 
-    def forget(self, command: Forget) -> None:
+    def forget(self, command: m.Forget) -> None:
         for key in command.keys:
             self.kept.pop(key, None)
         for share in self._shares:
@@ -357,5 +336,5 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._group_repair.cancel()
         if not self._useless:
             for share in self._shares:
-                share.node.send(CloseWorkerGroup(group=self.name, force=force))
+                share.node.send(m.CloseWorkerGroup(group=self.name, force=force))
         self.place.give_back(useless=self._useless, killed=force)

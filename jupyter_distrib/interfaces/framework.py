@@ -12,13 +12,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled
-
-if TYPE_CHECKING:
-    from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.wire import messages as m
 
 TORCH = "jupyter_distrib.worker.pytorch.pytorch:PyTorch"
 """The framework of strategies that name no framework."""
@@ -97,7 +94,7 @@ class Sightings(Protocol):
     def counts(self) -> Sequence[int]:
         """Return counts that change with every collective; fast."""
 
-    def look(self) -> tuple[GroupSighting, ...]:
+    def look(self) -> tuple[m.GroupSighting, ...]:
         """Return the state of each group; may take tens of milliseconds."""
 
 
@@ -128,7 +125,7 @@ class Framework(Protocol):
         """Import what cells will need, in the preloaded forkserver; used only by the framework whose ranks are
         forked."""
 
-    def settle(self, order: WorkerOrder) -> None:
+    def settle(self, order: m.WorkerOrder) -> None:
         """Make this process the rank: complete the steps that a fork leaves open, and take the device."""
 
     def prepare(self) -> None:
@@ -150,11 +147,11 @@ class Framework(Protocol):
         """Return the bytes of tensors on the device, and the bytes that the allocator holds for them; None if unknown.
         Called in the control thread."""
 
-    def phase_times(self) -> PhaseTimes | None:
+    def phase_times(self) -> m.PhaseTimes | None:
         """Return the time of the cell's training by phase; None if it does not train, or that is not measured. From any
         thread."""
 
-    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> Profiler | None:
+    def profiler(self, command: m.Execute, send: Callable[[m.Profiled], None]) -> Profiler | None:
         """Return the profiler of a cell, which sends its part of the trace; None if the framework has no profiler."""
 
     def is_of_device(self, error: BaseException) -> bool:

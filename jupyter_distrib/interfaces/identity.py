@@ -10,9 +10,9 @@ from typing import Any
 
 from jupyter_distrib.interfaces import framework
 from jupyter_distrib.libraries import known
-from jupyter_distrib.wire.messages import Execute, WorkerOrder
+from jupyter_distrib.wire import messages as m
 
-_order: WorkerOrder | None = None
+_order: m.WorkerOrder | None = None
 attempt = 0
 """The number of restarts of the run so far (`--max-restarts`)."""
 max_restarts = 0
@@ -20,13 +20,13 @@ strategy: Any = None
 """The strategy of the run while a cell runs."""
 
 
-def take(order: WorkerOrder) -> None:
+def take(order: m.WorkerOrder) -> None:
     global _order
     _order = order
 
 
 @contextmanager
-def taken(order: WorkerOrder) -> Iterator[None]:
+def taken(order: m.WorkerOrder) -> Iterator[None]:
     """Take the identity of this rank for a while, in a process that is none (the inline pool)."""
     global _order, strategy
     before = _order, strategy
@@ -37,7 +37,7 @@ def taken(order: WorkerOrder) -> Iterator[None]:
         _order, strategy = before
 
 
-def order() -> WorkerOrder:
+def order() -> m.WorkerOrder:
     assert _order is not None, "asked outside a rank"
     return _order
 
@@ -55,7 +55,7 @@ def several_nodes() -> bool:
     return world_size() > order().local_world_size
 
 
-def everyone(command: Execute) -> bool:
+def everyone(command: m.Execute) -> bool:
     """Return whether all ranks execute this cell, including ranks on other nodes."""
     return (command.run_size or len(command.ranks)) == world_size()
 

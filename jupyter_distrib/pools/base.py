@@ -16,18 +16,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds, shown, size_bytes
 from jupyter_distrib.system import entry_points
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Hello
 
-if TYPE_CHECKING:
-    from jupyter_distrib.wire.messages import Command, Event
-
-Sink: TypeAlias = "Callable[[Event, Descriptors], None]"
+Sink: TypeAlias = "Callable[[m.Event, Descriptors], None]"
 """Callback that takes every event of a node, in order, in the node's own thread; the sink owns the descriptors."""
 Lost = Callable[[str], None]
 """Callback called once, with a sentence, when the node cannot be reached any more."""
@@ -120,7 +117,7 @@ IDLE = Option(
 class Node(Protocol):
     """The agent of one machine, within reach."""
 
-    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Deliver a command, from any thread, without blocking on the peer; owns the descriptors.
 
         With `Capabilities.runs_in_send`, `Execute` blocks instead.
@@ -139,7 +136,7 @@ class Pool(Protocol):
     capabilities: ClassVar[Capabilities]
     """Capabilities of the kind. May be missing: then those of `Capabilities()` hold."""
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
 

@@ -12,7 +12,7 @@ from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Los
 from jupyter_distrib.pools.server_home import Home, connected
 from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.system import paths
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 DEFAULT_IDLE_S = 1800.0
 
@@ -32,7 +32,7 @@ class LocalPool:
     def __init__(self, python: str = "", idle: str = "") -> None:
         self._python, self._idle_s = python, float(idle or DEFAULT_IDLE_S)
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         if sys.platform == "win32":
             raise PoolError("jupyter_distrib does not run on Windows itself; run JupyterLab inside WSL.")
         home = Home.of(self._python)
@@ -54,7 +54,7 @@ class RunningServer:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         if (sock := connected(paths.runtime_directory() / f"{self._name}.sock")) is None:
             raise PoolError(
                 "the process that holds the detached run accepts no connection, so the run cannot be shown here."

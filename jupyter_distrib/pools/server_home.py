@@ -23,8 +23,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import confinement, load_time, open_files, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import peer_pid
-from jupyter_distrib.wire.messages import PROTOCOL
 
 LARGEST_LOG_BYTES = 1 << 20
 AGENT_NAME = "agent"
@@ -161,7 +161,7 @@ def _alone(directory: Path) -> Path:
 def fingerprint(*more: object) -> str:
     """Return a hash of what an agent and its kernels must have in common."""
     parts = [
-        PROTOCOL,
+        m.PROTOCOL,
         *more,
         sys.executable,
         sys.prefix,

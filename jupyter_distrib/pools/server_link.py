@@ -15,23 +15,19 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Lost, Sink
 from jupyter_distrib.system import confinement, interrupts, reap
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
-from jupyter_distrib.wire.messages import Hello, NotServed, Welcomed
-
-if TYPE_CHECKING:
-    from jupyter_distrib.wire.messages import Command
 
 ENDING_S = 5.0
 """Seconds to wait for the end of an agent that is being killed: it closes its links a moment before."""
 
 
-def greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+def greeted(sock: socket.socket, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
     """Say hello on a new connection. Raises `PoolError`."""
     if peer_uid(sock) not in (None, os.getuid()):
         path = sock.getpeername()
@@ -56,7 +52,7 @@ class LocalNode:
         """The poll for the end of the agent's process, once the agent has answered."""
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Send a command at once, as far as the socket takes it; a thread sends the rest."""
         frame = encode(command, len(descriptors))
         with interrupts.Uninterrupted(), self._sending, descriptors:
@@ -117,10 +113,10 @@ class LocalNode:
                 event, fds = self._link.receive()
             except (EOFError, OSError):
                 break
-            if isinstance(event, NotServed):
+            if isinstance(event, m.NotServed):
                 reason = f"the agent that looks after the ranks cannot serve this notebook: {event.reason.rstrip('.')}"
                 break
-            if isinstance(event, Welcomed) and event.pid_namespace in ("", confinement.pid_namespace()):
+            if isinstance(event, m.Welcomed) and event.pid_namespace in ("", confinement.pid_namespace()):
                 agent, self._pid = _opened(event.pid), event.pid
                 self._end = _watching(agent)
             try:

@@ -38,7 +38,7 @@ from jupyter_distrib.serialization.picklers import (
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import Parcel
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.serialization.pickle_errors import PickleProblem
@@ -336,7 +336,7 @@ def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
         tensors.after_load()
 
 
-def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
+def to_parcel(packed: Packed) -> tuple[m.Parcel, int | None]:
     """Return the parcel for the link, and for large payloads a file descriptor of shared memory.
 
     This makes the only copy of the data; `packed` may be dropped afterwards. The caller closes the descriptor after
@@ -349,18 +349,18 @@ def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
     return parcel, shared_memory.write(views) if views else None
 
 
-def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
+def laid_out(packed: Packed) -> tuple[m.Parcel, Sequence[memoryview]]:
     """Return the parcel, and the parts of `packed` that travel beside it in shared memory: none if it is small."""
     data, views = packed.data, packed.buffers
     if len(data) > _STREAM_LIMIT:
         data, views = b"", (memoryview(data), *views)
     lengths = tuple(view.nbytes for view in views)
     if data and sum(lengths) <= INLINE_LIMIT:
-        return Parcel(data=data, sizes=lengths, inline=tuple(map(bytes, views))), ()
-    return Parcel(data=data, sizes=lengths), views
+        return m.Parcel(data=data, sizes=lengths, inline=tuple(map(bytes, views))), ()
+    return m.Parcel(data=data, sizes=lengths), views
 
 
-def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:
+def from_parcel(parcel: m.Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:
     """Reverse `to_parcel`: return stream and writable buffers for `unpack_inputs` or `unpack_value`.
 
     Args:

@@ -14,18 +14,8 @@ from dataclasses import replace
 
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import (
-    Ended,
-    Event,
-    Execute,
-    Failed,
-    Noted,
-    RanksReduced,
-    Restarted,
-    Returned,
-    Started,
-)
 
 
 class Attempts:
@@ -42,11 +32,11 @@ class Attempts:
 
     def __init__(
         self,
-        command: Execute,
+        command: m.Execute,
         parcel: Descriptors,
         tell: Tell,
         *,
-        execute: Callable[[Execute, Descriptors, Tell], bool],
+        execute: Callable[[m.Execute, Descriptors, Tell], bool],
         soon: Callable[[Callable[[], None]], None],
         on_over: Callable[[str], object],
     ) -> None:
@@ -72,13 +62,13 @@ class Attempts:
         self._stopped = True
         self._policy.stop()
 
-    def tell(self, event: Event, fds: tuple[int, ...]) -> None:
+    def tell(self, event: m.Event, fds: tuple[int, ...]) -> None:
         """Send an event of the run, unless it is the end of an attempt that is not the last."""
         self._policy.take(event)
-        if isinstance(event, RanksReduced):
+        if isinstance(event, m.RanksReduced):
             self.command = replace(self.command, ranks=event.ranks)
-        self._began = self._began or isinstance(event, Started | Returned | Failed)
-        if not isinstance(event, Ended):
+        self._began = self._began or isinstance(event, m.Started | m.Returned | m.Failed)
+        if not isinstance(event, m.Ended):
             return self._tell(event, fds)
         if not self._began and len(self._parcel) > 1:
             self._policy.stop()  # not all of the content may have come from the notebook
@@ -87,14 +77,14 @@ class Attempts:
             self._tell(self._restarted(decision.cause), ())
             return self._soon(self.start)
         if decision.reason:
-            self._tell(Noted(run=self.command.run, rank=None, text=decision.reason), ())
+            self._tell(m.Noted(run=self.command.run, rank=None, text=decision.reason), ())
         self._parcel.close()
         self._on_over(self.command.run)
         self._tell(event, fds)
 
-    def _restarted(self, cause: str) -> Restarted:
+    def _restarted(self, cause: str) -> m.Restarted:
         attempt, command = self._policy.attempt, self.command
-        return Restarted(
+        return m.Restarted(
             run=command.run, attempt=attempt, max_restarts=command.max_restarts, cause=cause, at_s=time.monotonic()
         )
 

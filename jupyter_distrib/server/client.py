@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 from jupyter_distrib.server.worker_group import ServedWorkerGroup
 from jupyter_distrib.system.event_loop import Timer
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import GroupStatus, Hello
 
 G = TypeVar("G", bound=ServedWorkerGroup)
 
@@ -18,7 +18,7 @@ class Client(Generic[G]):
     """One kernel."""
 
     link: Link
-    hello: Hello | None = None
+    hello: m.Hello | None = None
     pidfd: int = -1
     groups: dict[str, G] = field(default_factory=dict)
     gathering: Timer | None = None
@@ -30,12 +30,12 @@ class Client(Generic[G]):
             self.gathering.cancel()
             self.gathering = None
 
-    def statuses(self) -> list[GroupStatus]:
+    def statuses(self) -> list[m.GroupStatus]:
         """Return the status of each of its worker groups."""
         if self.hello is None:
             return []
         return [
-            GroupStatus(
+            m.GroupStatus(
                 group=group.name,
                 holder=self.hello.label,
                 session=self.hello.session,

@@ -11,28 +11,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import (
-    Cleared,
-    Displayed,
-    Event,
-    Measured,
-    Moved,
-    Noted,
-    Progressed,
-    Sampled,
-    StackSeen,
-    Stalled,
-    Wrote,
-)
 
 NEWEST = 100
 """Number of notes, and of one rank's displays and loops, that are kept: more are not shown."""
 
-Entry: TypeAlias = tuple[Event, Descriptors]
+Entry: TypeAlias = tuple[m.Event, Descriptors]
 
 
-def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
+def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[m.Displayed]]:
     """Leave out dispensable events. Return the rest, and the displays that are left out."""
     choice = _Choice(entries)
     left: deque[Entry] = deque()
@@ -40,9 +28,9 @@ def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
     for event, descriptors in reversed(entries):
         if choice.keeps(event):
             left.appendleft((event, descriptors))
-        elif isinstance(event, Displayed):
+        elif isinstance(event, m.Displayed):
             displays.append(event)
-    return [(choice.gap(event) if isinstance(event, Wrote) else event, each) for event, each in left], displays
+    return [(choice.gap(event) if isinstance(event, m.Wrote) else event, each) for event, each in left], displays
 
 
 class _Choice:
@@ -52,41 +40,41 @@ class _Choice:
         self._lines: Counter[tuple[int, str]] = Counter()
         """Number of lines left out, by rank and stream."""
         self._counts: Counter[Hashable] = Counter()
-        self._peaks: dict[int, Sampled] = {}
+        self._peaks: dict[int, m.Sampled] = {}
         """The one sample of each rank that is worth keeping."""
         for event, _ in entries:
-            if isinstance(event, Sampled) and (
+            if isinstance(event, m.Sampled) and (
                 event.rank not in self._peaks or _use(event) > _use(self._peaks[event.rank])
             ):
                 self._peaks[event.rank] = event
 
-    def keeps(self, event: Event) -> bool:
+    def keeps(self, event: m.Event) -> bool:
         match event:
-            case Wrote():
+            case m.Wrote():
                 self._lines[event.rank, event.stream] += event.skipped_lines + event.text.count("\n")
-                return self._first(Wrote, event.rank, event.stream)
-            case Sampled():
+                return self._first(m.Wrote, event.rank, event.stream)
+            case m.Sampled():
                 return self._peaks[event.rank] is event
-            case Measured():
-                new = [self._first(Measured, event.rank, name) for name in event.values]
-                return any(new) or self._number(Measured, event.rank) % 2 == 0
-            case Progressed():
-                new_loop = self._first(Progressed, event.rank, event.label)
-                return new_loop and self._number(Progressed, event.rank) <= NEWEST
-            case Displayed():
-                return self._number(Displayed, event.rank) <= NEWEST
-            case Cleared():
-                return self._first(Cleared, event.rank)
-            case Noted():
-                return self._number(Noted) <= NEWEST
-            case StackSeen():
-                return self._first(StackSeen, event.rank)
-            case Stalled() | Moved():
-                return self._first(Stalled)
+            case m.Measured():
+                new = [self._first(m.Measured, event.rank, name) for name in event.values]
+                return any(new) or self._number(m.Measured, event.rank) % 2 == 0
+            case m.Progressed():
+                new_loop = self._first(m.Progressed, event.rank, event.label)
+                return new_loop and self._number(m.Progressed, event.rank) <= NEWEST
+            case m.Displayed():
+                return self._number(m.Displayed, event.rank) <= NEWEST
+            case m.Cleared():
+                return self._first(m.Cleared, event.rank)
+            case m.Noted():
+                return self._number(m.Noted) <= NEWEST
+            case m.StackSeen():
+                return self._first(m.StackSeen, event.rank)
+            case m.Stalled() | m.Moved():
+                return self._first(m.Stalled)
             case _:
                 return True
 
-    def gap(self, last: Wrote) -> Wrote:
+    def gap(self, last: m.Wrote) -> m.Wrote:
         """Return an event for the place where output was left out."""
         return replace(last, text="", skipped_lines=self._lines[last.rank, last.stream])
 
@@ -99,5 +87,5 @@ class _Choice:
         return self._number(*key, "first") == 1
 
 
-def _use(event: Sampled) -> tuple[int, int]:
+def _use(event: m.Sampled) -> tuple[int, int]:
     return event.gpu_memory_bytes or 0, event.rss_bytes

@@ -13,12 +13,12 @@ from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
 from jupyter_distrib.system import confinement, confinement_report, last_seen, run_list
 from jupyter_distrib.system.run_list import ListedRun
-from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached, Saving, WorkerInfo
+from jupyter_distrib.wire import messages as m
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
 
-Tell = Callable[[Client[Any], Event, tuple[int, ...]], None]
+Tell = Callable[[Client[Any], m.Event, tuple[int, ...]], None]
 
 
 class DetachedRuns:
@@ -42,8 +42,8 @@ class DetachedRuns:
         return any(not journal.ended for journal in self._journals.values())
 
     def begin(
-        self, client: Client[Any], command: Execute, workers: tuple[WorkerInfo, ...], world_size: int, *, gpus: bool
-    ) -> Callable[[Event, tuple[int, ...]], None]:
+        self, client: Client[Any], command: m.Execute, workers: tuple[m.WorkerInfo, ...], world_size: int, *, gpus: bool
+    ) -> Callable[[m.Event, tuple[int, ...]], None]:
         """Record a run, which this kernel follows; the returned function has to be called with each event."""
         assert client.hello is not None
         journal = Journal(command, workers, world_size, gpus=gpus, notebook=client.hello.notebook)
@@ -58,7 +58,7 @@ class DetachedRuns:
             ended=False,
             server=self._server,
             pid=os.getpid(),
-            protocol=PROTOCOL,
+            protocol=m.PROTOCOL,
             pid_namespace=confinement.pid_namespace(),
             where=confinement_report.where(),
         )
@@ -67,9 +67,9 @@ class DetachedRuns:
         last_seen.write(seen)
         folders: list[str] = []
 
-        def tell(event: Event, fds: tuple[int, ...]) -> None:
+        def tell(event: m.Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
-            if isinstance(event, Saving) and event.folder not in folders:
+            if isinstance(event, m.Saving) and event.folder not in folders:
                 folders.append(event.folder)
                 last_seen.write(replace(seen, checkpoints=folders))
             if journal.ended:
@@ -86,14 +86,14 @@ class DetachedRuns:
             if not journal.ended:
                 last_seen.touch(run)
 
-    def attach(self, client: Client[Any], command: Attach) -> None:
+    def attach(self, client: Client[Any], command: m.Attach) -> None:
         """Send a kernel all of a run, named by the end of its name or by nothing, and have the kernel follow it."""
         run = command.run or self._newest(client)
         matches = [name for name in self._journals if name == run or name.endswith(f"-{run}")] if run else []
         if len(matches) != 1:
             known = ", ".join(self._journals) or "none"
             reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
-            return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
+            return self._tell(client, m.NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
         journal = self._journals[matches[0]]
         followed = any(each is not client for each in journal.listeners)
         self._tell(client, journal.attached(followed=followed), ())

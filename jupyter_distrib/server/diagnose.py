@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import GroupSighting, RankPlace, RankSighting
+from jupyter_distrib.wire import messages as m
 
 STALL_S = 5.0
 """Seconds of waiting in one place after which a stall is reported."""
@@ -33,7 +33,7 @@ _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     text: str
-    places: tuple[RankPlace, ...]
+    places: tuple[m.RankPlace, ...]
     waited_s: float
     """Seconds that the longest wait of a rank has taken; 0 if none waits."""
 
@@ -58,7 +58,7 @@ class _Wait:
         return f"{self.op} #{self.number}" if self.number else self.op
 
 
-def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | None:
+def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis | None:
     """Return the diagnosis; None if nothing is wrong, or not for long enough yet.
 
     Args:
@@ -84,7 +84,7 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
     )
 
 
-def is_suspicious(looks: Iterable[RankSighting]) -> bool:
+def is_suspicious(looks: Iterable[m.RankSighting]) -> bool:
     """Return whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
     return any(_wait(look) is not None and _unmoved_s(look) >= STALL_S - 1.5 for look in looks)
 
@@ -92,7 +92,7 @@ def is_suspicious(looks: Iterable[RankSighting]) -> bool:
 # ---------------------------------------------------------------------------------------------------- who waits
 
 
-def _wait(look: RankSighting) -> _Wait | None:
+def _wait(look: m.RankSighting) -> _Wait | None:
     seen = look.seen
     if look.state != "running" or seen is None or seen.in_debugger or seen.unmoved_s < _IDLE_S:
         return None
@@ -103,15 +103,15 @@ def _wait(look: RankSighting) -> _Wait | None:
     return _Wait(op=seen.call) if seen.call and idle else None
 
 
-def _in_group(group: GroupSighting, call: str) -> _Wait:
+def _in_group(group: m.GroupSighting, call: str) -> _Wait:
     return _Wait(op=call or group.op, group=group.name, number=group.number, ranks=group.ranks, tensors=group.tensors)
 
 
-def _unmoved_s(look: RankSighting) -> float:
+def _unmoved_s(look: m.RankSighting) -> float:
     return look.seen.unmoved_s if look.seen else 0.0
 
 
-def _at(look: RankSighting) -> int | None:
+def _at(look: m.RankSighting) -> int | None:
     """Return the line of the cell that the rank is in."""
     match look.state:
         case "left":
@@ -128,7 +128,7 @@ def _at(look: RankSighting) -> int | None:
 class _Scene:
     """All ranks at one moment, and the sentences about them."""
 
-    def __init__(self, *, looks: Sequence[RankSighting], source: str) -> None:
+    def __init__(self, *, looks: Sequence[m.RankSighting], source: str) -> None:
         self.by_rank = {look.rank: look for look in looks}
         self.waits = {look.rank: wait for look in looks if (wait := _wait(look)) is not None}
         self._source = source
@@ -167,8 +167,8 @@ class _Scene:
             )
         return [text, *self._elsewhere(missing)]
 
-    def place(self, look: RankSighting) -> RankPlace:
-        return RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
+    def place(self, look: m.RankSighting) -> m.RankPlace:
+        return m.RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
 
     def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
         """Return whether these few ranks got to their line by an `if` that asks for the rank."""
@@ -209,7 +209,7 @@ class _Scene:
             for (doing, line), ranks in alike.items()
         ]
 
-    def _doing(self, look: RankSighting) -> str:
+    def _doing(self, look: m.RankSighting) -> str:
         match look.state:
             case "left":
                 return "has left the cell"
@@ -239,16 +239,16 @@ class _Scene:
         return f" (line {lines[0]}, inside `{condition}`)" if condition else f" (line {lines[0]})"
 
 
-def _is_debugged(look: RankSighting) -> bool:
+def _is_debugged(look: m.RankSighting) -> bool:
     """Return whether the rank is stopped at a breakpoint, where the notebook asks what to do."""
     return look.state == "running" and look.seen is not None and look.seen.in_debugger
 
 
-def _is_held(look: RankSighting) -> bool:
+def _is_held(look: m.RankSighting) -> bool:
     return look.state in ("stopped", "traced") or _is_debugged(look)
 
 
-def _stopped(look: RankSighting) -> str:
+def _stopped(look: m.RankSighting) -> str:
     if _is_debugged(look):
         line = _at(look)
         return f"Rank {look.rank} is stopped in the debugger{f' at line {line}' if line else ''}."
@@ -257,13 +257,13 @@ def _stopped(look: RankSighting) -> str:
     return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."
 
 
-def _locked(look: RankSighting) -> str:
+def _locked(look: m.RankSighting) -> str:
     line = _at(look)
     seen = "" if line is None else f" (seen last at line {line})"
     return f"Rank {look.rank} does nothing, in C code that does not let go of Python's lock{seen}."
 
 
-def _has_been(look: RankSighting, wait: _Wait) -> bool:
+def _has_been(look: m.RankSighting, wait: _Wait) -> bool:
     """Return whether the rank has called this collective, and does not wait for it, or no longer."""
     if look.state == "left" or look.seen is None or not wait.number:
         return False

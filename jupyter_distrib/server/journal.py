@@ -8,8 +8,8 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.compaction import Entry, thinned
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted, WorkerInfo
 
 MAX_ENTRIES = 5000
 """Number of entries above which events are left out, by the rules of `compaction.py`, of what is sent again; the logs
@@ -22,9 +22,9 @@ class Journal:
     """A detached run's events in order, with the shared memory that its values lie in."""
 
     def __init__(
-        self, command: Execute, workers: tuple[WorkerInfo, ...], world_size: int, *, gpus: bool, notebook: str
+        self, command: m.Execute, workers: tuple[m.WorkerInfo, ...], world_size: int, *, gpus: bool, notebook: str
     ) -> None:
-        self._attached = Attached(
+        self._attached = m.Attached(
             run=command.run,
             label=command.label,
             ranks=command.ranks,
@@ -53,11 +53,11 @@ class Journal:
     def ended(self) -> bool:
         return self.ended_s > 0
 
-    def add(self, event: Event, fds: tuple[int, ...]) -> None:
+    def add(self, event: m.Event, fds: tuple[int, ...]) -> None:
         self._entries.append((event, Descriptors.duplicates(fds)))
-        if isinstance(event, Displayed):
+        if isinstance(event, m.Displayed):
             self._hold_display(event)
-        if isinstance(event, Ended):
+        if isinstance(event, m.Ended):
             self.ended_s = time.monotonic()
         if len(self._entries) > self._limit:
             self._thin()
@@ -66,10 +66,10 @@ class Journal:
         """Return the entries that are sent again, in order."""
         if not self._left_out:
             return list(self._entries)
-        note = Noted(run=self._attached.run, rank=None, text=f"{self._left_out} older displays are left out.")
+        note = m.Noted(run=self._attached.run, rank=None, text=f"{self._left_out} older displays are left out.")
         return [(note, NO_DESCRIPTORS), *self._entries]
 
-    def attached(self, *, followed: bool) -> Attached:
+    def attached(self, *, followed: bool) -> m.Attached:
         """Return the description of the run; `followed`: whether another kernel writes to its trackers."""
         elapsed_s = (self.ended_s or time.monotonic()) - self._started_s
         return replace(self._attached, elapsed_s=elapsed_s, trackers=() if followed else self._attached.trackers)
@@ -79,15 +79,15 @@ class Journal:
             descriptors.close()
         self._entries.clear()
 
-    def _hold_display(self, event: Displayed) -> None:
+    def _hold_display(self, event: m.Displayed) -> None:
         self._display_bytes += _size_bytes(event)
         while self._display_bytes > MAX_DISPLAY_BYTES:
-            index = next(i for i, (old, _) in enumerate(self._entries) if isinstance(old, Displayed))
+            index = next(i for i, (old, _) in enumerate(self._entries) if isinstance(old, m.Displayed))
             oldest = self._entries.pop(index)[0]
-            assert isinstance(oldest, Displayed)
+            assert isinstance(oldest, m.Displayed)
             self._drop_display(oldest)
 
-    def _drop_display(self, event: Displayed) -> None:
+    def _drop_display(self, event: m.Displayed) -> None:
         self._display_bytes -= _size_bytes(event)
         self._left_out += not event.update
 
@@ -100,5 +100,5 @@ class Journal:
         self._limit = max(MAX_ENTRIES, 3 * len(older))
 
 
-def _size_bytes(event: Displayed) -> int:
+def _size_bytes(event: m.Displayed) -> int:
     return sum(map(len, event.data.values()))

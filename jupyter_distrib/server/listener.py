@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 
 from jupyter_distrib.system import open_files
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode, peer_uid
-from jupyter_distrib.wire.messages import NotServed
 
 BACKLOG = 64
 """Kernels that may wait to be accepted."""
@@ -55,6 +55,6 @@ class Listener:
                 sock, _ = self._sock.accept()
                 with sock:
                     sock.setblocking(False)
-                    sock.send(encode(NotServed(reason=open_files.advice())))
+                    sock.send(encode(m.NotServed(reason=open_files.advice())))
         finally:
             self._spare = os.open(os.devnull, os.O_RDONLY)

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Event, Execute, Failure, RanksReduced, RunEvent
 
-Tell = Callable[[Event, tuple[int, ...]], None]
+Tell = Callable[[m.Event, tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCell:
     """A cell that is executed in the end, or cancelled, or fails."""
 
-    command: Execute
+    command: m.Execute
     descriptors: Descriptors
     tell: Tell
 
@@ -28,7 +28,7 @@ class PendingCell:
 
     def fail(self, reason: str) -> None:
         """Report why the cell cannot begin."""
-        failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        failure = m.Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 
     def may_have(self, ranks: int) -> bool:
@@ -38,10 +38,10 @@ class PendingCell:
     def with_fewer(self, ranks: int, cause: str) -> PendingCell:
         """Return the cell for fewer ranks, and report that it goes on with them."""
         command = replace(self.command, ranks=tuple(range(ranks)))
-        self.tell(RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
+        self.tell(m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
         return replace(self, command=command)
 
-    def _end(self, events: Sequence[RunEvent]) -> None:
+    def _end(self, events: Sequence[m.RunEvent]) -> None:
         self.descriptors.close()
         for event in events:
             self.tell(event, ())

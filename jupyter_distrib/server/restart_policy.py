@@ -13,7 +13,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jupyter_distrib.wire.messages import Event, Exited, Failed, Interrupted, Measured, Progressed, TimedOut
+from jupyter_distrib.wire import messages as m
 
 _NO_RANKS = "jupyter_distrib.errors.PoolError"
 """The type of a failure by which a cell ends that does not reach its ranks."""
@@ -44,9 +44,9 @@ Decision: TypeAlias = Restart | NoRestart
 class _Attempt:
     """The facts about one attempt."""
 
-    lost: Exited | None = None
+    lost: m.Exited | None = None
     """The first rank that was lost."""
-    failed: Failed | None = None
+    failed: m.Failed | None = None
     """The first rank that raised."""
     steps: dict[str, int] = field(default_factory=dict)
     """The highest step that was reported, by the name of the loop or number."""
@@ -71,24 +71,24 @@ class RestartPolicy:
         """Record that the user, or a limit, has ended the run."""
         self._stopped = True
 
-    def take(self, event: Event) -> None:
+    def take(self, event: m.Event) -> None:
         """Take an event of the run."""
         now = self._now
         match event:
-            case Exited() if not event.asked:
+            case m.Exited() if not event.asked:
                 now.lost = now.lost or event
-            case Failed() if event.failure.type_name == _NO_RANKS:
+            case m.Failed() if event.failure.type_name == _NO_RANKS:
                 self.stop()
-            case Failed():
+            case m.Failed():
                 now.failed = now.failed or event
-            case Progressed():
+            case m.Progressed():
                 now.steps[event.label] = max(event.step, now.steps.get(event.label, event.step))
-            case Measured():
+            case m.Measured():
                 for name in event.values:
                     now.steps[f"report {name}"] = max(event.step, now.steps.get(f"report {name}", event.step))
-            case TimedOut():
+            case m.TimedOut():
                 self.stop()
-            case Interrupted() if now.lost is None and now.failed is None:
+            case m.Interrupted() if now.lost is None and now.failed is None:
                 self.stop()  # by somebody else: the others are interrupted after the first that ended
 
     def decide(self) -> Decision:
@@ -109,11 +109,11 @@ class RestartPolicy:
         return Restart(cause=cause)
 
 
-def _loss(event: Exited) -> str:
+def _loss(event: m.Exited) -> str:
     return f"rank {event.rank} was lost ({_end(event)})"
 
 
-def _end(event: Exited) -> str:
+def _end(event: m.Exited) -> str:
     if event.out_of_memory:
         return "killed, because memory ran out"
     if event.exit_code is None:
@@ -126,7 +126,7 @@ def _end(event: Exited) -> str:
         return f"killed by signal {-event.exit_code}"
 
 
-def _error(event: Failed) -> str:
+def _error(event: m.Failed) -> str:
     frames = event.failure.frames
     line = f", line {frames[-1].line}" if frames else ""
     return f"rank {event.rank} raised {event.failure.type_name.rpartition('.')[2]}{line}"

@@ -32,31 +32,9 @@ from jupyter_distrib.server.socket_name import SocketName
 from jupyter_distrib.system import confinement, last_seen, open_files, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
-from jupyter_distrib.wire.messages import (
-    PROTOCOL,
-    Answered,
-    Ask,
-    AskStacks,
-    Attach,
-    CloseWorkerGroup,
-    Debug,
-    DebuggerLeft,
-    Event,
-    Execute,
-    Forget,
-    Hello,
-    Message,
-    OpenWorkerGroup,
-    Returned,
-    ServerStatus,
-    Started,
-    Stop,
-    Welcomed,
-    WorkerGroupClosed,
-    WorkerGroupRefused,
-)
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
@@ -139,13 +117,13 @@ class Server(Generic[G]):
         except OSError:
             self._gone(client)
 
-    def tell(self, client: Client[G] | None, event: Event, fds: tuple[int, ...] = ()) -> None:
+    def tell(self, client: Client[G] | None, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Send an event to a kernel, if it is still connected; takes no descriptor."""
         if client is None or client not in self.clients:
             return
         is_first = not client.link.unsent
         client.link.post(encode(event, len(fds)), fds)
-        if isinstance(event, Started | Returned):
+        if isinstance(event, m.Started | m.Returned):
             if is_first:
                 client.gathering = self.loop.later(GATHER_S, lambda: self._flush(client))
         elif is_first or client.gathering is not None:
@@ -165,20 +143,20 @@ class Server(Generic[G]):
         except (EOFError, OSError, LinkError):
             self._gone(client)
 
-    def fail_command(self, client: Client[G], command: Message, error: Exception) -> None:
+    def fail_command(self, client: Client[G], command: m.Message, error: Exception) -> None:
         """Report to a kernel that one of its commands met an internal error; a command that expects no answer costs the
         link."""
         traceback.print_exception(error)  # into the process's log
         reason = f"this command failed ({open_files.typed_reason(error)})."
         match command:
-            case OpenWorkerGroup():
+            case m.OpenWorkerGroup():
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=True, reason=reason)
-                self.tell(client, WorkerGroupRefused(group=command.group, reason=reason))
-            case Execute():
+                self.tell(client, m.WorkerGroupRefused(group=command.group, reason=reason))
+            case m.Execute():
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=True, reason=reason)
-                    self.tell(client, WorkerGroupClosed(group=command.group, reason=reason))
+                    self.tell(client, m.WorkerGroupClosed(group=command.group, reason=reason))
                 for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
                     self.tell(client, event)
             case _:
@@ -201,39 +179,39 @@ class Server(Generic[G]):
                 self.close(group, force=True)
         self.count_idle()
 
-    def _obey(self, client: Client[G], command: Message, descriptors: Descriptors) -> None:
-        if client.hello is None and not isinstance(command, Hello):
+    def _obey(self, client: Client[G], command: m.Message, descriptors: Descriptors) -> None:
+        if client.hello is None and not isinstance(command, m.Hello):
             return self._gone(client)
         match command:
-            case Hello():
+            case m.Hello():
                 self._welcome(client, command)
-            case OpenWorkerGroup():
+            case m.OpenWorkerGroup():
                 self._service.open(client, command)
-            case Execute():
+            case m.Execute():
                 self._execute(client, command, descriptors)
-            case Stop():
+            case m.Stop():
                 self._stop_run(command)
-            case AskStacks():
+            case m.AskStacks():
                 self._ask_stacks(command)
-            case Debug():
+            case m.Debug():
                 self._debug(client, command)
-            case Forget():
+            case m.Forget():
                 if (group := client.groups.get(command.group)) is not None:
                     group.forget(command)
-            case CloseWorkerGroup():
+            case m.CloseWorkerGroup():
                 self._service.close_waiting(command.group)
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=command.force, reason=command.reason)
-                    self.tell(client, WorkerGroupClosed(group=command.group))
-            case Ask():
+                    self.tell(client, m.WorkerGroupClosed(group=command.group))
+            case m.Ask():
                 self._answer(client, command)
-            case Attach():
+            case m.Attach():
                 self._detached.attach(client, command)
             case _:
                 self._service.obey(client, command)
 
-    def _welcome(self, client: Client[G], hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
+    def _welcome(self, client: Client[G], hello: m.Hello) -> None:
+        if hello.protocol != m.PROTOCOL:
             return self._gone(client)
         client.hello = hello
         own = confinement.pid_namespace()
@@ -243,7 +221,7 @@ class Server(Generic[G]):
                 self.loop.watch(client.pidfd, lambda: self._gone(client))
         versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
         python = platform.python_version()
-        self.tell(client, Welcomed(pid=os.getpid(), pid_namespace=own, python=python, **versions))
+        self.tell(client, m.Welcomed(pid=os.getpid(), pid_namespace=own, python=python, **versions))
         self._service.welcome(client)
 
     # ------------------------------------------------------------------------------------------------ worker groups
@@ -271,7 +249,7 @@ class Server(Generic[G]):
 
     # ------------------------------------------------------------------------------------------------ runs
 
-    def _execute(self, client: Client[G], command: Execute, descriptors: Descriptors) -> None:
+    def _execute(self, client: Client[G], command: m.Execute, descriptors: Descriptors) -> None:
         self._service.before_cell()
         group = client.groups.get(command.group)
         if group is None:  # it went away while the cell was on its way
@@ -291,10 +269,10 @@ class Server(Generic[G]):
         else:
             group.execute(command, descriptors, tell, frame)
 
-    def _attempt(self, group: G, command: Execute, descriptors: Descriptors, tell: Tell) -> None:
+    def _attempt(self, group: G, command: m.Execute, descriptors: Descriptors, tell: Tell) -> None:
         """Execute a cell that is started again when a rank is lost."""
 
-        def execute(command: Execute, descriptors: Descriptors, tell: Tell) -> bool:
+        def execute(command: m.Execute, descriptors: Descriptors, tell: Tell) -> bool:
             if not group.closed:
                 group.execute(command, descriptors, tell)
             return not group.closed
@@ -310,7 +288,7 @@ class Server(Generic[G]):
         self._attempts[command.run] = attempts
         attempts.start()
 
-    def _stop_run(self, command: Stop) -> None:
+    def _stop_run(self, command: m.Stop) -> None:
         if (attempts := self._attempts.get(command.run)) is not None:
             attempts.stop()
         for group in list(self.groups):
@@ -318,18 +296,18 @@ class Server(Generic[G]):
                 group.stop(force=command.force)
                 self.close_if_left(group)
 
-    def _ask_stacks(self, command: AskStacks) -> None:
+    def _ask_stacks(self, command: m.AskStacks) -> None:
         for group in self.groups:
             if group.is_for(command.run):
                 group.ask_stacks()
 
-    def _debug(self, client: Client[G], command: Debug) -> None:
+    def _debug(self, client: Client[G], command: m.Debug) -> None:
         if (group := client.groups.get(command.group)) is not None:
             return group.debug(command)
-        gone = DebuggerLeft(run=command.run, rank=command.rank, text="the rank has ended.", at_s=time.monotonic())
+        gone = m.DebuggerLeft(run=command.run, rank=command.rank, text="the rank has ended.", at_s=time.monotonic())
         return self.tell(client, gone)
 
-    def run_ended(self, client: Client[G], group: G, run: Execute) -> None:
+    def run_ended(self, client: Client[G], group: G, run: m.Execute) -> None:
         """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""
         if run.detached and client not in self.clients and run.run not in self._attempts:
             self.loop.later(0, lambda: self.close_if_left(group))
@@ -340,12 +318,12 @@ class Server(Generic[G]):
 
     # ------------------------------------------------------------------------------------------------ housekeeping
 
-    def _answer(self, client: Client[G], ask: Ask) -> None:
+    def _answer(self, client: Client[G], ask: m.Ask) -> None:
         self._service.answer(
-            lambda status: self.tell(client, Answered(question=ask.question, status=self._completed(status)))
+            lambda status: self.tell(client, m.Answered(question=ask.question, status=self._completed(status)))
         )
 
-    def _completed(self, status: ServerStatus) -> ServerStatus:
+    def _completed(self, status: m.ServerStatus) -> m.ServerStatus:
         groups = tuple(group for client in self.clients for group in client.statuses())
         return replace(status, pid=os.getpid(), up_s=time.monotonic() - self._started_s, groups=groups)
 

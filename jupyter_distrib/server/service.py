@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from jupyter_distrib.server.client import Client, G
-from jupyter_distrib.wire.messages import Message, OpenWorkerGroup, ServerStatus
+from jupyter_distrib.wire import messages as m
 
 
 class Service(Protocol[G]):
@@ -15,7 +15,7 @@ class Service(Protocol[G]):
     def welcome(self, client: Client[G]) -> None:
         """Prepare for a kernel that has just been welcomed."""
 
-    def open(self, client: Client[G], command: OpenWorkerGroup) -> None:
+    def open(self, client: Client[G], command: m.OpenWorkerGroup) -> None:
         """Open a worker group, refuse it, or have it wait; an opened one is given to `Server.add`."""
 
     def close_waiting(self, group: str) -> None:
@@ -27,13 +27,13 @@ class Service(Protocol[G]):
     def gone(self, client: Client[G]) -> None:
         """Forget the requests of a kernel that has gone."""
 
-    def obey(self, client: Client[G], command: Message) -> None:
+    def obey(self, client: Client[G], command: m.Message) -> None:
         """Follow a command that the server does not know."""
 
     def before_cell(self) -> None:
         """Record all that has happened to ranks, before they get a cell."""
 
-    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
         """Report the status, soon; the server adds its process and its worker groups."""
 
     def rest(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jupyter_distrib.server.diagnose import Diagnosis, diagnose
-from jupyter_distrib.wire.messages import Execute, Moved, RankSighting, RunEvent, Stalled, TimedOut
+from jupyter_distrib.wire import messages as m
 
 
 class Stalls:
@@ -17,7 +17,7 @@ class Stalls:
         stop: Stops the run, after `--hang-timeout`.
     """
 
-    def __init__(self, command: Execute, *, tell: Callable[[RunEvent], None], stop: Callable[[], None]) -> None:
+    def __init__(self, command: m.Execute, *, tell: Callable[[m.RunEvent], None], stop: Callable[[], None]) -> None:
         self._command, self._tell, self._stop = command, tell, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
         self.limit_s = command.hang_timeout_s
@@ -25,23 +25,25 @@ class Stalls:
         self._debugged_s = float("-inf")
         """Time at which a rank was last seen in the debugger: what waits for it waits for the user."""
 
-    def judge(self, looks: Sequence[RankSighting]) -> None:
+    def judge(self, looks: Sequence[m.RankSighting]) -> None:
         """Report a new stall, a changed one, or its end; `looks` has a sighting of each rank of the run."""
         run, now_s = self._command.run, time.monotonic()
         diagnosis = diagnose(looks, source=self._command.cell.source)
         if diagnosis is None:
             if self._last.text:
-                self._tell(Moved(run=run, at_s=now_s))
+                self._tell(m.Moved(run=run, at_s=now_s))
             self._last = Diagnosis(text="", places=(), waited_s=0.0)
             return
         if (diagnosis.text, diagnosis.places) != (self._last.text, self._last.places):
-            self._tell(Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
+            self._tell(m.Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
         self._last = diagnosis
         if any(look.seen is not None and look.seen.in_debugger for look in looks):
             self._debugged_s = now_s
             return
         if self.limit_s is not None and min(diagnosis.waited_s, now_s - self._debugged_s) >= self.limit_s:
             self._tell(
-                TimedOut(run=run, limit_s=self._command.hang_timeout_s or diagnosis.waited_s, stalled=True, at_s=now_s)
+                m.TimedOut(
+                    run=run, limit_s=self._command.hang_timeout_s or diagnosis.waited_s, stalled=True, at_s=now_s
+                )
             )
             self._stop()

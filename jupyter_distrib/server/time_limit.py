@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from jupyter_distrib.wire.messages import DebuggerLeft, DebuggerPrompted
+from jupyter_distrib.wire import messages as m
 
 
 class TimeLimit:
@@ -36,9 +36,9 @@ class TimeLimit:
         """Number of times that the clock has begun to go."""
         self._go()
 
-    def take(self, event: DebuggerPrompted | DebuggerLeft) -> None:
+    def take(self, event: m.DebuggerPrompted | m.DebuggerLeft) -> None:
         """Take the news that a rank is stopped in the debugger, or goes on."""
-        if isinstance(event, DebuggerLeft):
+        if isinstance(event, m.DebuggerLeft):
             return self.ended(event.rank)
         if not self._stopped:
             self._left_s -= time.monotonic() - self._since_s

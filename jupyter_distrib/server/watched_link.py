@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
-from jupyter_distrib.wire.messages import Message
 
 
 class WatchedLink:
@@ -25,7 +25,7 @@ class WatchedLink:
         loop: Loop,
         sock: socket.socket,
         *,
-        on_message: Callable[[Message, Sequence[int]], None],
+        on_message: Callable[[m.Message, Sequence[int]], None],
         on_end: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
@@ -37,7 +37,7 @@ class WatchedLink:
     def closed(self) -> bool:
         return self._link.fileno() < 0
 
-    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def post(self, message: m.Message, fds: Sequence[int] = ()) -> None:
         self.post_frame(encode(message, len(fds)), fds)
 
     def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:

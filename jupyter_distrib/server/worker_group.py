@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Debug, Execute, Forget, OpenWorkerGroup, WorkerInfo
 
 
 class RunOfGroup(Protocol):
     """A run that a worker group executes."""
 
     @property
-    def command(self) -> Execute: ...
+    def command(self) -> m.Execute: ...
 
 
 R = TypeVar("R", bound=RunOfGroup)
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=RunOfGroup)
 class ServedWorkerGroup(Protocol):
     """The interface of a worker group to the `Server` that serves it."""
 
-    command: OpenWorkerGroup
+    command: m.OpenWorkerGroup
     """The command that asked for the group, with its final `gpus` and `size`."""
     kept: dict[str, float]
     """Times (seconds since 1970) since which values live on the ranks, by key."""
@@ -37,7 +37,7 @@ class ServedWorkerGroup(Protocol):
         """Return whether the group executes no cell, and none waits for its ranks."""
 
     @property
-    def current(self) -> Execute | None:
+    def current(self) -> m.Execute | None:
         """Return the cell that the group executes, or is about to execute."""
 
     @property
@@ -47,10 +47,10 @@ class ServedWorkerGroup(Protocol):
     def is_for(self, run: str) -> bool:
         """Return whether the current cell is this run."""
 
-    def infos(self) -> tuple[WorkerInfo, ...]:
+    def infos(self) -> tuple[m.WorkerInfo, ...]:
         """Describe the ranks, in their order."""
 
-    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Execute a cell, now or when its ranks are ready; `frame` is the command as it came."""
 
     def stop(self, *, force: bool = False) -> None:
@@ -59,10 +59,10 @@ class ServedWorkerGroup(Protocol):
     def ask_stacks(self) -> None:
         """Have the ranks of the current cell report their Python stacks."""
 
-    def debug(self, command: Debug) -> None:
+    def debug(self, command: m.Debug) -> None:
         """Pass an order on to the debugger of a rank."""
 
-    def forget(self, command: Forget) -> None:
+    def forget(self, command: m.Forget) -> None:
         """Drop kept values."""
 
     def close(self, *, force: bool, reason: str = "") -> None:
@@ -78,7 +78,7 @@ class WorkerGroupState(Generic[R]):
         tell: Sends an event to the kernel.
     """
 
-    def __init__(self, command: OpenWorkerGroup, tell: Tell) -> None:
+    def __init__(self, command: m.OpenWorkerGroup, tell: Tell) -> None:
         self.command, self.tell = command, tell
         self.kept: dict[str, float] = {}
         self.run: R | None = None
@@ -96,7 +96,7 @@ class WorkerGroupState(Generic[R]):
         return self.run is None and self.pending is None
 
     @property
-    def current(self) -> Execute | None:
+    def current(self) -> m.Execute | None:
         return self.run.command if self.run else self.pending.command if self.pending else None
 
     @property

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, TypeVar, overload
 
 from jupyter_distrib.pools.base import Node, Pool
 from jupyter_distrib.serialization import payload
@@ -48,7 +48,6 @@ F = TypeVar("F")
 LIMIT_S = 60.0
 """The most seconds to wait for one event; a pool may need seconds for its first ranks."""
 _TERMINAL = (Returned, Failed, Interrupted, Exited)
-_RUN_EVENTS: tuple[type, ...] = get_args(RunEvent)
 
 
 class Outcome:
@@ -102,8 +101,8 @@ class PoolClient:
             self._parcels[event.run, event.rank] = event.value, descriptors
         else:
             assert not descriptors, f"{type(event).__name__} came with descriptors"
-        if isinstance(event, _RUN_EVENTS):
-            self.seen.put(event)  # type: ignore[arg-type]
+        if isinstance(event, RunEvent):
+            self.seen.put(event)
         self._inbox.put(event)
 
     def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
@@ -169,8 +168,8 @@ class PoolClient:
         events: list[RunEvent] = []
         while not (events and isinstance(events[-1], Ended)):
             event = self._next()
-            if isinstance(event, _RUN_EVENTS) and event.run == run:  # type: ignore[union-attr]
-                events.append(event)  # type: ignore[arg-type]
+            if isinstance(event, RunEvent) and event.run == run:
+                events.append(event)
         _check_order(events, ranks)
         values: dict[int, Any] = dict.fromkeys(sorted(e.rank for e in events if isinstance(e, Returned)))
         for rank in values:
@@ -222,5 +221,5 @@ def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
         told = starts or isinstance(end, (Interrupted, Exited)) or (isinstance(end, Returned) and end.began_at_s)
         assert told, f"rank {rank} ended without a start: {mine}"
         assert ends[0] == len(mine) - 1, f"rank {rank} goes on after its end: {mine}"
-    others = {event.rank for event in events if getattr(event, "rank", None) is not None} - set(ranks)  # type: ignore[union-attr]
+    others = {getattr(event, "rank", None) for event in events} - {None, *ranks}
     assert not others, f"events of ranks that were not asked: {others}"

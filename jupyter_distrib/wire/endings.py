@@ -6,30 +6,33 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from jupyter_distrib.wire.messages import Ended, Exited, Failed, Failure, Interrupted, RunEvent
+from jupyter_distrib.wire import messages as m
 
 
-def interrupted(run: str, ranks: Sequence[int]) -> list[RunEvent]:
+def interrupted(run: str, ranks: Sequence[int]) -> list[m.RunEvent]:
     """End a run that was stopped before it reached its ranks."""
     now_s = time.monotonic()
-    return [*(Interrupted(run=run, rank=rank, frames=(), at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
+    return [*(m.Interrupted(run=run, rank=rank, frames=(), at_s=now_s) for rank in ranks), m.Ended(run=run, at_s=now_s)]
 
 
-def failed(run: str, ranks: Sequence[int], failure: Failure) -> list[RunEvent]:
+def failed(run: str, ranks: Sequence[int], failure: m.Failure) -> list[m.RunEvent]:
     """End a run that did not reach its ranks, which stay for the next one."""
     now_s = time.monotonic()
-    return [*(Failed(run=run, rank=rank, failure=failure, at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
+    return [
+        *(m.Failed(run=run, rank=rank, failure=failure, at_s=now_s) for rank in ranks),
+        m.Ended(run=run, at_s=now_s),
+    ]
 
 
-def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: str = "") -> list[RunEvent]:
+def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: str = "") -> list[m.RunEvent]:
     """End a run whose ranks, by number with their processes (0: unknown), are gone or out of reach."""
-    ended = Ended(run=run, at_s=time.monotonic(), log_directory=log_directory)
+    ended = m.Ended(run=run, at_s=time.monotonic(), log_directory=log_directory)
     return [*exits(run, pids, lost=reason, asked=False), ended]
 
 
 def exits(
     run: str, pids: Mapping[int, int], *, asked: bool, exit_code: int | None = None, lost: str = "", reason: str = ""
-) -> list[Exited]:
+) -> list[m.Exited]:
     """Report that processes of ranks have ended, or count as ended.
 
     Args:
@@ -41,7 +44,7 @@ def exits(
         reason: As in `Exited`.
     """
     return [
-        Exited(
+        m.Exited(
             run=run,
             rank=rank,
             pid=pid,

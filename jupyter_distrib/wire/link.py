@@ -10,7 +10,6 @@ socket does not; they belong to the agent's loop, or to code that lets only one 
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import select
@@ -20,15 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jupyter_distrib.system import open_files
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import PROTOCOL
 from jupyter_distrib.wire.messages.shared import CLASSES, FIELDS, MESSAGES
-
-if TYPE_CHECKING:
-    from jupyter_distrib.wire.messages import Message
 
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
@@ -77,7 +73,7 @@ class Link:
         self._outgoing.clear()
         self.sock.close()
 
-    def send(self, message: Message, fds: Iterable[int] = (), *, after: Iterable[Message] = ()) -> None:
+    def send(self, message: m.Message, fds: Iterable[int] = (), *, after: Iterable[m.Message] = ()) -> None:
         """Send one message, together with those queued before it; the caller keeps its own copies of `fds`."""
         fds = list(fds)
         self.pass_on(b"".join((*map(encode, after), encode(message, len(fds)))), fds)
@@ -90,7 +86,7 @@ class Link:
                 sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
                 data, fds = data[sent:], []
 
-    def receive(self) -> tuple[Message, list[int]]:
+    def receive(self) -> tuple[m.Message, list[int]]:
         """Wait for one message. Raises `EOFError` when the peer has gone.
 
         `open_files.LOST` takes the place of each descriptor that this process could not open.
@@ -104,7 +100,7 @@ class Link:
             self._fill()
         return found
 
-    def receive_one(self) -> Message:
+    def receive_one(self) -> m.Message:
         """Wait for one message and read not a byte more, for a caller who will read on with another `Link`."""
         head = self.sock.recv(_PREFIX.size, socket.MSG_PEEK | socket.MSG_WAITALL)
         json_bytes, _, _ = _PREFIX.unpack(head)
@@ -156,7 +152,7 @@ class Link:
     def unsent(self) -> bool:
         return bool(self._outgoing)
 
-    def read(self) -> Iterable[tuple[Message, list[int]]]:
+    def read(self) -> Iterable[tuple[m.Message, list[int]]]:
         """Return everything that has arrived, to be iterated at once. Raises `EOFError` when the peer has gone."""
         try:
             self._fill()
@@ -164,7 +160,7 @@ class Link:
             return []
         return self._messages()
 
-    def _messages(self) -> Iterator[tuple[Message, list[int]]]:
+    def _messages(self) -> Iterator[tuple[m.Message, list[int]]]:
         """Yield one message after another, so that `frame` is that of the message in hand; none after `close`."""
         while self.sock.fileno() >= 0 and (found := self._next()) is not None:
             self.frame, fds = found
@@ -217,12 +213,12 @@ class Link:
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-def encode(message: Message, fd_count: int = 0) -> bytes:
+def encode(message: m.Message, fd_count: int = 0) -> bytes:
     """Encode one frame; `fd_count` descriptors are expected to travel with it."""
     return b"".join(encode_pieces(message, fd_count))
 
 
-def encode_pieces(message: Message, fd_count: int = 0) -> list[bytes]:
+def encode_pieces(message: m.Message, fd_count: int = 0) -> list[bytes]:
     """Encode one frame as pieces that follow one another, without a copy of its raw bytes."""
     blobs: list[bytes] = []
     text = _JSON.encode(_plain(message, blobs)).encode()
@@ -230,7 +226,7 @@ def encode_pieces(message: Message, fd_count: int = 0) -> list[bytes]:
     return [b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text)), *blobs]
 
 
-def decode_frame(frame: bytes | memoryview) -> tuple[Message, int]:
+def decode_frame(frame: bytes | memoryview) -> tuple[m.Message, int]:
     """Decode one whole frame, and how many descriptors belong to it. The raw bytes of a view are views of it."""
     json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + _SIZE.size * blob_count
@@ -277,14 +273,14 @@ def _sizes(frame: bytes | bytearray | memoryview, blob_count: int, at: int = 0) 
     return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
 
 
-def decode(text: bytes, blobs: list[Any]) -> Message:
+def decode(text: bytes, blobs: list[Any]) -> m.Message:
     """Decode one message. Raises `LinkError` for anything that `encode` does not write."""
     try:
-        message: Message = _rich(json.loads(text), blobs)
+        message: m.Message = _rich(json.loads(text), blobs)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise LinkError(f"not a frame of protocol {PROTOCOL}: {error!r}") from error
+        raise LinkError(f"not a frame of protocol {m.PROTOCOL}: {error!r}") from error
     if type(message) not in MESSAGES:
-        raise LinkError(f"not a message of protocol {PROTOCOL}: {type(message).__name__}")
+        raise LinkError(f"not a message of protocol {m.PROTOCOL}: {type(message).__name__}")
     return message
 
 
@@ -327,7 +323,7 @@ def _rich(value: Any, blobs: list[Any]) -> Any:
 
 def _loaded(name: str) -> type:
     """Return a class of a conversation that this process has had no part in. Raises `KeyError` if there is none."""
-    importlib.import_module("jupyter_distrib.wire.messages.every")
+    m.load_all()
     return CLASSES[name]
 
 

@@ -10,8 +10,8 @@ import threading
 import time
 from contextlib import suppress
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode, frame_length
-from jupyter_distrib.wire.messages import Message
 
 _READ_BYTES = 1 << 18
 _TRICKLE_BYTES = 1 << 13
@@ -41,14 +41,14 @@ class PipeLink:
             with suppress(OSError):  # a socket, or more than the system allows
                 fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         """Send a message; waits while the peer does not read."""
         with self._lock:
             data = memoryview(encode(message))
             while data:
                 data = data[os.write(self._writing, data) :]
 
-    def receive(self) -> Message:
+    def receive(self) -> m.Message:
         """Wait for a message, whose raw bytes are views. Raises `EOFError` when the peer has gone."""
         while (length := frame_length(self._incoming)) is None:
             self._incoming += self._read()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sys
 
-from jupyter_distrib.wire.messages import Hello, Welcomed
+from jupyter_distrib.wire import messages as m
 
 OLDEST_TORCH = "2.9"
 """The oldest version that works; pyproject.toml declares it. On gloo, FSDP of 2.8 adds gradients without dividing them
@@ -28,7 +28,7 @@ def too_old(torch: str) -> str:
     )
 
 
-def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
+def refusal(kernel: m.Hello, agent: m.Welcomed, pool: str) -> str:
     """Return a sentence that names both sides; empty if they are compatible."""
     for name, parts in _SAME_PARTS.items():
         ours, theirs = getattr(kernel, name), getattr(agent, name)
@@ -46,7 +46,7 @@ def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
     return ""
 
 
-def remark(kernel: Hello, agent: Welcomed) -> str:
+def remark(kernel: m.Hello, agent: m.Welcomed) -> str:
     """Return the differences that mostly do no harm; empty if there are none."""
     differing = [
         f"{_SHOWN[name]} {theirs} there, {ours} here"

@@ -15,7 +15,7 @@ from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner, open_files
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
-from jupyter_distrib.wire.messages import Failure, Frame
+from jupyter_distrib.wire import messages as m
 
 _MAX_FRAMES = 60
 _MAX_CAUSES = 5
@@ -58,7 +58,7 @@ def describe(
     absent: Mapping[str, str] | None = None,
     groupless: str = ADD_STRATEGY,
     depth: int = 0,
-) -> Failure:
+) -> m.Failure:
     """Return the description of an exception, without the object.
 
     For `absent` see `Cell`; `groupless` is a note for an exception about a missing process group.
@@ -73,7 +73,7 @@ def describe(
             os.close(fd)
             parcel = None
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return Failure(
+    return m.Failure(
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
@@ -125,14 +125,14 @@ def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
     return caught if isinstance(caught, KeyboardInterrupt) else None
 
 
-def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
+def frames_when_stopped(error: BaseException) -> tuple[m.Frame, ...]:
     """Return the frames of a rank when it was stopped, also if code caught the interrupt and ended the program."""
     frames = frames_of(error.__traceback__)
     caught = error.__context__ if isinstance(error, SystemExit) else None
     return frames if caught is None else frames + frames_of(caught.__traceback__)
 
 
-def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
+def frames_of(traceback: types.TracebackType | None) -> tuple[m.Frame, ...]:
     """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
@@ -140,7 +140,7 @@ def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     return ends_of([frame_at(tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti) for tb in theirs or tracebacks])
 
 
-def ends_of(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+def ends_of(frames: Sequence[m.Frame]) -> tuple[m.Frame, ...]:
     """Return the frames, of a very deep stack only those at both ends."""
     if len(frames) > _MAX_FRAMES:
         return (*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :])
@@ -153,11 +153,11 @@ def _walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType
         traceback = traceback.tb_next
 
 
-def frame_at(code: types.CodeType, lineno: int | None, instruction: int) -> Frame:
+def frame_at(code: types.CodeType, lineno: int | None, instruction: int) -> m.Frame:
     """Describe the place of an instruction (its index in bytes) in some code."""
     line, end_line, first, last = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     one_line = line is not None and line == end_line == lineno
-    return Frame(
+    return m.Frame(
         filename=code.co_filename,
         line=lineno or 0,
         function=code.co_name,

@@ -7,8 +7,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Event, Returned, Started
 
 
 class Messenger:
@@ -23,9 +23,9 @@ class Messenger:
         self._lock = threading.RLock()
         self._in_send = False
         """Whether the thread that has `_lock` is inside a send."""
-        self._meanwhile: list[Event] = []
+        self._meanwhile: list[m.Event] = []
         """The events that finalizers have reported during the send."""
-        self._start: Started | None = None
+        self._start: m.Started | None = None
         self._begun = 0
         """Number of cells that have begun."""
         self._due = 0
@@ -33,7 +33,7 @@ class Messenger:
         self.main_thread_sends = False
         """Whether an interrupt now would cut an event in two."""
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: m.Started) -> None:
         """Keep the start of a cell until something else is sent or `announce` is called; send it at once if that was
         called already, since the main thread had other things to do."""
         with self._lock:
@@ -51,7 +51,7 @@ class Messenger:
             if started is not None:
                 self._send(started)
 
-    def send(self, event: Event, fds: Sequence[int] = ()) -> None:
+    def send(self, event: m.Event, fds: Sequence[int] = ()) -> None:
         """Send an event, together with the start of the cell if that was not sent yet."""
         is_main, before = threading.current_thread() is threading.main_thread(), self.main_thread_sends
         if is_main:
@@ -60,13 +60,13 @@ class Messenger:
             with self._lock:
                 started, self._start = self._start, None
                 # `Returned` tells when the cell began: one event less on the path of a warm cell (benchmarks, `noop`).
-                earlier = () if started is None or isinstance(event, Returned) else (started,)
+                earlier = () if started is None or isinstance(event, m.Returned) else (started,)
                 self._send(event, fds, after=earlier)
         finally:
             if is_main:
                 self.main_thread_sends = before
 
-    def _send(self, event: Event, fds: Sequence[int] = (), after: Sequence[Event] = ()) -> None:
+    def _send(self, event: m.Event, fds: Sequence[int] = (), after: Sequence[m.Event] = ()) -> None:
         """Send an event with `_lock` held, or after the send that is going on."""
         if self._in_send:
             self._meanwhile.append(event)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from jupyter_distrib.interfaces.framework import DeviceState
-from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled, WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.address_exchange import PlainGroups
 
 NAME = "jupyter_distrib.worker.tensorflow:TensorFlow"
@@ -40,7 +40,7 @@ class NoSightings:
     def counts(self) -> Sequence[int]:
         return ()
 
-    def look(self) -> tuple[GroupSighting, ...]:
+    def look(self) -> tuple[m.GroupSighting, ...]:
         return ()
 
 
@@ -55,7 +55,7 @@ class TensorFlow:
     def preload(self) -> None:
         pass
 
-    def settle(self, order: WorkerOrder) -> None:
+    def settle(self, order: m.WorkerOrder) -> None:
         self.sightings = NoSightings()
         self.groups = Cluster(order.rank, order.world_size)
 
@@ -78,10 +78,10 @@ class TensorFlow:
     def device_memory(self) -> tuple[int, int] | None:
         return None
 
-    def phase_times(self) -> PhaseTimes | None:
+    def phase_times(self) -> m.PhaseTimes | None:
         return None
 
-    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> None:
+    def profiler(self, command: m.Execute, send: Callable[[m.Profiled], None]) -> None:
         return None
 
     def is_of_device(self, error: BaseException) -> bool:

@@ -22,17 +22,9 @@ from jupyter_distrib.agent.ranks import launch_rank
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import (
-    PROTOCOL,
-    CloseWorkerGroup,
-    Hello,
-    OpenWorkerGroup,
-    WorkerGroupClosed,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-)
 from tests.agent.lease_holder import Holder
 from tests.processes import wait_until
 
@@ -92,7 +84,7 @@ class Stage:
     def client(self, label: str) -> Client:
         ours, theirs = socket.socketpair()
         self.ends.append(theirs)
-        hello = Hello(protocol=PROTOCOL, session=label, pid=1, label=label, python="", torch="", cloudpickle="")
+        hello = m.Hello(protocol=m.PROTOCOL, session=label, pid=1, label=label, python="", torch="", cloudpickle="")
         client = Client(link=Link(ours), hello=hello)
         self.agent.server.clients.append(client)
         return client
@@ -107,8 +99,8 @@ class Stage:
         visible: tuple[str, ...] | None = None,
         gpu_type: str = "",
     ) -> NodeWorkerGroup | str:
-        self.agent.open(client, OpenWorkerGroup(group=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
-        if self.told and isinstance(self.told[-1], WorkerGroupRefused):
+        self.agent.open(client, m.OpenWorkerGroup(group=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
+        if self.told and isinstance(self.told[-1], m.WorkerGroupRefused):
             return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
         group = client.groups.get(name)
         if group is not None:
@@ -175,7 +167,7 @@ def test_idle_ranks_yield_at_once(stage: Stage) -> None:
     assert indices(stage.open(second, "c2", 1)) == [0]
     assert isinstance(taken, NodeWorkerGroup)
     assert taken.closed
-    assert stage.told == [WorkerGroupClosed(group="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
+    assert stage.told == [m.WorkerGroupClosed(group="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
     assert "c1" not in first.groups
 
 
@@ -260,7 +252,7 @@ def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(sta
     group.ranks.put(killed)
     stage.agent.server._gone(me)
     second = stage.client("b")
-    stage.agent.open(second, OpenWorkerGroup(group="c2", size=4, gpus=True))
+    stage.agent.open(second, m.OpenWorkerGroup(group="c2", size=4, gpus=True))
     assert not second.groups, "it waits"
     assert not stage.told, "and is not refused"
     killed.process.living = False
@@ -317,7 +309,7 @@ def test_only_gpus_of_the_type_are_given(stage: Stage) -> None:
 
 
 def ask(stage: Stage, client: Client, name: str, wait_s: float) -> None:
-    stage.agent.open(client, OpenWorkerGroup(group=name, size=3, gpus=True, wait_s=wait_s))
+    stage.agent.open(client, m.OpenWorkerGroup(group=name, size=3, gpus=True, wait_s=wait_s))
 
 
 def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
@@ -328,7 +320,7 @@ def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     ask(stage, second, "c2", 60)
     stage.agent._waiting.look_again()
     (queued,) = stage.told
-    assert isinstance(queued, WorkerGroupQueued)
+    assert isinstance(queued, m.WorkerGroupQueued)
     assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason
     assert not second.groups
     stage.agent.server.close(group, force=True)
@@ -344,7 +336,7 @@ def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
     group.kept = {"x-1/model": 0.0}
     ask(stage, stage.client("b"), "c2", 0.001)
     assert wait_until(lambda: stage.agent._waiting.look_again() or len(stage.told) > 1)
-    assert [type(event) for event in stage.told] == [WorkerGroupQueued, WorkerGroupRefused]
+    assert [type(event) for event in stage.told] == [m.WorkerGroupQueued, m.WorkerGroupRefused]
     assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
     assert len(stage.agent._waiting) == 0
 
@@ -357,5 +349,5 @@ def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
     ask(stage, gone, "c2", 60)
     ask(stage, stopped, "c3", 60)
     stage.agent.server._gone(gone)
-    stage.agent.server._obey(stopped, CloseWorkerGroup(group="c3"), Descriptors())
+    stage.agent.server._obey(stopped, m.CloseWorkerGroup(group="c3"), Descriptors())
     assert len(stage.agent._waiting) == 0

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jupyter_distrib.agent.ranks import exit_info
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 
 def test_a_crash_report_gives_the_lines() -> None:
@@ -29,7 +29,7 @@ def test_our_own_lines_are_left_out_of_a_crash_report() -> None:
     ours = os.path.join(os.path.dirname(os.path.dirname(exit_info.__file__)), "worker", "main.py")
     report = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
     report += f'  File "Cell In[3]", line 7 in f\n  File "{ours}", line 1 in serve\n'
-    assert exit_info.crash_frames(report.encode()) == (Frame(filename="Cell In[3]", line=7, function="f"),)
+    assert exit_info.crash_frames(report.encode()) == (m.Frame(filename="Cell In[3]", line=7, function="f"),)
     assert exit_info.crash_frames(b'  File "x", line 1 in f\n') == (), "no crash, no frames"
 
 

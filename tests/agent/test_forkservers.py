@@ -19,9 +19,9 @@ from jupyter_distrib.agent.ranks import forkservers as module
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 from tests.installed_package import old_torch
 from tests.notebook import ROOT
 
@@ -60,7 +60,7 @@ class Stage:
         """Ask for these ranks; gives the descriptors that go with them."""
         fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(4 * len(ranks))]
         orders = tuple(
-            WorkerOrder(
+            m.WorkerOrder(
                 group="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
             )
             for rank in ranks
@@ -73,16 +73,16 @@ class Stage:
         for key, mask in self.loop._selector.select(0.05):
             self.loop._dispatch(key.fd, key.data, mask)
 
-    def answer(self, link: Link, fork: Fork, *pids: int) -> None:
+    def answer(self, link: Link, fork: m.Fork, *pids: int) -> None:
         """Answer as a forkserver does, and let the agent take it in."""
-        link.send(Forked(number=fork.number, pids=pids))
+        link.send(m.Forked(number=fork.number, pids=pids))
         self.turn()
 
-    def take(self, link: Link) -> Fork:
+    def take(self, link: Link) -> m.Fork:
         message, fds = link.receive()
         for fd in fds:
             os.close(fd)
-        assert isinstance(message, Fork)
+        assert isinstance(message, m.Fork)
         assert len(fds) == 4 * len(message.orders)
         return message
 
@@ -111,7 +111,7 @@ def test_orders_wait_for_the_forkserver(stage: Stage) -> None:
     stage.order(2)
     assert len(stage.started) == 1
     assert stage.forkservers.state == "importing torch"
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     first, second = stage.take(stage.early), stage.take(stage.early)
     assert [order.rank for order in first.orders] == [0, 1]
@@ -125,9 +125,9 @@ def test_orders_wait_for_the_forkserver(stage: Stage) -> None:
 
 def test_the_preloaded_forkserver_takes_over(stage: Stage) -> None:
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
-    stage.preloaded.send(ForkserverReady(pid=2, early=False))
+    stage.preloaded.send(m.ForkserverReady(pid=2, early=False))
     stage.turn()
     assert stage.preloaded_came == 1
     with pytest.raises(EOFError):
@@ -140,11 +140,11 @@ def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, m
     """They, and their first cell, have the processor for themselves."""
     monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
     stage.order(0)
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.answer(stage.early, stage.take(stage.early), 10)
     stage.loop._fire()
-    assert stage.early.receive() == (Preload(), [])
+    assert stage.early.receive() == (m.Preload(), [])
     stage.order(1)
     stage.answer(stage.early, stage.take(stage.early), 11)
     stage.loop._fire()
@@ -155,7 +155,7 @@ def test_without_use_for_it_there_is_no_preloaded_forkserver(stage: Stage, monke
     monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
     stage.forkservers.start()
     stage.forkservers.growing = False
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.loop._fire()
     assert not stage.early.wait(0)
@@ -165,10 +165,10 @@ def test_without_use_for_it_there_is_no_preloaded_forkserver(stage: Stage, monke
 def test_answers_of_two_forkservers_are_not_mixed_up(stage: Stage) -> None:
     """The preloaded one comes while the early one still forks, and is faster."""
     stage.order(0, 1)
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     first = stage.take(stage.early)
-    stage.preloaded.send(ForkserverReady(pid=2, early=False))
+    stage.preloaded.send(m.ForkserverReady(pid=2, early=False))
     stage.turn()
     stage.order(2)
     stage.answer(stage.preloaded, stage.take(stage.preloaded), 12)
@@ -191,7 +191,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     for link in stage.started[0]:
         link.close()
     stage.turn()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
     assert len(stage.failures) == 2
@@ -239,7 +239,7 @@ def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage
     stage.order(0)
     stage.forkservers.ended(stage.forkservers.session, -9)
     assert not stage.failures
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0]
 
@@ -279,13 +279,13 @@ def test_a_forkserver_with_a_torch_that_lacks_a_private_name_says_which(tmp_path
 
 def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage: Stage) -> None:
     stage.order(0)
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
     stage.early.close()
     stage.turn()
     assert not stage.forkservers.busy
-    stage.preloaded.send(ForkserverReady(pid=2, early=False))
+    stage.preloaded.send(m.ForkserverReady(pid=2, early=False))
     stage.turn()
     assert [order.rank for order in stage.take(stage.preloaded).orders] == [0]
     assert not stage.failures
@@ -302,11 +302,11 @@ def test_ranks_that_cannot_be_forked_fail_for_the_reason_that_the_forkserver_giv
     """Later orders, and their answers, are not mixed up with theirs."""
     stage.order(0, 1)
     stage.order(2)
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     first, second = stage.take(stage.early), stage.take(stage.early)
     stage.answer(stage.early, second, 12)
-    stage.early.send(ForkFailed(number=first.number, reason="no more processes."))
+    stage.early.send(m.ForkFailed(number=first.number, reason="no more processes."))
     stage.turn()
     assert stage.pids == [(12,)]
     assert stage.failures == ["no more processes."]
@@ -328,7 +328,7 @@ def test_a_forkserver_that_cannot_be_started_fails_its_orders(stage: Stage, monk
 
 def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: Stage) -> None:
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.early.close()
     stage.preloaded.close()
@@ -337,7 +337,7 @@ def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: St
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == 2
-    stage.early.send(ForkserverReady(pid=3, early=True))
+    stage.early.send(m.ForkserverReady(pid=3, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0]
     assert not stage.failures
@@ -345,14 +345,14 @@ def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: St
 
 def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) -> None:
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.early.close()
     stage.turn()
     stage.order(0)
     stage.forkservers.ended(40_000_001, -9)
     assert not stage.failures
-    stage.preloaded.send(ForkserverReady(pid=2, early=False))
+    stage.preloaded.send(m.ForkserverReady(pid=2, early=False))
     stage.turn()
     stage.take(stage.preloaded)
     assert len(stage.started) == 1
@@ -360,7 +360,7 @@ def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) ->
 
 def test_a_preloaded_forkserver_that_has_died_is_not_waited_for(stage: Stage) -> None:
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     assert stage.forkservers.state == "ready (still importing)"
     stage.preloaded.close()
@@ -374,7 +374,7 @@ def test_a_preloaded_forkserver_that_has_died_is_not_waited_for(stage: Stage) ->
 def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     """More than the socket takes at once."""
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     for _ in range(40):
         stage.order(*range(60))
@@ -383,7 +383,7 @@ def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     while count < 40:
         stage.turn()
         for message, fds in stage.early.read():
-            assert isinstance(message, Fork)
+            assert isinstance(message, m.Fork)
             assert len(fds) == 240
             count += 1
             for fd in fds:

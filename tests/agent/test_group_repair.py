@@ -13,7 +13,7 @@ from jupyter_distrib.agent.groups.repair import GroupRepair
 from jupyter_distrib.agent.groups.settling import Settling
 from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
-from jupyter_distrib.wire.messages import DeviceDrained, NodeDrained
+from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Later
 
 
@@ -72,7 +72,7 @@ class Stage:
         self.repair.begin(run)  # type: ignore[arg-type]
 
     def report(self, rank: int) -> None:
-        self.repair.take(DeviceDrained(run="r", rank=rank, finished=True, sequence=3), None)
+        self.repair.take(m.DeviceDrained(run="r", rank=rank, finished=True, sequence=3), None)
 
 
 def test_groups_are_made_anew_when_a_rank_does_not_report() -> None:
@@ -90,7 +90,7 @@ def test_the_coordinator_is_told_that_a_rank_has_not_reported() -> None:
     stage = Stage(spans_nodes=True)
     stage.report(0)
     stage.loop.pass_s(group_repair.REPORT_LIMIT_S)
-    assert stage.told == [NodeDrained(group="g", run="r", finished=False, sequences=(3,))]
+    assert stage.told == [m.NodeDrained(group="g", run="r", finished=False, sequences=(3,))]
 
 
 def test_ranks_that_have_all_reported_alike_keep_their_groups() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.store import GroupStore
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Later
 from tests.processes import wait_until
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems d
 @pytest.fixture
 def store() -> Iterator[GroupStore]:
     loop = Later()  # there are no ranks, so nothing is waited for
-    command = OpenWorkerGroup(group="g", size=2, gpus=False)
+    command = m.OpenWorkerGroup(group="g", size=2, gpus=False)
     made = GroupStore(command, RankTable(), lambda event, fds: None, loop)  # type: ignore[arg-type]
     made.renew()
     yield made

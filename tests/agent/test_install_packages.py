@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_distrib.agent import install_packages
 from jupyter_distrib.agent.install_packages import Refused, compare, installed
-from jupyter_distrib.wire.messages import Package, Packages
+from jupyter_distrib.wire import messages as m
 from tests.wheels import wheel
 
 GB = 10**9
@@ -26,29 +26,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Package:
+def tiny(tmp_path: Path) -> m.Package:
     made = wheel(tmp_path, "tinypkg", "1.2", size_bytes=3_000_000)
-    return Package(name="tinypkg", version="1.2", file=made.name, wheel=made.read_bytes())
+    return m.Package(name="tinypkg", version="1.2", file=made.name, wheel=made.read_bytes())
 
 
-def packages(mode: str, *wanted: Package, limit_bytes: int = GB) -> Packages:
-    return Packages(mode=mode, packages=wanted, limit_bytes=limit_bytes)
+def packages(mode: str, *wanted: m.Package, limit_bytes: int = GB) -> m.Packages:
+    return m.Packages(mode=mode, packages=wanted, limit_bytes=limit_bytes)
 
 
 def test_what_is_there_in_another_version_is_said() -> None:
     there = importlib.metadata.version("cloudpickle")
-    report = compare(packages("check", Package(name="cloudpickle", version="0.1", requirement="cloudpickle==0.1")))
+    report = compare(packages("check", m.Package(name="cloudpickle", version="0.1", requirement="cloudpickle==0.1")))
     assert (report.overlay, report.refusal) == ("", "")
     assert report.note == f"the ranks have other versions of packages: cloudpickle {there} (0.1 in the notebook)"
 
 
 def test_a_build_is_no_other_version() -> None:
     there = importlib.metadata.version("torch").partition("+")[0]
-    assert compare(packages("check", Package(name="torch", version=f"{there}+cu999"))).note == ""
+    assert compare(packages("check", m.Package(name="torch", version=f"{there}+cu999"))).note == ""
 
 
 def test_check_refuses_with_the_line_to_install() -> None:
-    missing = Package(name="tinypkg", version="1.2", requirement="tinypkg==1.2")
+    missing = m.Package(name="tinypkg", version="1.2", requirement="tinypkg==1.2")
     with pytest.raises(Refused) as raised:
         compare(packages("check", missing))
     assert str(raised.value) == (
@@ -59,7 +59,7 @@ def test_check_refuses_with_the_line_to_install() -> None:
 
 @pytest.mark.slow
 def test_what_is_missing_is_installed_once(
-    tiny: Package, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: m.Package, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(compare(packages("sync", tiny)).overlay)
     assert folder.parent == cache
@@ -72,14 +72,14 @@ def test_what_is_missing_is_installed_once(
 
 
 @pytest.mark.slow
-def test_more_than_the_limit_is_refused_with_its_size(tiny: Package, cache: Path) -> None:
+def test_more_than_the_limit_is_refused_with_its_size(tiny: m.Package, cache: Path) -> None:
     with pytest.raises(Refused, match=r"take 3.0 MB, more than the 1.0 MB that may be installed .*--environment-limit"):
         compare(packages("sync", tiny, limit_bytes=1_000_000))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 @pytest.mark.slow
-def test_two_at_once_install_once(tiny: Package, tmp_path: Path, cache: Path) -> None:
+def test_two_at_once_install_once(tiny: m.Package, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "wheel").write_bytes(tiny.wheel)
     code = (
         "import sys, pathlib\n"
@@ -107,10 +107,10 @@ def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         Refused, match=r"the packages that the ranks lack \(nosuchpkg 1\) could not be installed beside"
     ):
-        installed([Package(name="nosuchpkg", version="1", requirement="nosuchpkg==1")], GB)
+        installed([m.Package(name="nosuchpkg", version="1", requirement="nosuchpkg==1")], GB)
 
 
-def test_without_an_installer_it_is_refused(tiny: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_installer_it_is_refused(tiny: m.Package, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "executable", "/opt/env/bin/python")
@@ -119,7 +119,7 @@ def test_without_an_installer_it_is_refused(tiny: Package, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_what_nobody_has_used_for_a_month_is_removed(tiny: Package, cache: Path) -> None:
+def test_what_nobody_has_used_for_a_month_is_removed(tiny: m.Package, cache: Path) -> None:
     for name in ("unused", ".making-x", "used"):
         (cache / name).mkdir(parents=True)
     long_ago = time.time() - install_packages.KEPT_S - 60
@@ -132,7 +132,7 @@ def test_what_nobody_has_used_for_a_month_is_removed(tiny: Package, cache: Path)
 @pytest.mark.parametrize("place", ["lock", "folder"])
 @pytest.mark.parametrize("what", ["folder", "file", "link", "dangling", "fifo"])
 def test_what_is_in_the_way_in_the_cache_makes_room(
-    tiny: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: str
+    tiny: m.Package, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: str
 ) -> None:
     monkeypatch.setattr(install_packages, "_install", lambda packages, target: os.mkdir(target))
     precious = Path(os.environ["XDG_CACHE_HOME"]) / "precious"
@@ -158,7 +158,7 @@ def test_what_is_in_the_way_in_the_cache_makes_room(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_cache_of_somebody_else_is_refused_since_ranks_import_from_it(
-    tiny: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, level: int
+    tiny: m.Package, cache: Path, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """Whoever owns a folder can put others in the place of those in it."""
     monkeypatch.setattr(install_packages, "_install", lambda packages, target: os.mkdir(target))

@@ -14,7 +14,7 @@ from jupyter_distrib.agent.gpus.devices import Inventory
 from jupyter_distrib.agent.gpus.torch_build import TorchBuild, parse
 from jupyter_distrib.agent.ranks import launch_rank
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
+from jupyter_distrib.wire import messages as m
 
 ROCM = TorchBuild(hip="6.4.43482")
 
@@ -56,7 +56,7 @@ def test_a_torch_for_rocm_has_the_gpus_of_the_kernel_driver() -> None:
 
 @pytest.mark.usefixtures("two_amd_gpus")
 def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
-    command = OpenWorkerGroup(group="c1", size=2, gpus=True)
+    command = m.OpenWorkerGroup(group="c1", size=2, gpus=True)
     choice = gpu_choice.choose(command, other_makers.inventory(ROCM), ROCM)
     order = launch_rank.order(command, 1, 1, choice.alternatives[0], 2)
 
@@ -70,7 +70,7 @@ def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
 def test_a_torch_for_others_has_none_of_them_and_says_so(build: TorchBuild, kind: str) -> None:
     found = other_makers.inventory(build)
     assert found.gpus == ()
-    choice = gpu_choice.choose(OpenWorkerGroup(group="c1", size=0, gpus=True), found, build)
+    choice = gpu_choice.choose(m.OpenWorkerGroup(group="c1", size=0, gpus=True), found, build)
     (note,) = choice.notes
     assert note == (
         "CPU ranks: this machine has 1 AMD Instinct MI250X, 1 AMD aldebaran, and the torch of these ranks is built for "
@@ -101,7 +101,7 @@ XPU = TorchBuild(xpu="20250101")
 @pytest.mark.usefixtures("two_intel_gpus")
 @pytest.mark.parametrize("size", [0, 2])
 def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> None:
-    command = OpenWorkerGroup(group="c1", size=size, gpus=True)
+    command = m.OpenWorkerGroup(group="c1", size=size, gpus=True)
     choice = gpu_choice.choose(command, other_makers.inventory(XPU), XPU)
     order = launch_rank.order(replace(command, size=2), 1, 1, choice.alternatives[0], 2)
 
@@ -135,7 +135,7 @@ def test_a_gpu_in_the_processor_is_left_out_beside_cards_and_not_told(
 
 
 def test_ranks_on_intels_gpus_see_those_of_their_worker_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = WorkerOrder(
+    order = m.WorkerOrder(
         group="g", worker="g.0.1", agent_pid=1, rank=0, world_size=2, local_rank=0, local_world_size=2,
         device="xpu:0", visible_devices="1,3",
     )  # fmt: skip

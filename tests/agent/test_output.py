@@ -16,11 +16,11 @@ from jupyter_distrib.agent.ranks import output as module
 from jupyter_distrib.agent.ranks.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch, write_late
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Noted, Wrote
+from jupyter_distrib.wire import messages as m
 
 
 @pytest.fixture
-def sent() -> list[Wrote | Noted]:
+def sent() -> list[m.Wrote | m.Noted]:
     return []
 
 
@@ -32,7 +32,7 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def output(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> Iterator[RunOutput]:
+def output(tmp_path: Path, loop: Loop, sent: list[m.Wrote | m.Noted]) -> Iterator[RunOutput]:
     before = os.listdir("/proc/self/fd")
     out = RunOutput("r-1", tmp_path / "r-1", loop, sent.append)
     yield out
@@ -45,9 +45,9 @@ def turn(loop: Loop) -> None:
         loop._dispatch(key.fd, key.data, mask)
 
 
-def texts(sent: list[Wrote | Noted], stream: str = "stdout", rank: int = 0) -> str:
+def texts(sent: list[m.Wrote | m.Noted], stream: str = "stdout", rank: int = 0) -> str:
     return "".join(
-        event.text for event in sent if isinstance(event, Wrote) and (event.stream, event.rank) == (stream, rank)
+        event.text for event in sent if isinstance(event, m.Wrote) and (event.stream, event.rank) == (stream, rank)
     )
 
 
@@ -143,7 +143,7 @@ def test_the_middle_of_a_character_is_no_beginning() -> None:
 # ---------------------------------------------------------------------------------------------------- logs
 
 
-def test_the_log_is_byte_exact(output: RunOutput, sent: list[Wrote | Noted]) -> None:
+def test_the_log_is_byte_exact(output: RunOutput, sent: list[m.Wrote | m.Noted]) -> None:
     data = bytes(range(256)) * 100 + b"\n"
     output.write(0, "stdout", data)
     output.write(0, "stderr", b"err")
@@ -165,7 +165,7 @@ def test_no_output_no_folder(output: RunOutput) -> None:
 
 
 def test_batches_go_out_by_time(
-    output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
+    output: RunOutput, sent: list[m.Wrote | m.Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(1000):
         output.write(0, "stdout", b"x\n")
@@ -173,18 +173,18 @@ def test_batches_go_out_by_time(
     now = module.time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 1)
     loop._fire()
-    assert [type(event) for event in sent] == [Wrote]
+    assert [type(event) for event in sent] == [m.Wrote]
     assert texts(sent) == "x\n" * 1000
 
 
 def test_a_full_log_is_said_once_and_the_run_goes_on(
-    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+    output: RunOutput, sent: list[m.Wrote | m.Noted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_file, "LIMIT_BYTES", 100)
     for number in range(30):
         output.write(0, "stdout", b"line %2d\n" % number)
     output.flush()
-    notes = [event.text for event in sent if isinstance(event, Noted)]
+    notes = [event.text for event in sent if isinstance(event, m.Noted)]
     assert len(notes) == 1
     assert notes[0].startswith("the log of rank 0 is truncated")
     assert texts(sent) == "".join(f"line {number:2}\n" for number in range(30))
@@ -215,7 +215,7 @@ def test_of_a_log_that_is_cut_short_its_beginning_and_its_newest_end_are_kept(
 
 
 def test_the_logs_of_runs_that_go_on_are_cut_short_at_the_total_of_all_logs(
-    output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
+    output: RunOutput, sent: list[m.Wrote | m.Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(log_folder.TOTAL_VARIABLE, str(1 << 20))
     other = RunOutput("a1b2c3-2", output.directory.parent / "a1b2c3-2", loop, sent.append)
@@ -232,7 +232,7 @@ def test_the_logs_of_runs_that_go_on_are_cut_short_at_the_total_of_all_logs(
         assert path.read_bytes().split()[1] == b"0" * 90
         assert path.read_bytes().endswith(b"%090d\n" % 19_999)
     reason = "is truncated: all logs together may take 1.0 MB (JUPYTER_DISTRIB_LOG_TOTAL_BYTES)"
-    assert [event.text for event in sent if isinstance(event, Noted)] == [f"the log of rank 0 {reason}"] * 2
+    assert [event.text for event in sent if isinstance(event, m.Noted)] == [f"the log of rank 0 {reason}"] * 2
 
     running.end()  # and the next one has its room
     newest = RunOutput("a1b2c3-3", output.directory.parent / "a1b2c3-3", loop, sent.append)
@@ -240,7 +240,7 @@ def test_the_logs_of_runs_that_go_on_are_cut_short_at_the_total_of_all_logs(
     newest.end()
     assert (newest.directory / "rank0.log").stat().st_size == 100_000
     assert not running.directory.exists()
-    assert any("the logs of the oldest run were removed" in event.text for event in sent if isinstance(event, Noted))
+    assert any("the logs of the oldest run were removed" in event.text for event in sent if isinstance(event, m.Noted))
     other.close()
     newest.close()
 
@@ -278,7 +278,7 @@ def test_what_comes_after_the_end_of_a_run_is_added_to_its_log(output: RunOutput
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(
-    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+    output: RunOutput, sent: list[m.Wrote | m.Noted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.write(0, "stdout", b"before\n")
 
@@ -290,12 +290,12 @@ def test_a_full_disk_is_said_and_the_run_goes_on(
     monkeypatch.undo()
     output.flush()
     assert texts(sent) == "before\nafter\n"
-    assert [event.text for event in sent if isinstance(event, Noted)] == [
+    assert [event.text for event in sent if isinstance(event, m.Noted)] == [
         "the log of rank 0 is truncated: [Errno 28] No space left on device"
     ]
 
 
-def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[Wrote | Noted], tmp_path: Path) -> None:
+def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[m.Wrote | m.Noted], tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     output.directory.mkdir()
@@ -303,21 +303,21 @@ def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[Wrot
     output.write(0, "stdout", b"evil")
     output.flush()
     assert victim.read_text() == "precious"
-    assert any(isinstance(event, Noted) and "cannot be written" in event.text for event in sent)
+    assert any(isinstance(event, m.Noted) and "cannot be written" in event.text for event in sent)
     assert texts(sent) == "evil"
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder"])
-def test_a_log_that_is_no_file_stops_nobody(output: RunOutput, sent: list[Wrote | Noted], what: str) -> None:
+def test_a_log_that_is_no_file_stops_nobody(output: RunOutput, sent: list[m.Wrote | m.Noted], what: str) -> None:
     output.directory.mkdir()
     path = output.directory / "rank0.log"
     os.mkfifo(path) if what == "fifo" else path.mkdir()
     output.write(0, "stdout", b"text\n")
     output.flush()
     assert texts(sent) == "text\n"
-    assert any(isinstance(each, Noted) and "the log cannot be written" in each.text for each in sent)
+    assert any(isinstance(each, m.Noted) and "the log cannot be written" in each.text for each in sent)
     module.write_late(
-        output.directory.parent, 0, Wrote(run=output.directory.name, rank=0, stream="stdout", text="late")
+        output.directory.parent, 0, m.Wrote(run=output.directory.name, rank=0, stream="stdout", text="late")
     )
 
 
@@ -347,13 +347,13 @@ def test_old_logs_are_removed_whatever_lies_between_them(
     assert os.path.lexists(path), "it is no log of ours"
 
 
-def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> None:
+def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, sent: list[m.Wrote | m.Noted]) -> None:
     (tmp_path / "file").write_text("")
     out = RunOutput("r", tmp_path / "file" / "r", loop, sent.append)
     for _ in range(3):
         out.write(0, "stdout", b"x")
     out.close()
-    assert sum(isinstance(event, Noted) for event in sent) == 1
+    assert sum(isinstance(event, m.Noted) for event in sent) == 1
     assert texts(sent) == "xxx"
 
 
@@ -428,9 +428,9 @@ def test_neither_is_one_that_is_written_late(tmp_path: Path) -> None:
     victim.write_text("precious")
     (tmp_path / "r-1").mkdir()
     (tmp_path / "r-1" / "rank0.log").symlink_to(victim)
-    write_late(tmp_path, 0, Wrote(run="r-1", rank=0, stream="stdout", text="evil"))
+    write_late(tmp_path, 0, m.Wrote(run="r-1", rank=0, stream="stdout", text="evil"))
     assert victim.read_text() == "precious"
-    write_late(tmp_path, 1, Wrote(run="r-1", rank=1, stream="stdout", text="late"))
+    write_late(tmp_path, 1, m.Wrote(run="r-1", rank=1, stream="stdout", text="late"))
     assert (tmp_path / "r-1" / "rank1.log").read_text() == "late"
 
 
@@ -439,7 +439,7 @@ def test_a_log_is_the_users_alone_whatever_the_umask(output: RunOutput) -> None:
     try:
         output.write(0, "stdout", b"x")
         output.flush()
-        write_late(output.directory, 1, Wrote(run="late", rank=1, stream="stdout", text="x"))
+        write_late(output.directory, 1, m.Wrote(run="late", rank=1, stream="stdout", text="x"))
     finally:
         os.umask(before)
     made = [output.directory / "rank0.log", output.directory / "late" / "rank1.log"]

@@ -26,32 +26,9 @@ from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.testing import PoolClient, pool_client
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, encode
-from jupyter_distrib.wire.messages import (
-    PROTOCOL,
-    Answered,
-    Ask,
-    Attach,
-    Attached,
-    CloseWorkerGroup,
-    Ended,
-    Exited,
-    Failed,
-    Hello,
-    Interrupted,
-    OpenWorkerGroup,
-    Packages,
-    RanksLeft,
-    Started,
-    Stop,
-    UseStore,
-    WorkerGroupChanged,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupRefused,
-    Wrote,
-)
 from tests.notebook import ROOT
 from tests.processes import agents, is_alive, listeners, ranks, tree, wait_until, wait_until_gone
 
@@ -104,8 +81,8 @@ def python(program: str, *arguments: str, **options: object) -> subprocess.Popen
 
 
 def agent_of(client: PoolClient) -> int:
-    client.send(Ask(question=1))
-    return client.wait(Answered).status.pid
+    client.send(m.Ask(question=1))
+    return client.wait(m.Answered).status.pid
 
 
 def socket_of(client: PoolClient, folder: Path) -> Path:
@@ -154,7 +131,7 @@ def test_a_stale_socket_is_replaced(folder: Path) -> None:
 
 def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) -> None:
     client = PoolClient(LocalPool())
-    client.send(OpenWorkerGroup(group="c", size=2, gpus=False))
+    client.send(m.OpenWorkerGroup(group="c", size=2, gpus=False))
     (agent,) = agents(folder)
     family = tree(agent)
     os.kill(agent, signal.SIGKILL)
@@ -181,7 +158,7 @@ def test_a_killed_agent_takes_its_ranks_along(folder: Path) -> None:
 def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> None:
     for _ in range(5):
         client = PoolClient(LocalPool())
-        client.send(OpenWorkerGroup(group=f"{client.session}-c1", size=3, gpus=False))
+        client.send(m.OpenWorkerGroup(group=f"{client.session}-c1", size=3, gpus=False))
         client.close()
         deadline = time.monotonic() + 10
         last = PoolClient(LocalPool())
@@ -257,7 +234,7 @@ def test_torch_that_cannot_be_imported_is_said_at_once(
     for _ in range(2):
         began_s = time.monotonic()
         refused = client.open(2)
-        assert isinstance(refused, WorkerGroupRefused)
+        assert isinstance(refused, m.WorkerGroupRefused)
         assert "libcudart.so.13: cannot open shared object file" in refused.reason
         assert time.monotonic() - began_s < 5
     (broken / "__init__.py").unlink()
@@ -275,7 +252,7 @@ def test_a_forkserver_that_is_killed_is_replaced(client: PoolClient, shared: Pat
         os.kill(pid, signal.SIGKILL)
     assert client.run(group, "rank").values == {0: 0}, "ranks do not need it"
     opened = client.open(2)
-    if isinstance(opened, WorkerGroupRefused):  # the order was on its way to the one that died
+    if isinstance(opened, m.WorkerGroupRefused):  # the order was on its way to the one that died
         assert opened.reason.endswith("try again.")
         opened = client.group(2)
     assert client.run(opened, "rank").values == {0: 0, 1: 1}
@@ -313,12 +290,12 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
         f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
         f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
     )
-    while not isinstance(client.seen.get(timeout=pool_client.LIMIT_S), Started):
+    while not isinstance(client.seen.get(timeout=pool_client.LIMIT_S), m.Started):
         pass
     agent = agent_of(client)
     os.kill(agent, signal.SIGSTOP)  # the order to kill reaches it together with the news that the ranks have returned
     try:
-        client.send(Stop(run=run, force=True))
+        client.send(m.Stop(run=run, force=True))
         flag.touch()
         assert wait_until(returned.exists)
     finally:
@@ -333,13 +310,13 @@ def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_m
     """So that the next cell waits for all to meet anew."""
     group = client.group(2, world_size=4)
     os.kill(group.workers[1].pid, signal.SIGKILL)
-    changed = client.wait(WorkerGroupChanged)
+    changed = client.wait(m.WorkerGroupChanged)
     assert (changed.lost, changed.workers[1].state) == ((1,), "starting")
-    changed = client.wait(WorkerGroupChanged)
+    changed = client.wait(m.WorkerGroupChanged)
     assert (changed.lost, changed.workers[1].state) == ((1,), "idle")
     assert changed.workers[1].pid != group.workers[1].pid
     client.close_group(group)
-    assert client.wait(RanksLeft).group == group.group, "the coordinator waits for it"
+    assert client.wait(m.RanksLeft).group == group.group, "the coordinator waits for it"
     assert not any(is_alive(worker.pid) for worker in changed.workers)
 
 
@@ -347,8 +324,8 @@ def test_no_preloaded_forkserver_is_made_for_ranks_that_are_not_exchanged(folder
     """Those of a worker group that spans nodes, whose group the others are in."""
 
     def forkserver(client: PoolClient) -> str:
-        client.send(Ask(question=1))
-        return client.wait(Answered).status.state
+        client.send(m.Ask(question=1))
+        return client.wait(m.Answered).status.state
 
     client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
     client.group(1)
@@ -394,7 +371,7 @@ def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
     )
     assert outcome.values[0][0] == int(expected.stdout)
     assert [value[1:] for value in outcome.values.values()] == [(3, 0, "7"), (3, 1, "7")]
-    assert client.run(group, "1 / 0", env=env).of(Failed)[0].failure.type_name == "ZeroDivisionError"
+    assert client.run(group, "1 / 0", env=env).of(m.Failed)[0].failure.type_name == "ZeroDivisionError"
     pids = [worker.pid for worker in group.workers]
     client.close_group(group)
     assert wait_until_gone(pids, 3) == []
@@ -402,7 +379,7 @@ def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
 
 def test_a_program_that_cannot_start_is_said(client: PoolClient) -> None:
     refused = client.open(1, load_env={"PYTHONHOME": "/nowhere"})
-    assert isinstance(refused, WorkerGroupRefused)
+    assert isinstance(refused, m.WorkerGroupRefused)
     assert "before it was ready" in refused.reason
     assert client.run(client.group(1), "rank").values == {0: 0}
 
@@ -446,7 +423,7 @@ def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_noteboo
     group = other.group(1)
     (faults / "no-forks").touch()
     refused = client.open(4)
-    assert isinstance(refused, WorkerGroupRefused)
+    assert isinstance(refused, m.WorkerGroupRefused)
     assert refused.reason == (
         "rank 2 could not be started: the system lets this user have no more processes "
         "(ulimit -u, or the pids.max of a container): raise the limit, or use fewer ranks."
@@ -466,10 +443,10 @@ def test_a_rank_that_dies_while_it_is_replaced_is_started_three_times_and_then_s
     os.kill(group.workers[1].pid, signal.SIGKILL)
     wait_until((faults / "starts").exists, 5)
     client.start(group, "rank")
-    reason = client.wait(Failed).failure.message
+    reason = client.wait(m.Failed).failure.message
     assert reason.startswith("rank 1 ended with exit status 1 before it was ready.")
     assert "the GPU has fallen off the bus" in reason
-    assert client.wait(WorkerGroupClosed).reason == reason
+    assert client.wait(m.WorkerGroupClosed).reason == reason
     assert len((faults / "starts").read_text().split()) == 3
     (faults / "no-starts").unlink()
     assert client.run(client.group(2), "rank").values == {0: 0, 1: 1}
@@ -493,7 +470,7 @@ def test_a_death_is_told_without_what_earlier_cells_wrote(client: PoolClient) ->
     outcome = client.run(
         group, "import os, sys\nprint('about to go', file=sys.stderr)\nsys.stderr.flush()\nos._exit(3)"
     )
-    (exited,) = outcome.of(Exited)
+    (exited,) = outcome.of(m.Exited)
     assert exited.last_lines == ("about to go",)
 
 
@@ -507,7 +484,7 @@ def test_logs_are_in_the_agents_folder_where_their_own_cannot_be_made(
     client = PoolClient(LocalPool())
     outcome = client.run(client.group(1), "print('kept')\nrank")
     assert outcome.values == {0: 0}
-    (ended,) = outcome.of(Ended)
+    (ended,) = outcome.of(m.Ended)
     assert Path(ended.log_directory).parent == folder / "runs"
     assert (Path(ended.log_directory) / "rank0.log").read_text() == "kept\n"
     client.close()
@@ -553,7 +530,7 @@ def test_an_idle_agent_that_has_a_detached_run_stays_without_its_forkserver(
 
     other = PoolClient(LocalPool())
     assert agent_of(other) == agent
-    other.send(Attach(run=run))
+    other.send(m.Attach(run=run))
     assert other.finish(run, (0, 1)).values == {0: 0, 1: 10}
     assert other.run(other.group(1), "rank").values == {0: 0}
     other.close()
@@ -567,8 +544,8 @@ def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_mo
     (agent,) = agents(folder)
     group = client.group(2)
     run = client.start(group, "import time\ntime.sleep(600)", detached=True)
-    client.send(CloseWorkerGroup(group=group.group))
-    assert {event.reason for event in client.finish(run, (0, 1)).of(Exited)} == {"its ranks were stopped"}
+    client.send(m.CloseWorkerGroup(group=group.group))
+    assert {event.reason for event in client.finish(run, (0, 1)).of(m.Exited)} == {"its ranks were stopped"}
     client.close()
 
     assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
@@ -589,9 +566,9 @@ def test_ranks_of_a_detached_run_that_is_stopped_before_it_began_go_with_it_if_t
     client.close()
 
     other = PoolClient(LocalPool())
-    other.send(Attach(run=run))
-    other.send(Stop(run=run))
-    assert len(other.finish(run, (0, 1)).of(Interrupted)) == 2
+    other.send(m.Attach(run=run))
+    other.send(m.Stop(run=run))
+    assert len(other.finish(run, (0, 1)).of(m.Interrupted)) == 2
     for pid in forkservers:
         os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: not ranks(folder, client.session), 10)
@@ -616,8 +593,8 @@ def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
             PoolClient, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path)
         )
         kernel = PoolClient(LocalPool())
-        kernel.send(Attach(run=""))
-        run = kernel.wait(Attached).run
+        kernel.send(m.Attach(run=""))
+        run = kernel.wait(m.Attached).run
         kernel.close()
         return run
 
@@ -632,8 +609,8 @@ def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
 def test_a_command_that_fails_is_told_to_its_kernel_and_harms_nobody(client: PoolClient) -> None:
     group = client.group(1)
     other = PoolClient(LocalPool())
-    other.send(OpenWorkerGroup(group="c", size="two", gpus=False))  # type: ignore[arg-type]
-    refused = other.wait(WorkerGroupRefused)
+    other.send(m.OpenWorkerGroup(group="c", size="two", gpus=False))  # type: ignore[arg-type]
+    refused = other.wait(m.WorkerGroupRefused)
     assert refused.group == "c"
     assert refused.reason.startswith("this command failed (TypeError: ")
     assert other.run(other.group(1), "rank").values == {0: 0}
@@ -739,12 +716,12 @@ def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_vi
         group,
         f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)",
     )
-    client.wait(Started)
+    client.wait(m.Started)
     hog = python(IN_GROUP + HOG, str(limited))
     hog.communicate(timeout=60)
     assert hog.returncode == -signal.SIGKILL
     flag.touch()
-    (exited,) = client.finish(run, (0,)).of(Exited)
+    (exited,) = client.finish(run, (0,)).of(m.Exited)
     assert (exited.exit_code, exited.out_of_memory) == (-signal.SIGKILL, False)
     client.close_group(group)
 
@@ -783,7 +760,7 @@ def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkey
     """Those of the newest runs stay too, by what was written last."""
     client = PoolClient(LocalPool())
     run = client.start(client.group(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
-    client.wait(Wrote)
+    client.wait(m.Wrote)
     for number in range(205):
         (logs / f"0a1b2c-{number}").mkdir()
         (logs / f"0a1b2c-{number}" / "rank0.log").write_text("text")
@@ -834,7 +811,7 @@ def test_nothing_listens_but_on_loopback(client: PoolClient, shared: Path) -> No
         "print('here', flush=True)\ntime.sleep(0.3)\nx.item()"
     )
     for strategy in ("none", "ddp"):
-        client.when(Wrote, lambda _: everything.update(listeners(tree(agent))))
+        client.when(m.Wrote, lambda _: everything.update(listeners(tree(agent))))
         assert set(client.run(group, source, strategy=strategy).values) == {0, 1}
     everything |= listeners(tree(agent))
     assert everything
@@ -881,7 +858,7 @@ def test_another_user_is_refused(client: PoolClient, shared: Path) -> None:
     except ConnectionError:
         print("closed")
     """
-    hello = Hello(protocol=PROTOCOL, session="s", pid=os.getpid(), label="x", python="", torch="", cloudpickle="")
+    hello = m.Hello(protocol=m.PROTOCOL, session="s", pid=os.getpid(), label="x", python="", torch="", cloudpickle="")
     first_words = encode(hello).hex()
 
     def answer(uid: int) -> str:
@@ -939,7 +916,7 @@ def test_commands_before_the_greeting_are_refused(client: PoolClient, shared: Pa
     stranger.settimeout(10)
     stranger.connect(str(path))
     link = Link(stranger)
-    link.send(OpenWorkerGroup(group="x", size=1, gpus=False))
+    link.send(m.OpenWorkerGroup(group="x", size=1, gpus=False))
     with pytest.raises(EOFError):
         link.receive()
     link.close()
@@ -951,10 +928,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(client: PoolClient, shared
     before = len(os.listdir(f"/proc/{agent}/fd"))
     for number in range(20):
         client.send(
-            OpenWorkerGroup(group=f"x{number}", size=-1, gpus=False),
+            m.OpenWorkerGroup(group=f"x{number}", size=-1, gpus=False),
             Descriptors(os.open(os.devnull, os.O_RDONLY) for _ in range(5)),
         )
-        client.wait(WorkerGroupRefused)
+        client.wait(m.WorkerGroupRefused)
     assert len(os.listdir(f"/proc/{agent}/fd")) <= before
 
 
@@ -967,11 +944,11 @@ def test_unreachable_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_store_that_another_node_has_made_while_packages_are_compared_is_used(client: PoolClient) -> None:
     name = f"{client.session}-early"
-    packages = Packages(mode="check", packages=())
-    client.send(OpenWorkerGroup(group=name, size=1, gpus=False, first_rank=1, world_size=2, packages=packages))
-    client.send(UseStore(group=name, host="127.0.0.1", port=4242))
-    opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
-    assert isinstance(opened, WorkerGroupOpened), opened
+    packages = m.Packages(mode="check", packages=())
+    client.send(m.OpenWorkerGroup(group=name, size=1, gpus=False, first_rank=1, world_size=2, packages=packages))
+    client.send(m.UseStore(group=name, host="127.0.0.1", port=4242))
+    opened = client.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+    assert isinstance(opened, m.WorkerGroupOpened), opened
     source = "import os\nos.environ['MASTER_ADDR'], os.environ['MASTER_PORT']"
     assert client.run(opened, source, run_size=2).values == {1: ("127.0.0.1", "4243")}
     client.close_group(opened)

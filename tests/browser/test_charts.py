@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.wire.messages import Measured
+from jupyter_distrib.wire import messages as m
 from tests.browser.test_run_view import FRAME, Show, a_record, shoot, show  # noqa: F401 - a fixture
 from tests.browser.test_strips import DARK
 
@@ -22,7 +22,7 @@ def a_training(ranks: int) -> RunRecord:
             values = {"train/loss": max(0.004, loss), "lr": 0.1 / (1 + step)}
             if step % 40 == 39:
                 values["val/loss"] = loss + 0.2
-            record.apply(Measured(run="r-7", rank=rank, step=step, values=values, at_s=1.0 + step / 8))
+            record.apply(m.Measured(run="r-7", rank=rank, step=step, values=values, at_s=1.0 + step / 8))
     return record
 
 

@@ -13,19 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.state_delta import StateDelta
-from jupyter_distrib.wire.messages import (
-    Displayed,
-    Ended,
-    Failed,
-    Failure,
-    Interrupted,
-    Measured,
-    Progressed,
-    Returned,
-    Sampled,
-    Started,
-    Wrote,
-)
+from jupyter_distrib.wire import messages as m
 from tests.browser.conftest import Open
 from tests.browser.lab import ARTIFACTS, BAD, Lab, harmless, press_copy, until
 from tests.kernel.record import golden_run
@@ -256,15 +244,15 @@ def show(blank: Page) -> Show:
 def a_record(ranks: int) -> RunRecord:
     record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=ranks, strategy="ddp")
     for rank in range(ranks):
-        record.apply(Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
+        record.apply(m.Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
     return record
 
 
 def move(record: RunRecord, rank: int, step: int) -> None:
     at_s = 1 + step / 10
-    record.apply(Progressed(run="r-7", rank=rank, label="step", step=step, total=1000, at_s=at_s))
-    record.apply(Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / step}, at_s=at_s))
-    record.apply(Wrote(run="r-7", rank=rank, stream="stdout", text=f"step {step}\n", at_s=at_s))
+    record.apply(m.Progressed(run="r-7", rank=rank, label="step", step=step, total=1000, at_s=at_s))
+    record.apply(m.Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / step}, at_s=at_s))
+    record.apply(m.Wrote(run="r-7", rank=rank, stream="stdout", text=f"step {step}\n", at_s=at_s))
 
 
 def test_many_ranks_are_a_grid_in_which_trouble_comes_first(show: Show) -> None:
@@ -272,8 +260,8 @@ def test_many_ranks_are_a_grid_in_which_trouble_comes_first(show: Show) -> None:
     for step in range(1, 60):
         for rank in range(64):
             move(record, rank, max(1, step - 30) if rank == 37 else step)
-    failure = Failure(type_name="builtins.KeyError", message="'lr'", frames=())
-    record.apply(Failed(run="r-7", rank=12, failure=failure, at_s=8.0))
+    failure = m.Failure(type_name="builtins.KeyError", message="'lr'", frames=())
+    record.apply(m.Failed(run="r-7", rank=12, failure=failure, at_s=8.0))
     page = show(record)
 
     assert page.locator(".jd-tiles .jd-rank").count() == 64
@@ -312,9 +300,9 @@ def test_a_long_message_is_folded_and_numbers_that_change_move_nothing(show: Sho
         assert page.locator(part).first.evaluate(CONTRAST) >= 4.5, part
 
     message = "\n".join(f"mismatch {n}" for n in range(60))
-    failure = Failure(type_name="builtins.RuntimeError", message=message, frames=())
-    record.apply(Failed(run="r-7", rank=2, failure=failure, at_s=20.0))
-    record.apply(Interrupted(run="r-7", rank=0, frames=(), at_s=20.1))
+    failure = m.Failure(type_name="builtins.RuntimeError", message=message, frames=())
+    record.apply(m.Failed(run="r-7", rank=2, failure=failure, at_s=20.0))
+    record.apply(m.Interrupted(run="r-7", rank=0, frames=(), at_s=20.1))
     show(record)
     failed, stopped = page.locator(".jd-failure").nth(0), page.locator(".jd-failure").nth(1)
     assert failed.locator("summary").inner_text() == "57 more lines"
@@ -353,13 +341,13 @@ def test_metrics_can_be_read_in_a_view_of_any_width(show: Show, ranks: int, loop
     record = a_record(ranks)
     for rank in range(ranks):
         if loops == 2:
-            record.apply(Progressed(run="r-7", rank=rank, label="epoch", step=10, total=20, at_s=1.0))
+            record.apply(m.Progressed(run="r-7", rank=rank, label="epoch", step=10, total=20, at_s=1.0))
         for step in (240, 250):
             move(record, rank, step)
         used = {"gpu_memory_bytes": None, "gpu_memory_total_bytes": None, "gpu_percent": None}
-        record.apply(Sampled(run="r-7", rank=rank, rss_bytes=158_000_000, cpu_percent=98, **used, at_s=27.0))
+        record.apply(m.Sampled(run="r-7", rank=rank, rss_bytes=158_000_000, cpu_percent=98, **used, at_s=27.0))
         values = dict.fromkeys(names, 0.123456)
-        record.apply(Measured(run="r-7", rank=rank, step=251, values=values, at_s=30.0))
+        record.apply(m.Measured(run="r-7", rank=rank, step=251, values=values, at_s=30.0))
     page = show(record)
     closed, opened = page.locator(".jd-rank").nth(0), page.locator(".jd-rank").nth(1)
     opened.locator(".jd-no").click()
@@ -428,7 +416,7 @@ def test_charts_beyond_the_first_are_counted_and_shown_on_a_click(show: Show) ->
     for step in range(1, 50):
         for rank in range(2):
             values = {f"number {index}": float(step * (index + 1)) for index in range(30)}
-            record.apply(Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0))
+            record.apply(m.Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0))
     page = show(record)
     charts, more = page.locator(".jd-chart"), page.locator(".jd-show-charts")
     expect(charts).to_have_count(6)
@@ -454,13 +442,13 @@ def test_no_more_charts_are_offered_than_there_are(show: Show) -> None:
 
 def test_a_line_that_is_not_finished_stands_in_the_output_and_may_change(show: Show) -> None:
     record = a_record(2)
-    record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="begun\nloading", at_s=2.0))
+    record.apply(m.Wrote(run="r-7", rank=1, stream="stdout", text="begun\nloading", at_s=2.0))
     page = show(record)
     page.locator(".jd-no").nth(1).click()
     own, together = page.locator(".jd-rank .jd-output .jd-text"), page.locator(".jd-run > .jd-box .jd-text")
     expect(own).to_have_text(["begun", "loading"])
     expect(together).to_have_text(["begun", "loading"])
-    record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="... done\n", at_s=3.0))
+    record.apply(m.Wrote(run="r-7", rank=1, stream="stdout", text="... done\n", at_s=3.0))
     show(record)
     expect(own).to_have_text(["begun", "loading... done"])  # in a moment: output is drawn a few times a second
     expect(together).to_have_text(["begun", "loading... done"])
@@ -470,7 +458,7 @@ def test_the_output_is_searched_copied_and_stands_still_when_it_is_not_followed(
     record = a_record(2)
 
     def write(rank: int, text: str, stream: str = "stdout") -> None:
-        record.apply(Wrote(run="r-7", rank=rank, stream=stream, text=text, at_s=2.0))
+        record.apply(m.Wrote(run="r-7", rank=rank, stream=stream, text=text, at_s=2.0))
 
     page = show(record)
     for first in range(0, 200, 40):  # a page gets as many at once
@@ -527,7 +515,7 @@ def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
     attack = "<script>top.pwned=1</script><img src=x onerror='top.pwned=1'><a href='javascript:top.pwned=1' id=a>x</a><b>text</b><img src='https://example.com/x.png'><form action='https://example.com'><input type=submit id=s></form>"
     svg = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9' onload='top.pwned=1'><script>top.pwned=1</script></svg>"
     for data in ({"text/html": attack}, {"image/svg+xml": svg}, {"text/plain": attack}, {"text/markdown": attack}):
-        record.apply(Displayed(run="r-7", rank=0, data=data, metadata={}, at_s=2.0))
+        record.apply(m.Displayed(run="r-7", rank=0, data=data, metadata={}, at_s=2.0))
     requests: list[str] = []
     page = show(record)
     page.on("request", lambda request: requests.append(request.url))
@@ -570,7 +558,7 @@ def test_a_second_view_has_the_clock_and_the_lines_of_the_first(show: Show) -> N
     page = show(record)
     for batch in range(16):  # more than the kernel would send to a view that is opened now
         lines = "".join(f"line {100 * batch + number}\n" for number in range(100))
-        record.apply(Wrote(run="r-7", rank=0, stream="stdout", text=lines, at_s=2.0))
+        record.apply(m.Wrote(run="r-7", rank=0, stream="stdout", text=lines, at_s=2.0))
         show(record)
     page.evaluate("const now = performance.now() + 60_000; performance.now = () => now")
     page.evaluate("document.body.append(Object.assign(document.createElement('div'), { id: 'second' }))")
@@ -591,7 +579,7 @@ def test_html_of_a_rank_has_the_colours_of_the_page_and_not_those_of_the_system(
     blank.emulate_media(color_scheme=system)
     record = a_record(1)
     html = "<table><tr><th>loss</th></tr><tr><td>0.5</td></tr></table>"
-    record.apply(Displayed(run="r-7", rank=0, data={"text/html": html}, metadata={}, at_s=2.0))
+    record.apply(m.Displayed(run="r-7", rank=0, data={"text/html": html}, metadata={}, at_s=2.0))
     page = show(a_record(1))
     page.add_style_tag(
         content=f"body {{ background: {page_colour} }} .jd-run {{ color: {text}; background: {page_colour} }}"
@@ -635,8 +623,8 @@ def test_a_view_whose_kernel_has_ended_says_so_and_stands_still(show: Show) -> N
 def test_the_clock_of_a_run_that_has_ended_stands_still(show: Show) -> None:
     record = a_record(1)
     page = show(record)
-    record.apply(Returned(run="r-7", rank=0, value=None, at_s=3.0))
-    record.apply(Ended(run="r-7", at_s=3.0))
+    record.apply(m.Returned(run="r-7", rank=0, value=None, at_s=3.0))
+    record.apply(m.Ended(run="r-7", at_s=3.0))
     show(record)
     before = page.locator(".jd-clock").inner_text()
     page.evaluate("const now = performance.now() + 60_000; performance.now = () => now; window.trigger('change')")

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import html
-from jupyter_distrib.wire.messages import Ended, PhaseTimes, Progressed, Returned, Sampled
+from jupyter_distrib.wire import messages as m
 from tests.browser.test_run_view import FRAME, Show, a_record, shoot, show  # noqa: F401 - a fixture
 
 DARK = (
@@ -24,7 +24,7 @@ def sampled(record: RunRecord, second: int) -> None:
     for rank in record.ranks:
         step = 10 * second - (6 * min(20, max(0, second - 20)) if rank == 1 else 0)
         at_s = 1.0 + second
-        record.apply(Progressed(run="r-7", rank=rank, label="step", step=step, total=1000, at_s=at_s))
+        record.apply(m.Progressed(run="r-7", rank=rank, label="step", step=step, total=1000, at_s=at_s))
         busy_s = 0.02 * (1 + (rank == 1))
         seconds = {
             "data": 0.1,
@@ -35,7 +35,7 @@ def sampled(record: RunRecord, second: int) -> None:
             "other": 0.1,
         }
         record.apply(
-            Sampled(
+            m.Sampled(
                 run="r-7",
                 rank=rank,
                 rss_bytes=300_000_000 + 4_000_000 * second,
@@ -43,7 +43,7 @@ def sampled(record: RunRecord, second: int) -> None:
                 gpu_memory_bytes=None,
                 gpu_memory_total_bytes=None,
                 gpu_percent=None,
-                times=PhaseTimes(steps=step + 1, seconds={name: each * second for name, each in seconds.items()}),
+                times=m.PhaseTimes(steps=step + 1, seconds={name: each * second for name, each in seconds.items()}),
                 at_s=at_s,
             )
         )
@@ -92,8 +92,8 @@ def test_a_run_in_which_nobody_is_behind_has_no_course_and_one_without_samples_n
 def test_the_saved_notebook_has_the_course_as_a_picture(blank: Page) -> None:
     record = a_course(8)
     for rank in record.ranks:
-        record.apply(Returned(run="r-7", rank=rank, value=None, began_at_s=1.0, at_s=91.0))
-    record.apply(Ended(run="r-7", at_s=91.0))
+        record.apply(m.Returned(run="r-7", rank=rank, value=None, began_at_s=1.0, at_s=91.0))
+    record.apply(m.Ended(run="r-7", at_s=91.0))
     blank.set_content(html.as_html(record, 90.0))
 
     picture = blank.get_by_role("img", name="Steps behind the front rank over")

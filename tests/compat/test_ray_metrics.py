@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor, series
-from jupyter_distrib.wire.messages import Measured, Progressed
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output import reporting
 
 PAGE = """# HELP ray_node_cpu_utilization Total CPU usage on a ray node
@@ -52,10 +52,10 @@ def test_only_the_head_tells_of_the_cluster(port: int) -> None:
 
 
 def test_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Measured | Progressed] = []
+    sent: list[m.Measured | m.Progressed] = []
     came = threading.Event()
 
-    def send(event: Measured | Progressed) -> None:
+    def send(event: m.Measured | m.Progressed) -> None:
         sent.append(event)
         if len(sent) == 2:
             came.set()
@@ -65,7 +65,7 @@ def test_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytes
     monitor.start()
     assert came.wait(10)
     monitor.finish()
-    events = [event for event in sent if isinstance(event, Measured)]
+    events = [event for event in sent if isinstance(event, m.Measured)]
     assert [event.step for event in events[:2]] == [0, 1]
     assert events[0].values["system/127.0.0.1/ray_node_n1/node_cpu_utilization"] == 12.5
     assert not any(thread.name == "jupyter_distrib-ray-metrics" for thread in threading.enumerate())

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jupyter_distrib.compat.spark import lines
-from jupyter_distrib.wire.messages import Failed, Measured, Started
+from jupyter_distrib.wire import messages as m
 from tests.notebook import ROOT
 
 TOKEN = "0123456789abcdef"
@@ -44,7 +44,7 @@ def test_output_arrives_as_it_was_in_short_lines(text: str) -> None:
 
 
 def test_events_of_several_ranks_arrive_though_their_parts_mix() -> None:
-    events = [Measured(run="r", rank=rank, step=1, values={"x" * 5000: 1.0}, at_s=0.0) for rank in (0, 1)]
+    events = [m.Measured(run="r", rank=rank, step=1, values={"x" * 5000: 1.0}, at_s=0.0) for rank in (0, 1)]
     both = [lines.of_event(TOKEN, event.rank, event) for event in events]
     reader = lines.Reader(token=TOKEN)
     found = [reader.read(line.rstrip()) for pair in zip(*both, strict=True) for line in pair]
@@ -52,7 +52,7 @@ def test_events_of_several_ranks_arrive_though_their_parts_mix() -> None:
 
 
 def test_lines_without_the_token_are_text_of_nobody() -> None:
-    (line,) = lines.of_event("another", 0, Started(run="r", rank=0, pid=1, device="cpu", at_s=0.0))
+    (line,) = lines.of_event("another", 0, m.Started(run="r", rank=0, pid=1, device="cpu", at_s=0.0))
     for foreign in (line.rstrip(), "plain", f"\x1e{TOKEN} x O y|", f"\x1e{TOKEN} 0 V not base64|"):
         found = lines.Reader(token=TOKEN).read(foreign)
         assert found is None or (isinstance(found, lines.Printed) and found.rank == -1)
@@ -66,8 +66,8 @@ def test_a_task_tells_what_it_prints_reports_and_raises() -> None:
     assert done.stderr == ""
     reader = lines.Reader(token=TOKEN)
     found = [reader.read(line.rstrip()) for line in done.stdout.split("\n")[:-1]]
-    assert isinstance(found[0], Started)
-    assert [each.values for each in found if isinstance(each, Measured)] == [{"loss": 0.5}]
+    assert isinstance(found[0], m.Started)
+    assert [each.values for each in found if isinstance(each, m.Measured)] == [{"loss": 0.5}]
     assert text_of(found, "stdout") == "half a linefrom a child\n"
-    assert isinstance(found[-1], Failed)
+    assert isinstance(found[-1], m.Failed)
     assert (found[-1].failure.type_name, found[-1].failure.message) == ("LookupError", "nothing")

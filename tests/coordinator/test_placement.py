@@ -18,9 +18,9 @@ from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.server.client import Client
-from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, RanksLeft, Setting
+from jupyter_distrib.wire import messages as m
 
-SOME = OpenWorkerGroup(group="a", size=2, gpus=False)
+SOME = m.OpenWorkerGroup(group="a", size=2, gpus=False)
 
 
 class NoNodes:
@@ -40,7 +40,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Placements:
 
 def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
     versions = {"python": "3", "torch": torch, "cloudpickle": "3"}
-    hello = Hello(protocol=PROTOCOL, session=session, pid=os.getpid(), label=session, notebook=notebook, **versions)
+    hello = m.Hello(protocol=m.PROTOCOL, session=session, pid=os.getpid(), label=session, notebook=notebook, **versions)
     return Client(link=None, hello=hello)  # type: ignore[arg-type]
 
 
@@ -126,22 +126,22 @@ def test_nodes_that_the_notebook_exchanges_for_others_are_released_when_all_rank
     place.give_back(useless=False, killed=False)
     assert places.find(kernel(), replace(SOME, group="b", size=3)) is not place
     for node, group in ((0, "a"), (0, "a"), (1, "one before")):
-        place.handle_event(node, RanksLeft(group=group))
+        place.handle_event(node, m.RanksLeft(group=group))
     assert released.empty()
 
-    place.handle_event(1, RanksLeft(group="a"))
+    place.handle_event(1, m.RanksLeft(group="a"))
 
     assert released.get(timeout=30) is True, "its agents are kept for the next"
 
 
 def test_all_nodes_of_a_run_are_brought_the_same_files(places: Placements, tmp_path: Path) -> None:
-    place, empty = placed(places), Parcel(data=b"", sizes=())
-    cell = Execute(
+    place, empty = placed(places), m.Parcel(data=b"", sizes=())
+    cell = m.Execute(
         group="a",
         run="r1",
         ranks=(0, 1),
-        setting=Setting(directory=str(tmp_path)),
-        cell=Cell(source="", filename="cell"),
+        setting=m.Setting(directory=str(tmp_path)),
+        cell=m.Cell(source="", filename="cell"),
         inputs=empty,
     )
     (tmp_path / "a.py").touch()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator import relay
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
-from jupyter_distrib.wire.messages import OpenWorkerGroup
 from tests.processes import is_alive, wait_until_gone
 from tests.product.control_groups import memory_group
 
@@ -119,8 +119,8 @@ def test_ranks_see_the_gpus_that_the_engine_has_assigned(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     node = object.__new__(relay.Relay)
     node._gpus = assigned
-    asked = encode(OpenWorkerGroup(group="c1", size=2, gpus=True, visible=("0",)), 0)
+    asked = encode(m.OpenWorkerGroup(group="c1", size=2, gpus=True, visible=("0",)), 0)
 
     given, _ = decode_frame(node._localized(asked))
-    assert isinstance(given, OpenWorkerGroup)
+    assert isinstance(given, m.OpenWorkerGroup)
     assert given.visible == visible

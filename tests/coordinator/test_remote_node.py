@@ -12,20 +12,8 @@ from jupyter_distrib.coordinator import remote_node
 from jupyter_distrib.coordinator.engine import ContentPart, Receive
 from jupyter_distrib.coordinator.remote_node import RemoteNode
 from jupyter_distrib.serialization.shared_memory import GivenUp
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
-from jupyter_distrib.wire.messages import (
-    Cell,
-    CloseWorkerGroup,
-    Ended,
-    Execute,
-    Failed,
-    Forget,
-    Interrupted,
-    OpenWorkerGroup,
-    Parcel,
-    Setting,
-    Stop,
-)
 
 ABOUT = {"host": "n", "agent_folder": "/f", "interface": "eth0"}
 PART_BYTES = 1000
@@ -48,7 +36,7 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
     node = RemoteNode(holder, 0, None, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
-        return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
+        return number, [(encode(m.Ended(run=run, at_s=0.0), 0), None) for run in runs]
 
     node._take(answer(1, "c"))
     node._take(None)  # a call that had nothing to tell
@@ -94,8 +82,10 @@ class Sending:
             handle_event=lambda number, event, fds=(): self.heard.append(event),
         )
         self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
-        cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
-        self.node.send(Execute(group="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
+        cell, inputs = m.Cell(source="", filename="cell"), m.Parcel(data=b"", sizes=())
+        self.node.send(
+            m.Execute(group="c", run="r", ranks=(0, 1), setting=m.Setting(), cell=cell, inputs=inputs), [0, 1]
+        )
 
     def _put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         self.receive = receive
@@ -108,7 +98,7 @@ class Sending:
 def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> None:
     sending, size = Sending(), 2 * PART_BYTES + 1
     assert sending.receive(part("a", 0, size)) is not None
-    sending.node.send(Forget(group="c", keys=()))
+    sending.node.send(m.Forget(group="c", keys=()))
     assert sending.receive(part("b", 1, size)) is not None
     assert sending.asked == ["take", "take"]
     sending.receive(part("c", 2, size))
@@ -124,10 +114,10 @@ def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> 
 def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> None:
     sending, size = Sending(), 3 * PART_BYTES
     sending.receive(part("a", 0, size))
-    sending.node.send(Forget(group="c", keys=()))
-    sending.node.send(Stop(run="other"))
-    sending.node.send(Stop(run="r"))
-    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    sending.node.send(m.Forget(group="c", keys=()))
+    sending.node.send(m.Stop(run="other"))
+    sending.node.send(m.Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [m.Interrupted, m.Interrupted, m.Ended]
     assert sending.asked == ["take", "discard", "send", "send"], "what was behind it goes on"
     assert sending.receive(part("b", 1, size)) is None
     assert sending.receive(ValueError("full")) is None
@@ -137,8 +127,8 @@ def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> N
 def test_a_group_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> None:
     sending = Sending()
     sending.receive(part("a", 0, 3 * PART_BYTES))
-    sending.node.send(CloseWorkerGroup(group="c"))
-    sending.node.send(OpenWorkerGroup(group="d", size=2, gpus=False))
+    sending.node.send(m.CloseWorkerGroup(group="c"))
+    sending.node.send(m.OpenWorkerGroup(group="d", size=2, gpus=False))
     assert sending.receive(part("b", 1, 3 * PART_BYTES)) is None
     assert sending.asked == ["take", "discard", "send", "send"]
 
@@ -147,17 +137,17 @@ def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
     sending = Sending()
     sending.receive(part("a", 0, 3 * PART_BYTES))
     sending.receive(GivenUp())
-    sending.node.send(Stop(run="r"))
-    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    sending.node.send(m.Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [m.Interrupted, m.Interrupted, m.Ended]
     assert sending.asked == ["take", "discard", "send"]
 
 
 def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
     sending = Sending()
     sending.receive(part("a", 0, 3 * PART_BYTES))
-    sending.node.send(Forget(group="c", keys=()))
+    sending.node.send(m.Forget(group="c", keys=()))
     sending.receive(ValueError("the values could not be put: the store is full"))
-    assert [type(event) for event in sending.heard] == [Failed, Failed, Ended]
+    assert [type(event) for event in sending.heard] == [m.Failed, m.Failed, m.Ended]
     assert "the values could not be put: the store is full" in str(sending.heard[0])
     assert sending.asked == ["take", "discard", "send"]
 

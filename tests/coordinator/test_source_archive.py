@@ -19,19 +19,19 @@ import pytest
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.pools.command.connect import BROUGHT
 from jupyter_distrib.pools.ray import cluster
-from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer, RankSighting
+from jupyter_distrib.wire import messages as m
 
 
-def look(rank: int, line: int, *, waits_s: float = 0.0) -> RankSighting:
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> m.RankSighting:
     """Of a rank that has called the first all_reduce if it waits, and else computes."""
-    group = GroupSighting(
+    group = m.GroupSighting(
         name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce"
     )
     call = "all_reduce" if waits_s else ""
-    seen = ProbeAnswer(
+    seen = m.ProbeAnswer(
         run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
     )
-    return RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
+    return m.RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
 
 
 @pytest.mark.parametrize("relative", [False, True])

@@ -14,44 +14,8 @@ from jupyter_distrib.coordinator import allocation_end
 from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.run import STOP_LIMIT_S
 from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import (
-    AskStacks,
-    Cell,
-    Command,
-    Connected,
-    CutRemoteSockets,
-    Ended,
-    Event,
-    Execute,
-    Exited,
-    Failed,
-    Failure,
-    GroupSighting,
-    GroupsReset,
-    Interrupted,
-    MakeStore,
-    Moved,
-    NodeSawRanks,
-    Noted,
-    OpenWorkerGroup,
-    Parcel,
-    Probe,
-    ProbeAnswer,
-    RankSighting,
-    Returned,
-    Setting,
-    StackSeen,
-    Stalled,
-    Stop,
-    TimedOut,
-    UseStore,
-    WorkerGroupChanged,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupStarting,
-    WorkerInfo,
-)
 
 
 class Later:
@@ -86,14 +50,14 @@ class FakeNode:
     name: str
     host: str = "10.0.0.1"
     interface: str = "eth0"
-    got: list[Command] = field(default_factory=list)
+    got: list[m.Command] = field(default_factory=list)
     fetching: list[tuple[Path, Callable[[], None]]] = field(default_factory=list)
 
     @property
     def short_name(self) -> str:
         return self.host
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         self.got.append(command)
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
@@ -114,7 +78,7 @@ class FakeNode:
 class FakePlace:
     given_back = False
 
-    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         """The test places them."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
@@ -126,10 +90,10 @@ class Gathering:
 
     def __init__(self, logs: Path, *, gpus: bool = False, opened: bool = True) -> None:
         self.logs = logs
-        self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
+        self.loop, self.place, self.told = Later(), FakePlace(), list[m.Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
         self.group = SpreadWorkerGroup(
-            OpenWorkerGroup(group="c", size=4, gpus=gpus),
+            m.OpenWorkerGroup(group="c", size=4, gpus=gpus),
             loop=self.loop,  # type: ignore[arg-type]
             place=self.place,
             logs=logs,
@@ -142,26 +106,26 @@ class Gathering:
 
     def open_nodes(self) -> None:
         for number in range(2):
-            infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
-            self.group.handle_event(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
+            infos = tuple(m.WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
+            self.group.handle_event(number, m.WorkerGroupOpened(group="c", workers=infos, gpus=False))
 
     def run(self, **more: Any) -> None:
-        command = Execute(
+        command = m.Execute(
             run="r",
             group="c",
             ranks=(0, 1, 2, 3),
-            cell=Cell(source="", filename=""),
-            inputs=Parcel(data=b""),
-            setting=Setting(),
+            cell=m.Cell(source="", filename=""),
+            inputs=m.Parcel(data=b""),
+            setting=m.Setting(),
             **more,
         )
         self.group.execute(command, Descriptors(), lambda event, fds: self.told.append(event))
 
     def end(self, node: int, **more: Any) -> None:
-        self.group.handle_event(node, Ended(run="r", at_s=0.0, **more))
+        self.group.handle_event(node, m.Ended(run="r", at_s=0.0, **more))
 
-    def ends(self) -> list[Ended]:
-        return [event for event in self.told if isinstance(event, Ended)]
+    def ends(self) -> list[m.Ended]:
+        return [event for event in self.told if isinstance(event, m.Ended)]
 
 
 @pytest.fixture
@@ -176,10 +140,10 @@ def test_a_start_that_takes_long_tells_how_far_it_is_over_all_nodes_and_what_it_
     group.placed([Share(node=node, size=2, gpus=False) for node in gathering.nodes])
     loop.pass_s(0.4)
     for node, up in ((0, 1), (1, 2)):
-        group.handle_event(node, WorkerGroupStarting(group="c", up=up, size=2, waits_for="the import of torch"))
+        group.handle_event(node, m.WorkerGroupStarting(group="c", up=up, size=2, waits_for="the import of torch"))
     gathering.open_nodes()
     loop.pass_s(0.4)
-    started = [event for event in gathering.told if isinstance(event, WorkerGroupStarting)]
+    started = [event for event in gathering.told if isinstance(event, m.WorkerGroupStarting)]
     assert [(each.up, each.size, each.waits_for) for each in started] == [
         (0, 4, "a free node"),
         (0, 4, "the nodes node a, node b"),
@@ -189,14 +153,14 @@ def test_a_start_that_takes_long_tells_how_far_it_is_over_all_nodes_and_what_it_
 
 
 def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
-    (opened,) = (event for event in gathering.told if isinstance(event, WorkerGroupOpened))
+    (opened,) = (event for event in gathering.told if isinstance(event, m.WorkerGroupOpened))
     assert [(info.rank, info.node) for info in opened.workers] == [
         (0, "10.0.0.1"),
         (1, "10.0.0.1"),
         (2, "10.0.0.2"),
         (3, "10.0.0.2"),
     ]
-    orders = [node.last(OpenWorkerGroup) for node in gathering.nodes]
+    orders = [node.last(m.OpenWorkerGroup) for node in gathering.nodes]
     assert [(each.first_rank, each.size, each.world_size, each.node_rank) for each in orders] == [
         (0, 2, 4, 0),
         (2, 2, 4, 1),
@@ -206,17 +170,17 @@ def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
 def test_a_node_has_another_clock_but_seconds_are_as_long(gathering: Gathering) -> None:
     gathering.run()
     before_s = time.monotonic()
-    gathering.group.handle_event(0, Returned(run="r", rank=0, value=None, began_at_s=5000.0, at_s=5000.25))
-    returned = next(event for event in gathering.told if isinstance(event, Returned))
+    gathering.group.handle_event(0, m.Returned(run="r", rank=0, value=None, began_at_s=5000.0, at_s=5000.25))
+    returned = next(event for event in gathering.told if isinstance(event, m.Returned))
     assert before_s <= returned.at_s <= time.monotonic()
     assert returned.began_at_s == pytest.approx(returned.at_s - 0.25)
 
 
 def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gathering: Gathering) -> None:
     gathering.run()
-    assert [node.last(Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
-    assert [node.last(Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
-    gathering.group.handle_event(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
+    assert [node.last(m.Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
+    assert [node.last(m.Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
+    gathering.group.handle_event(0, m.Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
     gathering.end(0, log_directory="/there")
     gathering.end(1)
     assert gathering.ends() == []
@@ -228,27 +192,27 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
 
 def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Gathering) -> None:
     gathering.run()
-    failure = Failure(type_name="ValueError", message="", frames=())
-    gathering.group.handle_event(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
-    assert not any(isinstance(command, Stop) for command in gathering.nodes[0].got)
+    failure = m.Failure(type_name="ValueError", message="", frames=())
+    gathering.group.handle_event(1, m.Failed(run="r", rank=2, failure=failure, at_s=0.0))
+    assert not any(isinstance(command, m.Stop) for command in gathering.nodes[0].got)
     gathering.loop.pass_s(0.5)
-    assert gathering.nodes[0].last(Stop) == Stop(run="r")
-    assert not any(isinstance(command, Stop) for command in gathering.nodes[1].got), "it stops its own"
+    assert gathering.nodes[0].last(m.Stop) == m.Stop(run="r")
+    assert not any(isinstance(command, m.Stop) for command in gathering.nodes[1].got), "it stops its own"
 
 
 def test_the_far_ends_of_cut_connections_are_cut_on_nodes_that_have_ended_the_run_too(gathering: Gathering) -> None:
     gathering.run()
     gathering.end(1, clean=False)
     ends = (("10.0.0.1:1", "10.0.0.2:2"),)
-    gathering.group.handle_event(0, Connected(run="r", ends=ends))
-    assert gathering.nodes[1].last(CutRemoteSockets) == CutRemoteSockets(run="r", ends=ends)
-    assert not any(isinstance(command, CutRemoteSockets) for command in gathering.nodes[0].got)
+    gathering.group.handle_event(0, m.Connected(run="r", ends=ends))
+    assert gathering.nodes[1].last(m.CutRemoteSockets) == m.CutRemoteSockets(run="r", ends=ends)
+    assert not any(isinstance(command, m.CutRemoteSockets) for command in gathering.nodes[0].got)
 
 
 def test_what_a_node_says_of_the_group_it_had_before_is_not_for_this_one(gathering: Gathering) -> None:
     before = list(gathering.told)
-    gathering.group.handle_event(0, WorkerGroupClosed(group="b", reason="it was stopped"))
-    gathering.group.handle_event(0, WorkerGroupChanged(group="b", workers=(), lost=(0,)))
+    gathering.group.handle_event(0, m.WorkerGroupClosed(group="b", reason="it was stopped"))
+    gathering.group.handle_event(0, m.WorkerGroupChanged(group="b", workers=(), lost=(0,)))
     assert gathering.told == before
     assert len(gathering.group.infos()) == 4
 
@@ -257,23 +221,23 @@ def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gat
     gathering.run()
     gathering.end(0, clean=False)
     gathering.end(1)
-    assert gathering.nodes[0].last(MakeStore) == MakeStore(group="c")
+    assert gathering.nodes[0].last(m.MakeStore) == m.MakeStore(group="c")
     gathering.run()
-    assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
-    gathering.group.handle_event(0, GroupsReset(group="c", host="10.0.0.1", port=7))
-    assert gathering.nodes[1].last(UseStore) == UseStore(group="c", host="10.0.0.1", port=7)
-    gathering.group.handle_event(1, GroupsReset(group="c", host="10.0.0.1", port=7))
-    assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
+    assert [sum(isinstance(command, m.Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
+    gathering.group.handle_event(0, m.GroupsReset(group="c", host="10.0.0.1", port=7))
+    assert gathering.nodes[1].last(m.UseStore) == m.UseStore(group="c", host="10.0.0.1", port=7)
+    gathering.group.handle_event(1, m.GroupsReset(group="c", host="10.0.0.1", port=7))
+    assert [sum(isinstance(command, m.Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
 
 
 def test_a_rank_that_is_replaced_in_mid_run_does_not_take_the_store_away_from_the_others(gathering: Gathering) -> None:
     gathering.run()
-    infos = tuple(WorkerInfo(rank=rank, pid=200 + rank, device="cpu") for rank in (2, 3))
-    gathering.group.handle_event(1, WorkerGroupChanged(group="c", workers=infos, lost=(3,)))
-    assert not any(isinstance(command, MakeStore) for command in gathering.nodes[0].got)
+    infos = tuple(m.WorkerInfo(rank=rank, pid=200 + rank, device="cpu") for rank in (2, 3))
+    gathering.group.handle_event(1, m.WorkerGroupChanged(group="c", workers=infos, lost=(3,)))
+    assert not any(isinstance(command, m.MakeStore) for command in gathering.nodes[0].got)
     gathering.end(0)
     gathering.end(1)
-    assert gathering.nodes[0].last(MakeStore) == MakeStore(group="c")
+    assert gathering.nodes[0].last(m.MakeStore) == m.MakeStore(group="c")
 
 
 def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) -> None:
@@ -282,30 +246,30 @@ def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) ->
     gathering.end(1)
     gathering.run()
     gathering.group.stop()
-    assert [event.rank for event in gathering.told if isinstance(event, Interrupted)] == [0, 1, 2, 3]
+    assert [event.rank for event in gathering.told if isinstance(event, m.Interrupted)] == [0, 1, 2, 3]
     assert len(gathering.ends()) == 2
 
 
 def gone(gathering: Gathering) -> list[tuple[int, int, bool]]:
-    return [(event.rank, event.pid, event.asked) for event in gathering.told if isinstance(event, Exited)]
+    return [(event.rank, event.pid, event.asked) for event in gathering.told if isinstance(event, m.Exited)]
 
 
 def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brought(gathering: Gathering) -> None:
     gathering.run()
     gathering.group.lost(1, "it was switched off")
     assert gone(gathering) == [(2, 102, False), (3, 103, False)]
-    told = next(event for event in gathering.told if isinstance(event, Exited))
+    told = next(event for event in gathering.told if isinstance(event, m.Exited))
     assert told.reason == "node b was lost: it was switched off"
-    assert gathering.nodes[0].last(Stop) == Stop(run="r", force=True)
+    assert gathering.nodes[0].last(m.Stop) == m.Stop(run="r", force=True)
     for rank in range(2):
-        gathering.group.handle_event(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
+        gathering.group.handle_event(0, m.Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
     gathering.end(0, log_directory="/there")
     gathering.nodes[0].answer("rank0.log")
     assert gathering.ends() == [], "only its agent may have gone"
     assert not gathering.place.given_back
     gathering.nodes[1].answer()
     assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
-    assert isinstance(gathering.told[-1], WorkerGroupClosed)
+    assert isinstance(gathering.told[-1], m.WorkerGroupClosed)
 
 
 def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gathering) -> None:
@@ -325,7 +289,7 @@ def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gath
     gathering.loop.pass_s(5.0)
     assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, False), (1, 101, False)]
     assert [event.log_directory for event in gathering.ends()] == [""]
-    assert [event.reason for event in gathering.told if isinstance(event, WorkerGroupClosed)] == [
+    assert [event.reason for event in gathering.told if isinstance(event, m.WorkerGroupClosed)] == [
         "node b was lost: it was switched off"
     ]
 
@@ -336,7 +300,7 @@ def test_all_ranks_of_a_cluster_that_is_lost_are_lost(gathering: Gathering) -> N
     assert gone(gathering) == [(0, 100, False), (1, 101, False), (2, 102, False), (3, 103, False)]
     gathering.loop.pass_s(1.0)
     assert len(gathering.ends()) == 1
-    assert [event.reason for event in gathering.told if isinstance(event, WorkerGroupClosed)] == [
+    assert [event.reason for event in gathering.told if isinstance(event, m.WorkerGroupClosed)] == [
         "the cluster has gone"
     ]
 
@@ -352,34 +316,34 @@ def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
 def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
     gathering.run(timeout_s=5.0)
     gathering.loop.pass_s(5.0)
-    assert [event.limit_s for event in gathering.told if isinstance(event, TimedOut)] == [5.0]
-    assert all(node.last(Stop) == Stop(run="r") for node in gathering.nodes)
+    assert [event.limit_s for event in gathering.told if isinstance(event, m.TimedOut)] == [5.0]
+    assert all(node.last(m.Stop) == m.Stop(run="r") for node in gathering.nodes)
 
 
-def look(rank: int, line: int, *, waits_s: float = 0.0) -> RankSighting:
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> m.RankSighting:
     """Of a rank that has called the first all_reduce if it waits, and else computes."""
-    group = GroupSighting(
+    group = m.GroupSighting(
         name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce"
     )
     call = "all_reduce" if waits_s else ""
-    seen = ProbeAnswer(
+    seen = m.ProbeAnswer(
         run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
     )
-    return RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
+    return m.RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
 
 
-def looked(gathering: Gathering, *looks: RankSighting) -> None:
+def looked(gathering: Gathering, *looks: m.RankSighting) -> None:
     for node in range(2):
         gathering.group.handle_event(
-            node, NodeSawRanks(run="r", looks=tuple(each for each in looks if each.rank // 2 == node))
+            node, m.NodeSawRanks(run="r", looks=tuple(each for each in looks if each.rank // 2 == node))
         )
     gathering.loop.pass_s(1.0)
 
 
 def stalls(gathering: Gathering) -> list[str]:
     """What was said of them, in order."""
-    told = [event for event in gathering.told if isinstance(event, Stalled | Moved)]
-    return [event.text if isinstance(event, Stalled) else "moved" for event in told]
+    told = [event for event in gathering.told if isinstance(event, m.Stalled | m.Moved)]
+    return [event.text if isinstance(event, m.Stalled) else "moved" for event in told]
 
 
 WAITS = "Rank 3 has not reached all_reduce #1; ranks 0-2 wait there (line 4). Rank 3 runs the cell (line 3)."
@@ -398,8 +362,8 @@ def test_ranks_of_which_nothing_was_heard_yet_have_not_come_and_those_that_have_
     gathering: Gathering,
 ) -> None:
     gathering.run()
-    gathering.group.handle_event(1, Returned(run="r", rank=2, value=None))
-    gathering.group.handle_event(1, Returned(run="r", rank=3, value=None))
+    gathering.group.handle_event(1, m.Returned(run="r", rank=2, value=None))
+    gathering.group.handle_event(1, m.Returned(run="r", rank=3, value=None))
     gathering.end(1)
     looked(gathering, look(0, 4, waits_s=6.0))
     (told,) = stalls(gathering)
@@ -414,10 +378,10 @@ def test_ranks_on_gpus_that_wait_for_one_that_has_left_early_are_stopped(gatheri
     """NCCL does not notice that a rank has left; gloo's connections are cut by the rank's own node."""
     gathering.group.command = replace(gathering.group.command, gpus=gpus)
     gathering.run()
-    gathering.group.handle_event(1, Returned(run="r", rank=3, value=None, exited_early=True))
+    gathering.group.handle_event(1, m.Returned(run="r", rank=3, value=None, exited_early=True))
     looked(gathering, *(look(rank, 4, waits_s=6.0) for rank in range(3)))
 
-    assert [Stop(run="r") in node.got for node in gathering.nodes] == [gpus, gpus]
+    assert [m.Stop(run="r") in node.got for node in gathering.nodes] == [gpus, gpus]
 
 
 def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> None:
@@ -425,23 +389,25 @@ def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> N
     looks = [*(look(rank, 4, waits_s=4.0) for rank in range(2)), *(look(rank, 3) for rank in (2, 3))]
     for _ in range(3):
         looked(gathering, *looks)
-    assert gathering.nodes[1].last(Probe) == Probe(run="r", deep=True)
+    assert gathering.nodes[1].last(m.Probe) == m.Probe(run="r", deep=True)
 
 
 def test_all_nodes_are_asked_for_stacks_and_their_answers_are_passed_on(gathering: Gathering) -> None:
     gathering.run()
     gathering.group.ask_stacks()
-    assert [node.last(AskStacks) for node in gathering.nodes] == [AskStacks(run="r")] * 2
-    gathering.group.handle_event(1, StackSeen(run="r", rank=2, frames=(), trouble="is stopped", at_s=0.0))
-    assert [event.trouble for event in gathering.told if isinstance(event, StackSeen)] == ["is stopped"]
+    assert [node.last(m.AskStacks) for node in gathering.nodes] == [m.AskStacks(run="r")] * 2
+    gathering.group.handle_event(1, m.StackSeen(run="r", rank=2, frames=(), trouble="is stopped", at_s=0.0))
+    assert [event.trouble for event in gathering.told if isinstance(event, m.StackSeen)] == ["is stopped"]
 
 
 def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -> None:
     gathering.run(hang_timeout_s=10.0)
     for waits_s in (9.0, 10.0, 11.0):
         looked(gathering, *(look(rank, 4, waits_s=waits_s) for rank in range(3)), look(3, 3))
-    assert [(event.limit_s, event.stalled) for event in gathering.told if isinstance(event, TimedOut)] == [(10.0, True)]
-    assert [sum(isinstance(command, Stop) for command in node.got) for node in gathering.nodes] == [1, 1]
+    assert [(event.limit_s, event.stalled) for event in gathering.told if isinstance(event, m.TimedOut)] == [
+        (10.0, True)
+    ]
+    assert [sum(isinstance(command, m.Stop) for command in node.got) for node in gathering.nodes] == [1, 1]
     assert stalls(gathering) == [WAITS]
 
 
@@ -451,7 +417,7 @@ def test_a_node_that_does_not_end_a_stopped_run_is_lost(gathering: Gathering) ->
     gathering.end(0, clean=False)
     gathering.loop.pass_s(STOP_LIMIT_S)
     assert gone(gathering) == [(2, 102, False), (3, 103, False)]
-    told = next(event for event in gathering.told if isinstance(event, Exited))
+    told = next(event for event in gathering.told if isinstance(event, m.Exited))
     assert told.reason == "node b was lost: it did not end the cell within 20 s of the stop"
 
 
@@ -474,11 +440,11 @@ def test_the_time_limit_of_the_nodes_is_told_to_the_run_and_to_those_that_begin_
     group, shares = gathering.group, [Share(node=node, size=2, gpus=False) for node in gathering.nodes]
     group.placed(shares, ends_at_s=now_s + 3600.0)
     gathering.run()
-    assert not [event for event in gathering.told if isinstance(event, Noted)]
+    assert not [event for event in gathering.told if isinstance(event, m.Noted)]
     now_s += 3300.0
     gathering.loop.pass_s(3300.0)
     text = "the time limit ends these ranks in 5 min: save what must stay."
-    assert [event for event in gathering.told if isinstance(event, Noted)] == [Noted(run="r", rank=None, text=text)]
+    assert [event for event in gathering.told if isinstance(event, m.Noted)] == [m.Noted(run="r", rank=None, text=text)]
     now_s += 200.0
     gathering.run()
-    assert gathering.told[-1] == Noted(run="r", rank=None, text=text.replace("5 min", "100 s"))
+    assert gathering.told[-1] == m.Noted(run="r", rank=None, text=text.replace("5 min", "100 s"))

@@ -36,8 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello, ServerStatus
 from tests.notebook import ROOT, Notebook
 from tests.processes import wait_until, wait_until_gone
 
@@ -160,7 +160,7 @@ class GpuBed:
             return (self.folder / "violations").read_text().splitlines()
         return []
 
-    def status(self) -> list[ServerStatus]:
+    def status(self) -> list[m.ServerStatus]:
         """Ask each agent of this bed for its status, without a kernel."""
         return [server for path in self._sockets() if (server := _asked(path)) is not None]
 
@@ -210,15 +210,15 @@ class GpuBed:
         return _text(pid, "stat").rpartition(")")[2][1:2] not in ("", "Z", "X")
 
 
-def _asked(path: Path) -> ServerStatus | None:
+def _asked(path: Path) -> m.ServerStatus | None:
     about = {"session": "asks", "pid": os.getpid(), "label": "", "python": "", "torch": "", "cloudpickle": ""}
     with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(str(path))
         link = Link(sock)
-        link.send(Hello(protocol=PROTOCOL, **about))  # type: ignore[arg-type]
-        link.send(Ask(question=1))
-        while not isinstance(answered := link.receive()[0], Answered):
+        link.send(m.Hello(protocol=m.PROTOCOL, **about))  # type: ignore[arg-type]
+        link.send(m.Ask(question=1))
+        while not isinstance(answered := link.receive()[0], m.Answered):
             continue
         return answered.status
     return None

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_distrib.wire.messages import GroupStatus
+from jupyter_distrib.wire import messages as m
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook, Outcome
 from tests.processes import wait_until
@@ -268,7 +268,7 @@ class Campaign:
     def _used(self) -> set[int]:
         return {number for numbers in self._bed.numbers().values() for number in numbers}
 
-    def _groups(self) -> Iterator[GroupStatus]:
+    def _groups(self) -> Iterator[m.GroupStatus]:
         for server in self._bed.status():
             yield from server.groups
 
@@ -293,7 +293,7 @@ class Campaign:
         groups = [group for group in self._groups() if self._is_of(group, book)]
         return [worker.pid for group in groups if group.run or not running for worker in group.workers]
 
-    def _is_of(self, group: GroupStatus, book: Book) -> bool:
+    def _is_of(self, group: m.GroupStatus, book: Book) -> bool:
         return bool(re.search(rf"\bkernel {book.notebook.pid}\b", group.holder))
 
     def _new_book(self, name: str) -> Book:
@@ -304,7 +304,7 @@ class Campaign:
         return Book(name=name, notebook=notebook)
 
 
-def _gpus_of(group: GroupStatus) -> list[int]:
+def _gpus_of(group: m.GroupStatus) -> list[int]:
     return [int(found[1]) for worker in group.workers if (found := _WHERE.search(worker.device_name))]
 
 

@@ -23,7 +23,7 @@ from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import Ended, Interrupted, Started, Stop, WorkerGroupRefused
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output import reporting
 from tests.notebook import ROOT, Notebook
 
@@ -138,8 +138,8 @@ def test_an_interrupt_stops_this_rank_and_starts_no_other(client: PoolClient) ->
     stop = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nrank"
     outcome = client.run(group, stop)
     assert list(outcome.values) == [0]
-    assert [event.rank for event in outcome.of(Started)] == [0, 1]
-    stopped = outcome.of(Interrupted)
+    assert [event.rank for event in outcome.of(m.Started)] == [0, 1]
+    stopped = outcome.of(m.Interrupted)
     assert [event.rank for event in stopped] == [1, 2]
     assert stopped[0].frames[-1].line in (3, 4)
     assert stopped[1].frames == ()
@@ -152,14 +152,14 @@ def test_it_runs_in_any_thread(client: PoolClient) -> None:
     source = "import threading\nmine = threading.get_ident()\nwhile True:\n    pass"
 
     def work() -> None:
-        client.when(Started, lambda run: client.send(Stop(run=run)))
+        client.when(m.Started, lambda run: client.send(m.Stop(run=run)))
         got.append(client.run(group, source))
         got.append(client.run(group, "__import__('threading').get_ident()"))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(30)
-    assert len(got[0].of(Interrupted)) == 2
+    assert len(got[0].of(m.Interrupted)) == 2
     assert set(got[1].values.values()) == {thread.ident}
 
 
@@ -174,9 +174,9 @@ def test_what_it_cannot_do_is_said_before_anything_runs(client: PoolClient, chan
     group = client.group(2)
     with pytest.raises(PoolError, match=words):
         client.start(group, "print('never')", **change)
-    assert isinstance(client.wait(Started, Ended), Ended)
+    assert isinstance(client.wait(m.Started, m.Ended), m.Ended)
     refused = client.open(1, load_env={"PYTHONHASHSEED": "1"})
-    assert isinstance(refused, WorkerGroupRefused)
+    assert isinstance(refused, m.WorkerGroupRefused)
     assert "PYTHONHASHSEED" in refused.reason
     assert client.run(group, "rank").values == {0: 0, 1: 1}
 
@@ -262,7 +262,7 @@ def test_an_alarm_is_no_interrupt(client: PoolClient, error: str) -> None:
     outcome = client.run(client.group(1), ALARM.replace("ERROR", error) + ENDLESS)
     signal.signal(signal.SIGALRM, before)
     assert outcome.failure(0).type_name == error
-    assert not outcome.of(Interrupted)
+    assert not outcome.of(m.Interrupted)
 
 
 def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_no_interrupt(
@@ -270,7 +270,7 @@ def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_no_interrupt(
 ) -> None:
     before, begun = signal.getsignal(signal.SIGALRM), threading.Event()
     monkeypatch.setattr(builtins, "begun", begun, raising=False)
-    thread = client.when(Started, lambda run: (begun.wait(30), client.send(Stop(run=run))))
+    thread = client.when(m.Started, lambda run: (begun.wait(30), client.send(m.Stop(run=run))))
     endless = ENDLESS.replace("\n", "\n    ")
     caught = f"try:\n    begun.set()\n    {endless}\nexcept KeyboardInterrupt:\n    pass\n{ALARM}{ENDLESS}"
     outcome = client.run(client.group(1), caught.replace("ERROR", "TimeoutError"))
@@ -280,11 +280,11 @@ def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_no_interrupt(
 
 
 def test_an_error_that_an_interrupt_has_become_is_an_interrupt(client: PoolClient) -> None:
-    thread = client.when(Started, lambda run: client.send(Stop(run=run)))
+    thread = client.when(m.Started, lambda run: client.send(m.Stop(run=run)))
     source = f"try:\n    {ENDLESS.replace(chr(10), chr(10) + '    ')}\nexcept KeyboardInterrupt:\n    raise ValueError from None"
     outcome = client.run(client.group(2), source)
     thread.join()
-    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]
+    assert [event.rank for event in outcome.of(m.Interrupted)] == [0, 1]
 
 
 def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(client: PoolClient) -> None:
@@ -294,11 +294,11 @@ def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(client: PoolClient) -
 @pytest.mark.usefixtures("ignored")
 @pytest.mark.parametrize("timeout_s", [None, 0.1])
 def test_a_run_is_stopped_where_interrupts_are_ignored(client: PoolClient, timeout_s: float | None) -> None:
-    thread = None if timeout_s else client.when(Started, lambda run: client.send(Stop(run=run)))
+    thread = None if timeout_s else client.when(m.Started, lambda run: client.send(m.Stop(run=run)))
     outcome = client.run(client.group(2), ENDLESS, timeout_s=timeout_s)
     if thread is not None:
         thread.join()
-    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]
+    assert [event.rank for event in outcome.of(m.Interrupted)] == [0, 1]
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
@@ -310,9 +310,9 @@ def test_an_interrupt_that_is_ignored_stays_ignored(client: PoolClient) -> None:
 
 def test_a_run_is_stopped_where_interrupts_are_blocked(client: PoolClient) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    thread = client.when(Started, lambda run: client.send(Stop(run=run)))
+    thread = client.when(m.Started, lambda run: client.send(m.Stop(run=run)))
     outcome = client.run(client.group(2), ENDLESS)
     thread.join()
     assert signal.SIGINT not in signal.sigpending()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert [event.rank for event in outcome.of(Interrupted)] == [0, 1]
+    assert [event.rank for event in outcome.of(m.Interrupted)] == [0, 1]

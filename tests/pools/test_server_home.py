@@ -123,7 +123,7 @@ def test_another_version_has_an_agent_of_its_own(what: str, monkeypatch: pytest.
     before = server_home.fingerprint()
     match what:
         case "PROTOCOL":
-            monkeypatch.setattr(server_home, what, "another")
+            monkeypatch.setattr(server_home.m, what, "another")
         case "_sources":
             monkeypatch.setattr(server_home, what, lambda: ["session.py:1:2"])
         case _:

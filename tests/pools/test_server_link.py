@@ -20,9 +20,9 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire import link as links
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, encode
-from jupyter_distrib.wire.messages import PROTOCOL, Command, Ended, Event, Forget, Hello, Noted, Probe
 
 BIG = "k" * 100_000
 """Two of them are more than a unix socket takes at once."""
@@ -34,7 +34,7 @@ class Ends:
     agent: Link
     lost: queue.SimpleQueue[str]
 
-    def heard(self, count: int) -> list[Command]:
+    def heard(self, count: int) -> list[m.Command]:
         return [self.agent.receive()[0] for _ in range(count)]  # type: ignore[misc]
 
 
@@ -43,7 +43,7 @@ def ends() -> Iterator[Ends]:
     mine, theirs = socket.socketpair()
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def sink(event: Event, fds: object) -> None:
+    def sink(event: m.Event, fds: object) -> None:
         raise ValueError("cannot take this")
 
     theirs.settimeout(60)
@@ -54,18 +54,18 @@ def ends() -> Iterator[Ends]:
 
 
 def test_commands_arrive_in_order_whether_the_agent_reads_or_not(ends: Ends) -> None:
-    big = [Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
+    big = [m.Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
     for command in big:  # more than the socket takes, and nobody reads: must not block
         ends.node.send(command)
-    ends.node.send(Probe(run="last"))
+    ends.node.send(m.Probe(run="last"))
 
-    assert ends.heard(21) == [*big, Probe(run="last")]
-    ends.node.send(Probe(run="direct"))
-    assert ends.heard(1) == [Probe(run="direct")]
+    assert ends.heard(21) == [*big, m.Probe(run="last")]
+    ends.node.send(m.Probe(run="direct"))
+    assert ends.heard(1) == [m.Probe(run="direct")]
 
 
 def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
-    commands = [Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
+    commands = [m.Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
     for command in commands:
         ends.node.send(command)
     ends.node.close()
@@ -78,12 +78,12 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
 
 def test_descriptors_go_along_and_are_taken_over(ends: Ends) -> None:
     read_fd, write_fd = os.pipe()
-    ends.node.send(Probe(run="first"), Descriptors([write_fd]))
+    ends.node.send(m.Probe(run="first"), Descriptors([write_fd]))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(write_fd)
 
     command, (fd,) = ends.agent.receive()
-    assert command == Probe(run="first")
+    assert command == m.Probe(run="first")
     os.write(fd, b"through")
     os.close(fd)
     assert os.read(read_fd, 20) == b"through"
@@ -95,7 +95,7 @@ def test_an_agent_that_is_gone_is_told_once_and_takes_descriptors_with_it(ends: 
     assert "has ended" in ends.lost.get(timeout=60)
     read_fd, write_fd = os.pipe()
 
-    ends.node.send(Probe(run="late"), Descriptors([write_fd]))
+    ends.node.send(m.Probe(run="late"), Descriptors([write_fd]))
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(write_fd)
@@ -105,7 +105,7 @@ def test_an_agent_that_is_gone_is_told_once_and_takes_descriptors_with_it(ends: 
 
 def test_an_event_on_which_the_notebook_breaks_ends_the_link_and_says_so(ends: Ends) -> None:
     """Whoever waits for a run would wait for ever if only the thread that reads ended."""
-    ends.agent.send(Noted(run="r", rank=None, text="hello"))
+    ends.agent.send(m.Noted(run="r", rank=None, text="hello"))
 
     assert "ValueError: cannot take this" in ends.lost.get(timeout=60)
     with pytest.raises(EOFError):
@@ -117,7 +117,7 @@ def test_who_waits_for_a_run_hears_of_its_end_though_what_follows_from_it_breaks
     run.on_ended.append(lambda: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
-        run.deliver(Ended(run="r", at_s=1.0))
+        run.deliver(m.Ended(run="r", at_s=1.0))
 
     assert run.done()
 
@@ -132,11 +132,11 @@ def test_an_interrupt_cuts_no_command_in_two(ends: Ends, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(links.Link, "flush", pressed)
     with pytest.raises(KeyboardInterrupt):
-        ends.node.send(Probe(run="whole"))
+        ends.node.send(m.Probe(run="whole"))
     monkeypatch.undo()
-    ends.node.send(Probe(run="next"))
+    ends.node.send(m.Probe(run="next"))
 
-    assert ends.heard(2) == [Probe(run="whole"), Probe(run="next")]
+    assert ends.heard(2) == [m.Probe(run="whole"), m.Probe(run="next")]
 
 
 SERVES = """
@@ -156,7 +156,7 @@ sys.stdout.write(sock.recv(4).hex())
 def test_a_socket_of_another_user_is_told_nothing(uid: int, is_greeted: bool) -> None:
     """It would get the notebook's code and environment."""
     name = f"\0jupyter_distrib-test-{secrets.token_hex(8)}"
-    hello = Hello(protocol=PROTOCOL, session="s", pid=1, label="x", python="", torch="", cloudpickle="")
+    hello = m.Hello(protocol=m.PROTOCOL, session="s", pid=1, label="x", python="", torch="", cloudpickle="")
     program = SERVES.replace("sys.argv[1]", repr(name))
     with (
         subprocess.Popen([sys.executable, "-c", program, "", str(uid)], stdout=subprocess.PIPE, text=True) as process,

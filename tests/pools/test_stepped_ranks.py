@@ -12,7 +12,7 @@ from jupyter_distrib.pools.inline import steps_view
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.inline.steps import Arrow, Step, Value
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import Interrupted
+from jupyter_distrib.wire import messages
 
 IMPORTS = "import torch, torch.distributed as dist\n"
 
@@ -106,7 +106,7 @@ def test_what_would_hang_is_told(client: PoolClient, cell: str, said: str) -> No
     rank = next(
         rank
         for rank in range(2)
-        if rank not in outcome.values and not any(event.rank == rank for event in outcome.of(Interrupted))
+        if rank not in outcome.values and not any(event.rank == rank for event in outcome.of(messages.Interrupted))
     )
     assert said in outcome.failure(rank).message
 
@@ -114,7 +114,7 @@ def test_what_would_hang_is_told(client: PoolClient, cell: str, said: str) -> No
 def test_the_rank_that_fails_stops_those_that_wait_for_it(client: PoolClient) -> None:
     outcome = client.run(client.group(3), IMPORTS + "1 / 0 if rank == 1 else dist.barrier()")
     assert outcome.failure(1).type_name == "ZeroDivisionError"
-    assert {event.rank for event in outcome.of(Interrupted)} == {0, 2}
+    assert {event.rank for event in outcome.of(messages.Interrupted)} == {0, 2}
 
 
 def test_a_step_is_a_picture_and_sentences_without_any_script() -> None:

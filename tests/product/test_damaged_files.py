@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings import trusted_files
 from jupyter_distrib.system import run_list
 from jupyter_distrib.system.run_list import ListedRun
-from jupyter_distrib.wire.messages import PROTOCOL
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 from tests.processes import agents, wait_until, wait_until_gone
 
@@ -84,7 +84,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 def detached_run(runtime: Path) -> ListedRun:
     run = ListedRun(
         run="aaa-1", label="Cell In[1]", holder="b.ipynb", notebook="", began_at_s=1.0, ended=False, server="agent-1",
-        pid=os.getpid(), protocol=PROTOCOL,
+        pid=os.getpid(), protocol=m.PROTOCOL,
     )  # fmt: skip
     run_list.write(runtime, run)
     return run

@@ -16,7 +16,7 @@ from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import AskStacks, Ended, StackSeen, Stop, Wrote
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook, ask
 from tests.processes import wait_until
 
@@ -45,24 +45,24 @@ def until(client: PoolClient, run: str, kind: type[E]) -> E:
             return event
 
 
-def seen_of(client: PoolClient, source: str, *, ranks: int = 1, stop: bool = False) -> dict[int, StackSeen]:
+def seen_of(client: PoolClient, source: str, *, ranks: int = 1, stop: bool = False) -> dict[int, m.StackSeen]:
     """Start a cell, ask for the stacks when each rank has printed something, and end the cell."""
     group = client.group(ranks)
     run = client.start(group, source)
     for _ in range(ranks):
-        until(client, run, Wrote)
+        until(client, run, m.Wrote)
     pids = [worker.pid for worker in group.workers]
     if stop:
         os.kill(pids[0], signal.SIGSTOP)
         assert wait_until(lambda: (used := usage.read(pids[0])) is None or used.stopped)
-    client.send(AskStacks(run=run))
+    client.send(m.AskStacks(run=run))
     try:
-        stacks = [until(client, run, StackSeen) for _ in range(ranks)]
+        stacks = [until(client, run, m.StackSeen) for _ in range(ranks)]
     finally:
         if stop:
             os.kill(pids[0], signal.SIGCONT)
-    client.send(Stop(run=run, force=True))
-    until(client, run, Ended)
+    client.send(m.Stop(run=run, force=True))
+    until(client, run, m.Ended)
     client.close_group(group)
     return {stack.rank: stack for stack in stacks}
 
@@ -107,15 +107,15 @@ def test_a_stopped_rank_is_told_as_such_beside_the_stacks_of_the_others(client: 
 def test_nobody_answers_for_a_run_that_is_over(client: PoolClient) -> None:
     group = client.group(1)
     run = client.start(group, "1")
-    until(client, run, Ended)
-    client.send(AskStacks(run=run))
+    until(client, run, m.Ended)
+    client.send(m.AskStacks(run=run))
 
     client.start(group, "1")
     kinds: set[type] = set()
-    while Ended not in kinds:
+    while m.Ended not in kinds:
         kinds.add(type(client.seen.get(timeout=LIMIT_S)))
     client.close_group(group)
-    assert StackSeen not in kinds
+    assert m.StackSeen not in kinds
 
 
 def test_the_inline_pool_shows_the_rank_that_executes_the_cell() -> None:
@@ -124,12 +124,12 @@ def test_the_inline_pool_shows_the_rank_that_executes_the_cell() -> None:
     source = "import time\nfor _ in range(10**4):\n    print('there')\n    time.sleep(0.001)"
 
     def look(run: str) -> None:
-        client.send(AskStacks(run=run))
-        client.send(Stop(run=run))
+        client.send(m.AskStacks(run=run))
+        client.send(m.Stop(run=run))
 
-    thread = client.when(Wrote, look)
+    thread = client.when(m.Wrote, look)
     run = client.start(group, source)
-    stack = until(client, run, StackSeen)
+    stack = until(client, run, m.StackSeen)
     thread.join(LIMIT_S)
     client.close()
 

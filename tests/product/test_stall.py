@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import Ended, Moved, Returned, RunEvent, Sampled, Stalled, Started, WorkerGroupOpened
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 
 GROUP = (
@@ -36,9 +36,9 @@ class Follower:
 
     client: PoolClient
     run: str
-    events: list[RunEvent] = field(default_factory=list)
+    events: list[m.RunEvent] = field(default_factory=list)
 
-    def until(self, *kinds: type) -> RunEvent:
+    def until(self, *kinds: type) -> m.RunEvent:
         deadline = time.monotonic() + LIMIT_S
         while True:
             try:
@@ -50,11 +50,11 @@ class Follower:
                 if isinstance(event, kinds):
                     return event
 
-    def of(self, kind: type) -> list[RunEvent]:
+    def of(self, kind: type) -> list[m.RunEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def follow(client: PoolClient, group: WorkerGroupOpened, source: str, **more: object) -> Follower:
+def follow(client: PoolClient, group: m.WorkerGroupOpened, source: str, **more: object) -> Follower:
     return Follower(client, client.start(group, source, **more))
 
 
@@ -62,19 +62,19 @@ def follow(client: PoolClient, group: WorkerGroupOpened, source: str, **more: ob
 def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: PoolClient) -> None:
     group = client.group(2)
     run = follow(client, group, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
-    run.until(Started)
+    run.until(m.Started)
     pid = group.workers[1].pid
     began_s = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     try:
-        stalled = run.until(Stalled)
+        stalled = run.until(m.Stalled)
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert isinstance(stalled, Stalled)
+    assert isinstance(stalled, m.Stalled)
     assert f"Rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` lets it go on." in stalled.text
     assert stalled.at_s - began_s < 10
-    run.until(Ended)
-    assert len(run.of(Returned)) == 2
+    run.until(m.Ended)
+    assert len(run.of(m.Returned)) == 2
     client.close_group(group)
 
 
@@ -126,7 +126,7 @@ def test_every_kind_of_stall_is_named(client: PoolClient) -> None:
     while len(told) < len(CASES) and time.monotonic() < deadline:
         event = client.seen.get(timeout=20)
         name = names.get(event.run, "")
-        if isinstance(event, Stalled) and CASES[name][1] in event.text:
+        if isinstance(event, m.Stalled) and CASES[name][1] in event.text:
             told.setdefault(name, event.text)
     for group in groups.values():
         client.close_group(group)
@@ -138,9 +138,9 @@ def test_computing_is_no_stall_on_any_rank(client: PoolClient) -> None:
     group = client.group(2)
     source = GROUP + "a = torch.ones(400, 400)\nt = time.monotonic()\nwhile time.monotonic() - t < 12: a @ a"
     run = follow(client, group, source)
-    run.until(Ended)
-    assert run.of(Stalled) == []
-    assert len(run.of(Returned)) == 2
+    run.until(m.Ended)
+    assert run.of(m.Stalled) == []
+    assert len(run.of(m.Returned)) == 2
     client.close_group(group)
 
 
@@ -148,10 +148,10 @@ def test_computing_is_no_stall_on_any_rank(client: PoolClient) -> None:
 def test_a_stall_that_is_over_is_said_to_be(client: PoolClient) -> None:
     group = client.group(2)
     run = follow(client, group, GROUP + "if rank == 0: time.sleep(7)\ndist.all_reduce(torch.ones(1))\ntime.sleep(3)")
-    run.until(Stalled)
-    run.until(Moved)
-    run.until(Ended)
-    assert len(run.of(Returned)) == 2
+    run.until(m.Stalled)
+    run.until(m.Moved)
+    run.until(m.Ended)
+    assert len(run.of(m.Returned)) == 2
     client.close_group(group)
 
 
@@ -238,8 +238,8 @@ def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: PoolClient) -
         group,
         "held = bytearray(50_000_000)\nimport time\nt = time.monotonic()\nwhile time.monotonic() - t < 1.6: pass",
     )
-    run.until(Ended)
-    samples = [event for event in run.of(Sampled) if isinstance(event, Sampled) and event.rank == 1]
+    run.until(m.Ended)
+    samples = [event for event in run.of(m.Sampled) if isinstance(event, m.Sampled) and event.rank == 1]
     assert len(samples) >= 2
     assert samples[-1].rss_bytes > 50_000_000
     assert samples[-1].cpu_percent > 5

@@ -14,7 +14,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.testing import pool_client
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
+from jupyter_distrib.wire import messages as m
 from tests.processes import wait_until
 from tests.ray.conftest import ENVIRONMENT, HERE
 
@@ -56,12 +56,12 @@ def test_ranks_of_more_than_one_node_are_had(scaled_to_zero: str, monkeypatch: p
     monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=scaled_to_zero, insecure=""))
     try:
-        client.send(OpenWorkerGroup(group="grows", size=6, gpus=False, wait_s=180.0))
+        client.send(m.OpenWorkerGroup(group="grows", size=6, gpus=False, wait_s=180.0))
         while isinstance(
-            opened := client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused), WorkerGroupQueued
+            opened := client.wait(m.WorkerGroupQueued, m.WorkerGroupOpened, m.WorkerGroupRefused), m.WorkerGroupQueued
         ):
             continue
-        assert isinstance(opened, WorkerGroupOpened), opened
+        assert isinstance(opened, m.WorkerGroupOpened), opened
         outcome = client.run(opened, "int(__import__('os').environ['NODE_RANK'])")
         assert outcome.values == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
         client.close_group(opened)

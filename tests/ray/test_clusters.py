@@ -22,13 +22,7 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.ray import cluster as joining
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.testing import pool_client
-from jupyter_distrib.wire.messages import (
-    OpenWorkerGroup,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-)
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 from tests.wheels import environment, install, wheel
@@ -99,15 +93,15 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, mon
     try:
         group = client.group(1)
         assert client.run(group, "rank").values == {0: 0}
-        assert client.wait(WorkerGroupClosed).reason == "released after 0.5 s without a cell"
+        assert client.wait(m.WorkerGroupClosed).reason == "released after 0.5 s without a cell"
         client.group(1)
-        assert client.wait(WorkerGroupClosed).reason == "released after 0.5 s without a cell", (
+        assert client.wait(m.WorkerGroupClosed).reason == "released after 0.5 s without a cell", (
             "also if there never was one"
         )
         group = client.group(1)
         client.run(group, "kept = 1", keep=("kept",))
         other = client.group(1)  # idle for less long
-        assert client.wait(WorkerGroupClosed).group == other.group
+        assert client.wait(m.WorkerGroupClosed).group == other.group
         assert client.run(group, "rank").values == {0: 0}, "its ranks are still there"
     finally:
         client.close()
@@ -118,15 +112,15 @@ def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytes
     monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(OpenWorkerGroup(group="grows", size=9, gpus=False, wait_s=180.0))
-        while "grow" not in (queued := client.wait(WorkerGroupQueued, WorkerGroupRefused)).reason:
-            assert isinstance(queued, WorkerGroupQueued), queued
+        client.send(m.OpenWorkerGroup(group="grows", size=9, gpus=False, wait_s=180.0))
+        while "grow" not in (queued := client.wait(m.WorkerGroupQueued, m.WorkerGroupRefused)).reason:
+            assert isinstance(queued, m.WorkerGroupQueued), queued
         assert re.match(
             r"9 CPUs are asked for, and \d of 8 are free in the Ray cluster. It has to grow.", queued.reason
         )
         cluster.ask("add")
-        opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
-        assert isinstance(opened, WorkerGroupOpened), opened
+        opened = client.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+        assert isinstance(opened, m.WorkerGroupOpened), opened
         assert len(opened.workers) == 9
         assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
         client.close_group(opened)

@@ -10,7 +10,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.testing import pool_client
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
+from jupyter_distrib.wire import messages as m
 from tests.gpu_bed import GpuBed
 from tests.gpu_bed.test_hosts import WHERE
 from tests.notebook import Notebook
@@ -46,15 +46,15 @@ def test_gpus_that_are_to_come_are_waited_for(cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(OpenWorkerGroup(group="grows", size=2, gpus=True, wait_s=180.0))
-        queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
-        while isinstance(queued, WorkerGroupQueued) and "grow" not in queued.reason:
-            queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
-        assert isinstance(queued, WorkerGroupQueued), queued
+        client.send(m.OpenWorkerGroup(group="grows", size=2, gpus=True, wait_s=180.0))
+        queued = client.wait(m.WorkerGroupQueued, m.WorkerGroupOpened, m.WorkerGroupRefused)
+        while isinstance(queued, m.WorkerGroupQueued) and "grow" not in queued.reason:
+            queued = client.wait(m.WorkerGroupQueued, m.WorkerGroupOpened, m.WorkerGroupRefused)
+        assert isinstance(queued, m.WorkerGroupQueued), queued
         assert queued.reason == "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster. It has to grow."
         cluster.ask("add gpus")
-        opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
-        assert isinstance(opened, WorkerGroupOpened), opened
+        opened = client.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+        assert isinstance(opened, m.WorkerGroupOpened), opened
         assert (opened.gpus, len(opened.workers)) == (True, 2)
         client.close_group(opened)
     finally:

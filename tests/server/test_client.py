@@ -11,8 +11,8 @@ import pytest
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Ended, Event, Returned, Started, Wrote
 
 
 class Told:
@@ -25,7 +25,7 @@ class Told:
         self.client: Client[object] = Client(link=Link(ours))  # type: ignore[type-var]
         self._server.clients.append(self.client)
 
-    def tell(self, *events: Event) -> None:
+    def tell(self, *events: m.Event) -> None:
         for event in events:
             self._server.tell(self.client, event)
 
@@ -64,31 +64,31 @@ def told(tmp_path: Path) -> Iterator[Told]:
     one.close()
 
 
-def started(rank: int) -> Started:
-    return Started(run="r", rank=rank, pid=1, device="cpu", at_s=0.0)
+def started(rank: int) -> m.Started:
+    return m.Started(run="r", rank=rank, pid=1, device="cpu", at_s=0.0)
 
 
-def returned(rank: int) -> Returned:
-    return Returned(run="r", rank=rank, value=None)
+def returned(rank: int) -> m.Returned:
+    return m.Returned(run="r", rank=rank, value=None)
 
 
 def test_the_ends_of_ranks_wait_for_the_end_of_the_run(told: Told) -> None:
     told.tell(started(0), returned(0))
     told.turn()
     assert not told.sent
-    told.tell(started(1), returned(1), Ended(run="r", at_s=0.0))
+    told.tell(started(1), returned(1), m.Ended(run="r", at_s=0.0))
     told.turn()
-    assert told.received() == [Started, Returned, Started, Returned, Ended]
+    assert told.received() == [m.Started, m.Returned, m.Started, m.Returned, m.Ended]
     assert told.client.gathering is None
 
 
 def test_but_not_for_long(told: Told) -> None:
     told.tell(started(0))
     told.until_sent()
-    assert told.received() == [Started]
+    assert told.received() == [m.Started]
 
 
 def test_what_a_rank_prints_takes_them_along_at_once(told: Told) -> None:
-    told.tell(started(0), Wrote(run="r", rank=0, stream="stdout", text="x"))
+    told.tell(started(0), m.Wrote(run="r", rank=0, stream="stdout", text="x"))
     told.turn()
-    assert told.received() == [Started, Wrote]
+    assert told.received() == [m.Started, m.Wrote]

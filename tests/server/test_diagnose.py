@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib.server.diagnose import diagnose, is_suspicious
-from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer, RankPlace, RankSighting
+from jupyter_distrib.wire import messages as m
 
 CELL = """import torch.distributed as dist
 for batch in data:
@@ -27,9 +27,9 @@ def seen(
     function: str = "",
     unmoved_s: float = 6.0,
     idle_s: float | None = None,
-    groups: tuple[GroupSighting, ...] | None = None,
-) -> ProbeAnswer:
-    return ProbeAnswer(
+    groups: tuple[m.GroupSighting, ...] | None = None,
+) -> m.ProbeAnswer:
+    return m.ProbeAnswer(
         run="r",
         rank=rank,
         line=line,
@@ -49,26 +49,28 @@ def group(
     ranks: tuple[int, ...] = (0, 1, 2, 3),
     tensors: str = "",
     spins: bool = False,
-) -> GroupSighting:
-    return GroupSighting(name="0", ranks=ranks, entered=entered, number=number, op=op, tensors=tensors, spins=spins)
+) -> m.GroupSighting:
+    return m.GroupSighting(name="0", ranks=ranks, entered=entered, number=number, op=op, tensors=tensors, spins=spins)
 
 
-def look(rank: int, probed: ProbeAnswer | None = None, state: str = "running", line: int | None = None) -> RankSighting:
-    return RankSighting(rank=rank, state=state, pid=4000 + rank, seen=probed, line=line)
+def look(
+    rank: int, probed: m.ProbeAnswer | None = None, state: str = "running", line: int | None = None
+) -> m.RankSighting:
+    return m.RankSighting(rank=rank, state=state, pid=4000 + rank, seen=probed, line=line)
 
 
 def waits(
     rank: int, number: int = 2, op: str = "all_reduce", *, line: int = 9, tensors: str = "", unmoved_s: float = 6.0
-) -> RankSighting:
+) -> m.RankSighting:
     groups = (group(number, number, op, tensors=tensors),)
     return look(rank, seen(rank, line=line, call=op, groups=groups, unmoved_s=unmoved_s))
 
 
-def computes(rank: int, *, function: str = "load()", line: int = 3, entered: int = 1) -> RankSighting:
+def computes(rank: int, *, function: str = "load()", line: int = 3, entered: int = 1) -> m.RankSighting:
     return look(rank, seen(rank, line=line, function=function, unmoved_s=0.1, groups=(group(entered),)))
 
 
-def text(*looks: RankSighting, source: str = CELL) -> str | None:
+def text(*looks: m.RankSighting, source: str = CELL) -> str | None:
     found = diagnose(looks, source=source)
     return found and found.text
 
@@ -84,8 +86,8 @@ def test_places_say_where_every_rank_is() -> None:
     assert found is not None
     assert found.waited_s == 6.0
     assert found.places == (
-        RankPlace(rank=0, where="runs load()", line=3, waiting=False),
-        RankPlace(rank=1, where="waits in all_reduce #2", line=9, waiting=True),
+        m.RankPlace(rank=0, where="runs load()", line=3, waiting=False),
+        m.RankPlace(rank=1, where="waits in all_reduce #2", line=9, waiting=True),
     )
 
 
@@ -105,7 +107,7 @@ def test_a_short_wait_is_none() -> None:
 
 
 def test_a_wait_that_keeps_its_core_busy_is_one_only_on_gpus() -> None:
-    def spinning(*, spins: bool) -> RankSighting:
+    def spinning(*, spins: bool) -> m.RankSighting:
         return look(1, seen(1, idle_s=0.0, groups=(group(2, 2, "all_reduce", spins=spins),)))
 
     assert text(computes(0), spinning(spins=False)) is None
@@ -203,8 +205,8 @@ def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
 
 
 def test_a_rank_that_does_nothing_with_pythons_lock_is_told_of_though_nobody_waits() -> None:
-    def silent(silent_s: float) -> RankSighting:
-        return RankSighting(rank=1, state="silent", pid=4001, seen=seen(1, line=4), silent_s=silent_s)
+    def silent(silent_s: float) -> m.RankSighting:
+        return m.RankSighting(rank=1, state="silent", pid=4001, seen=seen(1, line=4), silent_s=silent_s)
 
     told = diagnose([look(0, state="left"), silent(12.0)])
 

@@ -7,31 +7,31 @@ import signal
 import pytest
 
 from jupyter_distrib.server.restart_policy import NoRestart, Restart, RestartPolicy
-from jupyter_distrib.wire.messages import Event, Exited, Failed, Failure, Frame, Interrupted, Progressed, TimedOut
+from jupyter_distrib.wire import messages as m
 
 
 def lost(
     rank: int = 1, code: int | None = -signal.SIGKILL, *, asked: bool = False, line: int = 0, **more: object
-) -> Event:
-    frames = (Frame(filename="<cell>", line=line, function="train"),) if line else ()
-    return Exited(run="r", rank=rank, pid=7, exit_code=code, asked=asked, frames=frames, **more)  # type: ignore[arg-type]
+) -> m.Event:
+    frames = (m.Frame(filename="<cell>", line=line, function="train"),) if line else ()
+    return m.Exited(run="r", rank=rank, pid=7, exit_code=code, asked=asked, frames=frames, **more)  # type: ignore[arg-type]
 
 
-def failed(rank: int = 0, line: int = 3) -> Event:
-    frames = (Frame(filename="<cell>", line=line, function="train"),)
-    failure = Failure(type_name="builtins.ValueError", message="no", frames=frames)
-    return Failed(run="r", rank=rank, failure=failure, at_s=1.0)
+def failed(rank: int = 0, line: int = 3) -> m.Event:
+    frames = (m.Frame(filename="<cell>", line=line, function="train"),)
+    failure = m.Failure(type_name="builtins.ValueError", message="no", frames=frames)
+    return m.Failed(run="r", rank=rank, failure=failure, at_s=1.0)
 
 
-def step(number: int) -> Event:
-    return Progressed(run="r", rank=0, label="steps", step=number, total=None, at_s=1.0)
+def step(number: int) -> m.Event:
+    return m.Progressed(run="r", rank=0, label="steps", step=number, total=None, at_s=1.0)
 
 
-STOPPED = Interrupted(run="r", rank=0, frames=(), at_s=1.0)
-TIMED_OUT = TimedOut(run="r", limit_s=1.0, at_s=1.0)
+STOPPED = m.Interrupted(run="r", rank=0, frames=(), at_s=1.0)
+TIMED_OUT = m.TimedOut(run="r", limit_s=1.0, at_s=1.0)
 
 
-def decided(*attempts: list[Event], max_restarts: int = 5, on_error: bool = False) -> Restart | NoRestart:
+def decided(*attempts: list[m.Event], max_restarts: int = 5, on_error: bool = False) -> Restart | NoRestart:
     policy = RestartPolicy(max_restarts, on_error=on_error)
     decision: Restart | NoRestart = NoRestart()
     for events in attempts:
@@ -51,7 +51,7 @@ def decided(*attempts: list[Event], max_restarts: int = 5, on_error: bool = Fals
         ([lost(3, None, last_lines=("node b was lost: no answer",))], "rank 3 was lost (node b was lost: no answer)"),
     ],
 )
-def test_a_lost_rank_is_a_reason(events: list[Event], cause: str) -> None:
+def test_a_lost_rank_is_a_reason(events: list[m.Event], cause: str) -> None:
     assert decided(events) == Restart(cause=cause)
 
 
@@ -65,7 +65,7 @@ def test_a_lost_rank_is_a_reason(events: list[Event], cause: str) -> None:
         [lost(asked=True, reason="its ranks were stopped")],
     ],
 )
-def test_an_exception_a_stop_and_a_limit_are_no_reason(events: list[Event]) -> None:
+def test_an_exception_a_stop_and_a_limit_are_no_reason(events: list[m.Event]) -> None:
     assert decided(events) == NoRestart()
 
 

@@ -16,20 +16,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.pools.slurm.pool import SlurmPool
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import (
-    Answered,
-    Ask,
-    Attach,
-    Attached,
-    Noted,
-    OpenWorkerGroup,
-    ServerStatus,
-    Started,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-)
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 from tests.processes import wait_until
 from tests.ray.conftest import write_trusted
@@ -103,10 +90,10 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
     with client(idle="5") as one:
         source = "import os, time\nwhile not os.path.exists(flag):\n    time.sleep(0.01)"
         run = one.start(one.group(1), source, inputs={"flag": str(flag)}, detached=True, label="train")
-        one.wait(Started)
+        one.wait(m.Started)
     with client(idle="5") as other:
-        other.send(Attach(run=run))
-        assert other.wait(Attached).label == "train"
+        other.send(m.Attach(run=run))
+        assert other.wait(m.Attached).label == "train"
         assert len(bed.jobs()) == 1
         flag.touch()
         other.finish(run, (0,))
@@ -128,14 +115,14 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
 def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str], said: str) -> None:
     with client(**options) as one:
         refused = one.open(2)
-        assert isinstance(refused, WorkerGroupRefused)
+        assert isinstance(refused, m.WorkerGroupRefused)
         assert re.match(said, refused.reason), refused.reason
     assert wait_until(lambda: not bed.jobs(), 10), "nothing waits on"
 
 
-def status(one: PoolClient) -> ServerStatus:
-    one.send(Ask(question=7))
-    return one.wait(Answered).status
+def status(one: PoolClient) -> m.ServerStatus:
+    one.send(m.Ask(question=7))
+    return one.wait(m.Answered).status
 
 
 def test_the_status_tells_nodes_holders_queue_and_the_next_rank(bed: SlurmBed) -> None:
@@ -150,8 +137,8 @@ def test_the_status_tells_nodes_holders_queue_and_the_next_rank(bed: SlurmBed) -
     command = ["salloc", "-N2", "--exclusive", "--job-name=theirs", "sh", "-c", "cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as other, client(salloc="--comment=x") as one:
         assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
-        one.send(OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
-        one.wait(WorkerGroupQueued)
+        one.send(m.OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
+        one.wait(m.WorkerGroupQueued)
         told = status(one)
         assert [node.free_cpus for node in told.nodes or ()] == [0.0, 0.0]
         assert re.fullmatch(r"root: job \d+ \(theirs\)", (told.nodes or ())[0].holders[0])
@@ -167,24 +154,24 @@ def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:
         assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
         with client() as one:
             refused = one.open(2)
-            assert isinstance(refused, WorkerGroupRefused)
+            assert isinstance(refused, m.WorkerGroupRefused)
             assert "is queued in Slurm (Resources" in refused.reason, refused.reason
-            one.send(OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
-            queued = one.wait(WorkerGroupQueued)
+            one.send(m.OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
+            queued = one.wait(m.WorkerGroupQueued)
             assert "is queued in Slurm" in queued.reason
             other.communicate(b"")
-            opened = one.wait(WorkerGroupOpened, WorkerGroupRefused)
-            assert isinstance(opened, WorkerGroupOpened), opened
+            opened = one.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+            assert isinstance(opened, m.WorkerGroupOpened), opened
             one.close_group(opened)
 
 
 def test_a_job_that_is_cancelled_ends_the_cell_with_slurms_words(bed: SlurmBed) -> None:
     with client(nodes="2") as one:
         group = one.group(2)
-        thread = one.when(Started, lambda _: [bed.output("scancel", job) for job in bed.jobs()])
+        thread = one.when(m.Started, lambda _: [bed.output("scancel", job) for job in bed.jobs()])
         one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
         thread.join(60)
-        reason = one.wait(WorkerGroupClosed).reason
+        reason = one.wait(m.WorkerGroupClosed).reason
         assert re.match(r"node n\d was lost: job \d+ was cancelled: its connection has ended \(", reason), reason
 
 
@@ -193,10 +180,10 @@ def test_a_node_that_fails_is_named_as_such(bed: SlurmBed) -> None:
         group = one.group(2)
         down = ("scontrol", "update", "nodename=n2", "state=down", "reason=test")
         try:
-            thread = one.when(Started, lambda _: bed.output(*down))
+            thread = one.when(m.Started, lambda _: bed.output(*down))
             one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
             thread.join(60)
-            assert re.search(r"was lost: job \d+ has lost a node: ", reason := one.wait(WorkerGroupClosed).reason), (
+            assert re.search(r"was lost: job \d+ has lost a node: ", reason := one.wait(m.WorkerGroupClosed).reason), (
                 reason
             )
         finally:
@@ -206,7 +193,7 @@ def test_a_node_that_fails_is_named_as_such(bed: SlurmBed) -> None:
 def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:
     with client(nodes="1", time="4") as one:
         group = one.group(1)
-        [note] = one.run(group, "1").of(Noted)
+        [note] = one.run(group, "1").of(m.Noted)
         assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: save what must stay.", note.text), (
             note.text
         )
@@ -219,7 +206,7 @@ def test_while_the_controller_is_away_cells_go_on_and_new_ranks_are_refused(bed:
         with bed.controller_away():
             assert one.run(group, "rank + 1").values == {0: 1, 1: 2}
             refused = one.open(1)
-            assert isinstance(refused, WorkerGroupRefused)
+            assert isinstance(refused, m.WorkerGroupRefused)
             assert re.match("Slurm (does not answer|was asked for nodes and does not answer)", refused.reason), (
                 refused.reason
             )
@@ -235,7 +222,7 @@ def test_a_job_of_the_notebook_that_has_ended(bed: SlurmBed, monkeypatch: pytest
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     with client() as one:
         refused = one.open(2)
-        assert isinstance(refused, WorkerGroupRefused)
+        assert isinstance(refused, m.WorkerGroupRefused)
         assert (
             "Slurm starts nothing on node n1: job 99999 has ended, or Slurm's controller does not answer"
             in refused.reason

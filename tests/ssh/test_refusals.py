@@ -15,7 +15,7 @@ import pytest
 
 from jupyter_distrib.pools.ssh.pool import SshPool
 from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire.messages import WorkerGroupRefused
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 from tests.ssh.bed import PORT, Bed, Host
 from tests.ssh.conftest import name_it
@@ -27,7 +27,7 @@ def refusal(bed: Bed, **options: str) -> str:
     client = PoolClient(SshPool(**{**bed.options, **options}))
     try:
         refused = client.open(2)
-        assert isinstance(refused, WorkerGroupRefused), refused
+        assert isinstance(refused, m.WorkerGroupRefused), refused
         assert "\n" not in refused.reason
         return refused.reason
     finally:

@@ -13,7 +13,7 @@ import pytest
 from jupyter_distrib.agent.gpus.devices import GpuProcess
 from jupyter_distrib.agent.groups import gpu_allocation
 from jupyter_distrib.system import outside_text
-from jupyter_distrib.wire.messages import PROTOCOL, Hello
+from jupyter_distrib.wire import messages as m
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_process_of_another_user_is_named_as_it_is(name: bytes, shown: str) ->
         assert process.stdout is not None
         assert process.stdout.readline()
         assert outside_text.owner_of(process.pid) == 12345
-        hello = Hello(protocol=PROTOCOL, session="x", pid=1, label="x", python="", torch="", cloudpickle="")
+        hello = m.Hello(protocol=m.PROTOCOL, session="x", pid=1, label="x", python="", torch="", cloudpickle="")
         told = gpu_allocation._process_told(GpuProcess(pid=process.pid, used_bytes=1), hello)
         assert told == f"process {process.pid} ({shown}, user 12345)"
         process.communicate()

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode
-from jupyter_distrib.wire.messages import RelayCall
 from jupyter_distrib.wire.pipe_link import PipeLink
 
 
@@ -16,7 +16,7 @@ def test_large_frames_come_whole_however_they_are_cut_and_each_read_is_counted()
     reading, writing = os.pipe()
     link = PipeLink(reading, writing)
     part = os.urandom(300_000)
-    calls = [RelayCall(number=number, method="take", arguments=(part, number, 7)) for number in (1, 2)]
+    calls = [m.RelayCall(number=number, method="take", arguments=(part, number, 7)) for number in (1, 2)]
 
     def write() -> None:
         frames = b"".join(map(encode, calls))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 
 
@@ -29,10 +29,12 @@ def cleanup(released: list[str], *, has_gpu: bool) -> Cleanup:
     return Cleanup(framework, has_gpu=has_gpu)
 
 
-def command() -> Execute:
-    setting = Setting()
-    inputs = Parcel(data=b"")
-    return Execute(run="r", group="g", ranks=(0,), cell=Cell(source="", filename="c"), inputs=inputs, setting=setting)
+def command() -> m.Execute:
+    setting = m.Setting()
+    inputs = m.Parcel(data=b"")
+    return m.Execute(
+        run="r", group="g", ranks=(0,), cell=m.Cell(source="", filename="c"), inputs=inputs, setting=setting
+    )
 
 
 def test_a_gpu_rank_collects_before_the_next_cell_and_gives_memory_back_when_idle(released: list[str]) -> None:

@@ -8,9 +8,9 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Cell as CellSource
-from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, ProbeAnswer, Setting
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.interrupts import Interrupts
@@ -56,7 +56,7 @@ def test_it_takes_the_ranks_device_before_it_asks_anything() -> None:
     threads = []
     heard = Heard(take_device=lambda: threads.append(threading.current_thread().name))
     heard.control.start()
-    heard.theirs.send(Forget(group="g", keys=()))
+    heard.theirs.send(m.Forget(group="g", keys=()))
     heard.inbox.get(timeout=10)
 
     assert threads == ["jupyter_distrib-control"]
@@ -69,9 +69,9 @@ def test_a_device_that_fails_leaves_the_rank_able_to_hear() -> None:
 
     heard = Heard(take_device=broken)
     heard.control.start()
-    heard.theirs.send(Forget(group="g", keys=("k",)))
+    heard.theirs.send(m.Forget(group="g", keys=("k",)))
 
-    assert heard.inbox.get(timeout=10) == (Forget(group="g", keys=("k",)), [])
+    assert heard.inbox.get(timeout=10) == (m.Forget(group="g", keys=("k",)), [])
     heard.close()
 
 
@@ -79,19 +79,19 @@ def test_a_stop_aborts_also_where_the_cell_has_just_ended() -> None:
     """A group is aborted on all ranks or on none."""
     heard = Heard()
     cell = CellSource(source="", filename="c")
-    run = Execute(run="r", group="g", ranks=(0,), cell=cell, inputs=Parcel(data=b""), setting=Setting())
+    run = m.Execute(run="r", group="g", ranks=(0,), cell=cell, inputs=m.Parcel(data=b""), setting=m.Setting())
     heard.control.start()
     heard.prober.begin("r", "c")
     heard.theirs.send(run)
     heard.inbox.get(timeout=10)
-    heard.theirs.send(Probe(run="r"))
+    heard.theirs.send(m.Probe(run="r"))
     answer, _ = heard.theirs.receive()  # a look that fails is answered, too: else the agent would never ask again
-    assert isinstance(answer, ProbeAnswer)
+    assert isinstance(answer, m.ProbeAnswer)
     assert (answer.run, answer.groups) == ("r", None)
-    heard.theirs.send(Forget(group="g", keys=()))
-    assert heard.inbox.get(timeout=10) == (Forget(group="g", keys=()), [])  # a look that fails leaves it able to hear
+    heard.theirs.send(m.Forget(group="g", keys=()))
+    assert heard.inbox.get(timeout=10) == (m.Forget(group="g", keys=()), [])  # a look that fails leaves it able to hear
     heard.control.ended("r")
-    heard.theirs.send(CutSockets(run="r", inodes=(7,)))
+    heard.theirs.send(m.CutSockets(run="r", inodes=(7,)))
 
     assert heard.aborted.wait(10)
     assert heard.groups.apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_distrib.wire.messages import Cleared, Displayed
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output import displaying
 
 
@@ -24,17 +24,17 @@ class Shows:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[Displayed | Cleared]:
-    events: list[Displayed | Cleared] = []
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[m.Displayed | m.Cleared]:
+    events: list[m.Displayed | m.Cleared] = []
     monkeypatch.setattr(displaying, "current", displaying.Displayer("r-1", 3, events.append))
     return events
 
 
-def bundles(events: list[Displayed | Cleared]) -> list[dict[str, str]]:
-    return [event.data for event in events if isinstance(event, Displayed)]
+def bundles(events: list[m.Displayed | m.Cleared]) -> list[dict[str, str]]:
+    return [event.data for event in events if isinstance(event, m.Displayed)]
 
 
-def test_bytes_and_json_travel_as_text(shown: list[Displayed | Cleared]) -> None:
+def test_bytes_and_json_travel_as_text(shown: list[m.Displayed | m.Cleared]) -> None:
     displaying.display(Shows("image/png", b"\x00\xff"), metadata={"image/png": {"width": 3}})
     displaying.display({"application/json": {"a": [1, 2]}}, raw=True, metadata={"nan": float("nan")})
     displaying.close()
@@ -42,11 +42,11 @@ def test_bytes_and_json_travel_as_text(shown: list[Displayed | Cleared]) -> None
         {"image/png": "AP8=", "text/plain": "plain"},
         {"application/json": '{"a": [1, 2]}'},
     ]
-    assert [event.metadata for event in shown if isinstance(event, Displayed)] == [{"image/png": {"width": 3}}, {}]
+    assert [event.metadata for event in shown if isinstance(event, m.Displayed)] == [{"image/png": {"width": 3}}, {}]
 
 
 def test_a_display_that_is_too_large_is_a_sentence(
-    shown: list[Displayed | Cleared], capsys: pytest.CaptureFixture[str]
+    shown: list[m.Displayed | m.Cleared], capsys: pytest.CaptureFixture[str]
 ) -> None:
     displaying.display(Shows("text/html", "x" * 12_000_000))
     displaying.display(Shows("text/html", "x" * 12_000_000), display_id="large")
@@ -57,14 +57,14 @@ def test_a_display_that_is_too_large_is_a_sentence(
 
 
 def test_code_of_a_rank_is_not_for_the_notebook(
-    shown: list[Displayed | Cleared], capsys: pytest.CaptureFixture[str]
+    shown: list[m.Displayed | m.Cleared], capsys: pytest.CaptureFixture[str]
 ) -> None:
     displaying.display(Shows("application/javascript", "alert(1)"))
     displaying.close()
     assert (shown, capsys.readouterr().out) == ([], "plain\n")
 
 
-def test_a_flood_of_updates_becomes_the_newest(shown: list[Displayed | Cleared]) -> None:
+def test_a_flood_of_updates_becomes_the_newest(shown: list[m.Displayed | m.Cleared]) -> None:
     handle = displaying.display(Shows("text/html", "0"), display_id=True)
     for number in range(1, 1001):
         displaying.update_display(Shows("text/html", str(number)), display_id=handle.display_id)
@@ -72,23 +72,23 @@ def test_a_flood_of_updates_becomes_the_newest(shown: list[Displayed | Cleared])
     assert len(shown) < 20
     assert bundles(shown)[0]["text/html"] == "0"
     assert bundles(shown)[-1]["text/html"] == "1000"
-    assert not isinstance(shown[0], Cleared)
+    assert not isinstance(shown[0], m.Cleared)
     assert not shown[0].update
 
 
-def test_clearing_with_wait_keeps_the_old_until_there_is_something_new(shown: list[Displayed | Cleared]) -> None:
+def test_clearing_with_wait_keeps_the_old_until_there_is_something_new(shown: list[m.Displayed | m.Cleared]) -> None:
     displaying.display(Shows("text/html", "old"))
     displaying.clear_output(wait=True)
     assert len(shown) == 1
     displaying.display(Shows("text/html", "new"))
     displaying.close()
-    assert [type(event) for event in shown] == [Displayed, Cleared, Displayed]
+    assert [type(event) for event in shown] == [m.Displayed, m.Cleared, m.Displayed]
 
 
-def test_clearing_takes_back_what_is_on_its_way(shown: list[Displayed | Cleared]) -> None:
+def test_clearing_takes_back_what_is_on_its_way(shown: list[m.Displayed | m.Cleared]) -> None:
     for number in range(5):
         displaying.display(Shows("text/html", str(number)))
     displaying.clear_output()
     displaying.close()
-    assert isinstance(shown[-1], Cleared)
+    assert isinstance(shown[-1], m.Cleared)
     assert len(bundles(shown)) <= 2

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.wire.messages import Wrote
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output.late_output import LateThreads
 from tests.notebook import ROOT
 
@@ -83,7 +83,7 @@ def test_no_thread_is_of_a_cell_that_was_stopped_before_it_began(streams: Simple
 
 
 def test_a_late_thread_writes_to_its_own_run(streams: SimpleNamespace) -> None:
-    sent: list[Wrote] = []
+    sent: list[m.Wrote] = []
     late = LateThreads(3, sent.append)
     late.begin()
     talker = Talker()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Cleared, Displayed, Returned, Started
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 
@@ -30,7 +30,7 @@ def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None
     messenger, theirs = told
     interrupts = Interrupts(messenger)
     interrupts.allow()
-    big = Displayed(run="r", rank=0, data={"text/plain": "x" * 2_000_000}, metadata={}, at_s=1.0)
+    big = m.Displayed(run="r", rank=0, data={"text/plain": "x" * 2_000_000}, metadata={}, at_s=1.0)
     got = []
 
     def read() -> None:
@@ -43,20 +43,20 @@ def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None
         reader = threading.Thread(target=read)
         reader.start()
         messenger.send(big)
-        messenger.send(Cleared(run="r", rank=0, at_s=2.0))
+        messenger.send(m.Cleared(run="r", rank=0, at_s=2.0))
         reader.join(60)
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert got == [big, Cleared(run="r", rank=0, at_s=2.0)]
+    assert got == [big, m.Cleared(run="r", rank=0, at_s=2.0)]
     assert interrupts.postponed, "the control thread tries it again"
 
 
 def test_the_start_of_a_cell_that_has_returned_at_once_is_not_an_event_of_its_own(told: tuple[Messenger, Link]) -> None:
     messenger, theirs = told
     start, end = (
-        Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
-        Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
+        m.Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
+        m.Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
     )
 
     messenger.begin(start)
@@ -71,8 +71,8 @@ def test_the_start_of_a_cell_that_has_returned_at_once_is_not_an_event_of_its_ow
 def test_the_start_of_a_cell_that_begins_late_is_sent_as_soon_as_it_does(told: tuple[Messenger, Link]) -> None:
     messenger, theirs = told
     start, end = (
-        Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
-        Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
+        m.Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
+        m.Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
     )
 
     messenger.announce(1)  # the main thread is busy with what came before the cell
@@ -87,8 +87,8 @@ def test_the_start_of_a_cell_that_begins_late_is_sent_as_soon_as_it_does(told: t
 
 def test_what_a_finalizer_reports_in_the_midst_of_a_send_follows_it(told: tuple[Messenger, Link]) -> None:
     messenger, _ = told
-    end = Returned(run="r", rank=0, value=None, at_s=2.0)
-    inner = Cleared(run="r", rank=0, at_s=1.0)
+    end = m.Returned(run="r", rank=0, value=None, at_s=2.0)
+    inner = m.Cleared(run="r", rank=0, at_s=1.0)
 
     class Link_:
         def send(self, event: object, fds: object = (), *, after: object = ()) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_distrib import runtime
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 
 GETTERS = (
@@ -43,7 +43,7 @@ def test_the_getters_are_all_that_the_module_has() -> None:
 def test_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     node, local = divmod(rank, 2)
     identity.take(
-        WorkerOrder(
+        m.WorkerOrder(
             group="g", worker="w", agent_pid=0, rank=rank, world_size=4, local_rank=local, local_world_size=2,
             node_rank=node,
         )

@@ -13,7 +13,7 @@ from jupyter_distrib.agent.gpus import devices
 from jupyter_distrib.agent.gpus.devices import Gpu, Inventory
 from jupyter_distrib.agent.gpus.torch_build import TorchBuild
 from jupyter_distrib.system import formatting
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 BUSY_BYTES = 1 << 30
 """Bytes used by others above which a GPU is taken after the free ones; a driver itself may use half of it."""
@@ -37,7 +37,7 @@ class Choice:
     """Whether the notebook sees any GPU that its ranks could use."""
 
 
-def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
+def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
     """Choose GPUs for ranks; CPU ranks on a machine without GPUs, or that hides them all.
 
     Raises:
@@ -65,7 +65,7 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
     return Choice(size=size, alternatives=best, notes=(*lost, *_taken_told(command.size, best, seen)), visible=True)
 
 
-def outlook(command: OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
+def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
     """Return whether there are GPUs for the next worker group of this notebook, None if unknown; and why those of the
     machine cannot be used."""
     if inventory is None:
@@ -115,7 +115,7 @@ def _reason(left_out: tuple[str, str]) -> str:
     return f"GPU {number} cannot be used ({why})"
 
 
-def _visible(command: OpenWorkerGroup, inventory: Inventory) -> list[Gpu]:
+def _visible(command: m.OpenWorkerGroup, inventory: Inventory) -> list[Gpu]:
     """Return the GPUs that the notebook's CUDA_VISIBLE_DEVICES lets through."""
     if not inventory.gpus:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WaitingStatus, WorkerGroupQueued
+from jupyter_distrib.wire import messages as m
 
 LOOK_AGAIN_S = 1.0
 """Seconds between attempts: nothing reports when another agent frees a GPU."""
@@ -18,7 +18,7 @@ LOOK_AGAIN_S = 1.0
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
     client: Client[Any]
-    command: OpenWorkerGroup
+    command: m.OpenWorkerGroup
     until_s: float
 
 
@@ -33,8 +33,8 @@ class WaitingGroups:
     def __init__(
         self,
         loop: Loop,
-        reopen: Callable[[Client[Any], OpenWorkerGroup], None],
-        tell: Callable[[Client[Any], WorkerGroupQueued], None],
+        reopen: Callable[[Client[Any], m.OpenWorkerGroup], None],
+        tell: Callable[[Client[Any], m.WorkerGroupQueued], None],
     ) -> None:
         self._loop, self._reopen, self._tell = loop, reopen, tell
         self._waiting: list[_Waiting] = []
@@ -45,22 +45,22 @@ class WaitingGroups:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, client: Client[Any], command: OpenWorkerGroup, reason: str) -> None:
+    def add(self, client: Client[Any], command: m.OpenWorkerGroup, reason: str) -> None:
         """Queue a command, and try it again whenever a GPU may have become free, until its time is over. An empty
         reason is not sent."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
         if reason and reason != self._told.get(command.group):
             self._told[command.group] = reason
-            self._tell(client, WorkerGroupQueued(group=command.group, reason=reason))
+            self._tell(client, m.WorkerGroupQueued(group=command.group, reason=reason))
         if self._timer is not None:
             self._timer.cancel()
         soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
         self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
 
-    def statuses(self) -> tuple[WaitingStatus, ...]:
+    def statuses(self) -> tuple[m.WaitingStatus, ...]:
         """Return the status of each."""
         return tuple(
-            WaitingStatus(
+            m.WaitingStatus(
                 holder=each.client.hello.label if each.client.hello else "",
                 ranks=each.command.ranks(),
                 gpus=each.command.gpus,

@@ -14,7 +14,7 @@ from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
 from jupyter_distrib.system import formatting, open_files, outside_text
-from jupyter_distrib.wire.messages import GpuStatus, Hello, WorkerGroupClosed
+from jupyter_distrib.wire import messages as m
 
 MAX_RANKS = 1000
 FIRST_CELL_S = 1.0
@@ -57,7 +57,7 @@ class GpuAllocation:
         self.given_back = 0
         """Number of times that GPUs were given back: earlier readings of their use still count ranks that have gone."""
 
-    def take(self, choice: Choice, hello: Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
+    def take(self, choice: Choice, hello: m.Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
         nothing.
 
@@ -90,10 +90,10 @@ class GpuAllocation:
         for gpu in gpus:
             self._leases.give_back(gpu)
 
-    def statuses(self, inventory: Inventory) -> tuple[GpuStatus, ...]:
+    def statuses(self, inventory: Inventory) -> tuple[m.GpuStatus, ...]:
         """Return the status of each GPU of the node."""
         return tuple(
-            GpuStatus(
+            m.GpuStatus(
                 index=gpu.index,
                 number=gpu.number,
                 name=gpu.name,
@@ -123,7 +123,7 @@ class GpuAllocation:
             if missing > 0:
                 missing -= held[group]
                 self._end(group)
-                group.tell(WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
+                group.tell(m.WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
         return True
 
     def _undecided(self, fitting: Sequence[Gpu]) -> int:
@@ -181,7 +181,7 @@ def modes(gpu: Gpu) -> str:
     return ", ".join(name for name, holds in found.items() if holds)
 
 
-def others_told(gpu: Gpu, hello: Hello) -> str:
+def others_told(gpu: Gpu, hello: m.Hello) -> str:
     """Describe the use by others of a GPU that is free by its lease; empty if they use little."""
     living = [each for each in gpu.processes if _is_there(each)]
     gone_bytes = sum(each.used_bytes or 0 for each in gpu.processes if each not in living)
@@ -197,7 +197,7 @@ def _is_there(process: GpuProcess) -> bool:
     return Path(f"/proc/{process.pid}").exists()
 
 
-def _process_told(process: GpuProcess, hello: Hello) -> str:
+def _process_told(process: GpuProcess, hello: m.Hello) -> str:
     """Name a process: `process 4242 (python, user alice)`."""
     if process.pid == hello.pid:
         return "this notebook's own kernel"

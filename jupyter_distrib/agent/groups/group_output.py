@@ -11,7 +11,7 @@ from jupyter_distrib.agent.ranks.output import RunOutput, write_late
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Noted, Wrote
+from jupyter_distrib.wire import messages as m
 
 STRAY = (
     "C code or a thread of an earlier cell is still writing to this rank's standard output, past Python's streams: "
@@ -41,14 +41,14 @@ class GroupOutput:
         """Add a note to a run that begins for each rank on which code of an earlier cell writes to the descriptors."""
         for rank in ranks:
             if rank.streams.take_stray():
-                tell(Noted(run=run, rank=rank.number, text=STRAY), ())
+                tell(m.Noted(run=run, rank=rank.number, text=STRAY), ())
 
     def write_to_log(self, rank: int, stream: str, data: bytes) -> None:
         """Log the output of a rank that executes no cell: it belongs to the last run."""
         if self._latest is not None:
             self._latest.write(rank, stream, data, show=False)
 
-    def write_late(self, rank: int, event: Wrote) -> None:
+    def write_late(self, rank: int, event: m.Wrote) -> None:
         """Log the output of a thread or process of an earlier run."""
         write_late(self._logs, rank, event)
 

@@ -7,7 +7,7 @@ import time
 
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.wire.messages import Debug, DebuggerLeft
+from jupyter_distrib.wire import messages as m
 
 
 class RankDebuggers:
@@ -22,7 +22,7 @@ class RankDebuggers:
         self.failed_run = ""
         """The last run if it has failed, so that its ranks keep for a debugger what it has left; else empty."""
 
-    def obey(self, command: Debug) -> None:
+    def obey(self, command: m.Debug) -> None:
         """Pass an order on."""
         if command.action == "drop":
             self.failed_run = ""
@@ -38,4 +38,4 @@ class RankDebuggers:
         if not (run := run or self.failed_run):
             return
         gone = f"rank {rank} has ended, and its memory with it."
-        self._tell(DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())
+        self._tell(m.DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())

@@ -14,7 +14,7 @@ from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.runs.run import NodeRun
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import DeviceDrained, KeepGroups, KeepNodeGroups, NodeDrained
+from jupyter_distrib.wire import messages as m
 
 REPORT_LIMIT_S = 5.0
 """Seconds after the end of a run until its ranks have reported; they wait for their devices for less."""
@@ -50,7 +50,7 @@ class GroupRepair:
         elif not (spans_nodes or run.health.fit):
             self._store.renew()
 
-    def take(self, report: DeviceDrained, current: NodeRun | None) -> None:
+    def take(self, report: m.DeviceDrained, current: NodeRun | None) -> None:
         """Take a report, of the current run or of the one before."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run and report.rank in run.drains.awaited:
@@ -58,7 +58,7 @@ class GroupRepair:
             if run is self._undecided:
                 self._go_on(run)
 
-    def keep(self, command: KeepNodeGroups) -> None:
+    def keep(self, command: m.KeepNodeGroups) -> None:
         """Keep the groups, as the coordinator has decided, unless a rank has been replaced meanwhile."""
         if self._undecided is not None and self._undecided.command.run == command.run:
             self._keep()
@@ -88,7 +88,7 @@ class GroupRepair:
             if not run.health.clean:
                 sequences = tuple(run.drains.sequences | run.health.sequences)
                 group, name = run.command.group, run.command.run
-                self._tell(NodeDrained(group=group, run=name, finished=finished, sequences=sequences), ())
+                self._tell(m.NodeDrained(group=group, run=name, finished=finished, sequences=sequences), ())
         elif finished and run.is_on_all and run.drains.equal(run.health.sequences):
             self._keep()
         else:
@@ -98,7 +98,7 @@ class GroupRepair:
     def _keep(self) -> None:
         self._undecided = None
         for rank in self._ranks:
-            rank.post(KeepGroups())
+            rank.post(m.KeepGroups())
             rank.state = "idle"
             self._store.settling.over(rank)
         self._on_ready()

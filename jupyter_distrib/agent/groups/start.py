@@ -15,7 +15,7 @@ from jupyter_distrib.agent.ranks.starter import RankStarter
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupStarting
+from jupyter_distrib.wire import messages as m
 
 REPORT_S = 0.4
 """Seconds between reports on ranks that are still starting; the first comes after as many."""
@@ -89,7 +89,7 @@ class GroupStart:
         self.dismiss(self._ranks)
         self.start([rank.order.local_rank for rank in self._ranks])
 
-    def start_resized(self, command: OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
+    def start_resized(self, command: m.OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
         """Replace the ranks by those of a worker group of another size."""
         self._starter.resize(command, gpus)
         left = [*self._ranks]
@@ -131,7 +131,7 @@ class StartReports:
 
     def __init__(
         self,
-        command: OpenWorkerGroup,
+        command: m.OpenWorkerGroup,
         ranks: RankTable,
         *,
         loop: Loop,
@@ -141,7 +141,7 @@ class StartReports:
     ) -> None:
         self._command, self._ranks, self._loop, self._forkservers = command, ranks, loop, forkservers
         self._tell, self._over = tell, over
-        self._last: WorkerGroupStarting | None = None
+        self._last: m.WorkerGroupStarting | None = None
         loop.later(REPORT_S, self._report)
 
     def _report(self) -> None:
@@ -150,7 +150,7 @@ class StartReports:
         up = sum(rank.state != "starting" for rank in self._ranks)
         importing = not self._forkservers.ready and not self._command.load_env
         waits_for = "the import of torch" if importing else ""
-        now = WorkerGroupStarting(group=self._command.group, up=up, size=self._command.size, waits_for=waits_for)
+        now = m.WorkerGroupStarting(group=self._command.group, up=up, size=self._command.size, waits_for=waits_for)
         if now != self._last:
             self._last = now
             self._tell(now, ())

@@ -11,7 +11,7 @@ from jupyter_distrib.agent.groups.settling import Settling
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
+from jupyter_distrib.wire import messages as m
 
 ATTEMPTS = 20
 """Number of ports to try."""
@@ -26,12 +26,12 @@ class GroupStore:
         tell: Sends an event to the kernel, or to the coordinator.
     """
 
-    def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell, loop: Loop) -> None:
+    def __init__(self, command: m.OpenWorkerGroup, ranks: RankTable, tell: Tell, loop: Loop) -> None:
         self._command, self._ranks, self._tell = command, ranks, tell
         self.settling = Settling(loop)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
-        self._unused: ResetGroups | None = None
+        self._unused: m.ResetGroups | None = None
         """Store of several nodes that no cell has used: whoever takes the place of a rank that is gone has it too."""
         self._listener: socket.socket | None = None
         """Socket of that store, so that nobody is refused before rank 0 serves it."""
@@ -53,9 +53,9 @@ class GroupStore:
             port = listener.getsockname()[1]
             if self.spans_nodes:
                 self._listener = listener.dup()
-            self._give(ResetGroups(host=host, port=port), listener)
+            self._give(m.ResetGroups(host=host, port=port), listener)
         if self.spans_nodes:
-            self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
+            self._tell(m.GroupsReset(group=self._command.group, host=host, port=port), ())
 
     @property
     def next_port(self) -> int:
@@ -69,10 +69,10 @@ class GroupStore:
             self._reserved.close()
             self._reserved = None
 
-    def use(self, command: UseStore) -> None:
+    def use(self, command: m.UseStore) -> None:
         """Use the store of another node."""
-        self._give(ResetGroups(host=command.host, port=command.port), None)
-        self._tell(GroupsReset(group=command.group, host=command.host, port=command.port), ())
+        self._give(m.ResetGroups(host=command.host, port=command.port), None)
+        self._tell(m.GroupsReset(group=command.group, host=command.host, port=command.port), ())
 
     def begin_use(self) -> None:
         """Record that a cell begins: groups that it makes in the store end with any of its ranks."""
@@ -87,13 +87,13 @@ class GroupStore:
             for rank in ranks:
                 self._send(rank, self._unused, self._listener)
 
-    def _give(self, command: ResetGroups, listener: socket.socket | None) -> None:
+    def _give(self, command: m.ResetGroups, listener: socket.socket | None) -> None:
         """Tell all ranks of a new store."""
         self._unused = command
         for rank in self._ranks:
             self._send(rank, command, listener)
 
-    def _send(self, rank: Rank, command: ResetGroups, listener: socket.socket | None) -> None:
+    def _send(self, rank: Rank, command: m.ResetGroups, listener: socket.socket | None) -> None:
         rank.post(command, [] if rank.number or listener is None else [listener.fileno()])
         if rank.settles and rank.state == "idle":
             self.settling.begin(rank)

@@ -32,32 +32,9 @@ from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
-from jupyter_distrib.wire.messages import (
-    CutRemoteSockets,
-    Debug,
-    DebuggerLeft,
-    DebuggerPrompted,
-    DeviceDrained,
-    DeviceSettled,
-    Execute,
-    Failed,
-    Forget,
-    Interrupted,
-    KeepNodeGroups,
-    Message,
-    OpenWorkerGroup,
-    Ready,
-    Returned,
-    StreamsReplaced,
-    WorkerGroupChanged,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupRefused,
-    WorkerInfo,
-    Wrote,
-)
 
 COUNT_AFTER_S = 0.05
 """Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
@@ -71,7 +48,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def __init__(
         self,
-        command: OpenWorkerGroup,
+        command: m.OpenWorkerGroup,
         *,
         loop: Loop,
         forkservers: Forkservers,
@@ -125,7 +102,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """
         return not self.gpus and not self.store.spans_nodes and any(rank.early for rank in self.ranks)
 
-    def infos(self) -> tuple[WorkerInfo, ...]:
+    def infos(self) -> tuple[m.WorkerInfo, ...]:
         def device(rank: Rank) -> str:
             gpu = self.gpus[rank.order.local_rank] if self.gpus else None
             return f"{gpu.name} (GPU {gpu.number})" if gpu else ""
@@ -157,7 +134,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if (pending := self.take_pending()) is not None:
             pending.fail(reason)
         self.on_failed(reason)
-        cls = WorkerGroupClosed if self.opened else WorkerGroupRefused
+        cls = m.WorkerGroupClosed if self.opened else m.WorkerGroupRefused
         self.tell(cls(group=self.name, reason=reason), ())
 
     def fail_for(self, error: Exception) -> None:
@@ -165,7 +142,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         traceback.print_exc()  # into the agent's log
         self.fail(f"the agent failed at this worker group ({open_files.typed_reason(error)}).")
 
-    def _take_ready(self, rank: Rank, event: Ready) -> None:
+    def _take_ready(self, rank: Rank, event: m.Ready) -> None:
         rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
         self.starts.note_ready(rank)
         self._go_on_if_ready()
@@ -183,7 +160,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if not self.opened:
             self.starts.opened = True
             exist, problem = self._node_has_gpus()
-            opened = WorkerGroupOpened(
+            opened = m.WorkerGroupOpened(
                 group=self.name,
                 workers=self.infos(),
                 gpus=bool(self.gpus),
@@ -193,13 +170,13 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             )
             self.tell(opened, ())
         if lost := self.ranks.take_lost():
-            self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         if (pending := self.take_pending()) is not None:
             self.execute(pending.command, pending.descriptors, pending.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
         if self.ranks.starting:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
@@ -238,22 +215,22 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if self.run is not None:
             self.run.stacks.ask()
 
-    def debug(self, command: Debug) -> None:
+    def debug(self, command: m.Debug) -> None:
         self.debuggers.obey(command)
 
-    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
+    def cut_remote_sockets(self, command: m.CutRemoteSockets) -> None:
         """Cut sockets for the current run or the last one, see `NodeRun.cut_remote_sockets`."""
         run = self.run or self._group_repair.last
         if run is not None and run.command.run == command.run:
             run.cut_remote_sockets(command)
 
-    def keep_groups(self, command: KeepNodeGroups) -> None:
+    def keep_groups(self, command: m.KeepNodeGroups) -> None:
         """Keep groups, see `GroupRepair.keep`."""
         self._group_repair.keep(command)
 
     # ------------------------------------------------------------------------------------------------ what ranks say
 
-    def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+    def take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         try:
             if not Descriptors(fds).complete:
                 raise open_files.error()
@@ -261,21 +238,21 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         except Exception as error:  # noqa: BLE001 - the ranks of others live on
             self.fail_for(error)
 
-    def _take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+    def _take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         match message:
-            case Ready():
+            case m.Ready():
                 self._take_ready(rank, message)
-            case DeviceSettled():
+            case m.DeviceSettled():
                 self._take_settled(rank)
-            case DeviceDrained():
+            case m.DeviceDrained():
                 self._group_repair.take(message, self.run)
-            case Wrote():
+            case m.Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
-            case StreamsReplaced():
+            case m.StreamsReplaced():
                 rank.streams.replace(message.run, fds)
-            case Returned() | Failed() | Interrupted():
+            case m.Returned() | m.Failed() | m.Interrupted():
                 self._take_end_of_cell(rank, message, tuple(fds))
-            case DebuggerPrompted() | DebuggerLeft() if self.run is None:
+            case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
                 self.tell(message, ())  # of the failure of a run that has ended
             case _:
                 if self.run is not None:
@@ -293,19 +270,19 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def take_hang_up(self, rank: Rank) -> None:
         self.lost(rank, None, 0)
 
-    def _take_end_of_cell(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+    def _take_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Handle the end of the cell on a rank."""
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
         rank.state = "idle"
-        if not isinstance(event, Returned) and event.settles:
+        if not isinstance(event, m.Returned) and event.settles:
             self.store.settling.begin(rank)
         rank.streams.end_run()
         if run is None or rank.number not in run.pending:
             return
         run.take_end(rank, event, fds)
-        if isinstance(event, Returned):
+        if isinstance(event, m.Returned):
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
         self._finish_if_over(run)
 
@@ -374,9 +351,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
             if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
-                self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+                self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
 
-    def forget(self, command: Forget) -> None:
+    def forget(self, command: m.Forget) -> None:
         for key in command.keys:
             self.kept.pop(key, None)
         for rank in self.ranks:

@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 
 from jupyter_distrib.system import file_owner
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
@@ -65,16 +65,16 @@ def last_lines(tail: bytes) -> tuple[str, ...]:
     return tuple(text.splitlines()[-LAST_LINES:])
 
 
-def crash_frames(tail: bytes) -> tuple[Frame, ...]:
+def crash_frames(tail: bytes) -> tuple[m.Frame, ...]:
     """Return the Python frames of a crash report by faulthandler, outermost first, without this package's own."""
     return frames_in(tail.decode("utf-8", "replace").partition(_REPORT)[2])
 
 
-def frames_in(report: str) -> tuple[Frame, ...]:
+def frames_in(report: str) -> tuple[m.Frame, ...]:
     """Return the Python frames in a text by faulthandler, outermost first, without this package's own."""
     matches = [_CRASH_FRAME.match(line) for line in report.splitlines()]
     frames = [
-        Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
+        m.Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches
         if found and not file_owner.is_own(found["file"]) and not found["file"].startswith("<frozen ")
     ]

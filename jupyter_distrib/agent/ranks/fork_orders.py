@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from jupyter_distrib.server.watched_link import WatchedLink
 from jupyter_distrib.system import open_files
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, WorkerOrder
 
 ATTEMPTS = 2
 """Number of forkservers that may die over one order."""
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 class ForkOrder:
     """Ranks to be forked together."""
 
-    orders: tuple[WorkerOrder, ...]
+    orders: tuple[m.WorkerOrder, ...]
     descriptors: Descriptors
     """Descriptors of the ranks, four for each."""
     on_forked: Callable[[tuple[int, ...]], None]
@@ -62,7 +62,7 @@ class ForkOrders:
             order.attempts += 1
             self._sent[order.number] = (link, order)
             try:
-                link.post(Fork(number=order.number, orders=order.orders), tuple(order.descriptors))
+                link.post(m.Fork(number=order.number, orders=order.orders), tuple(order.descriptors))
             except OSError as error:
                 del self._sent[order.number]
                 order.fail(f"the ranks could not be started: {open_files.reason(error)}.")
@@ -71,16 +71,16 @@ class ForkOrders:
         """Return whether this forkserver is executing an order."""
         return any(other is link for other, _ in self._sent.values())
 
-    def answer(self, answer: Forked | ForkFailed) -> None:
+    def answer(self, answer: m.Forked | m.ForkFailed) -> None:
         """Complete the order that was answered, if it was not given up."""
         _, order = self._sent.pop(answer.number, (None, None))
         if order is None:
             return
         match answer:
-            case Forked():
+            case m.Forked():
                 order.descriptors.close()
                 order.on_forked(answer.pids)
-            case ForkFailed():
+            case m.ForkFailed():
                 order.fail(answer.reason)
 
     def take_back(self, link: WatchedLink, ended: str) -> None:

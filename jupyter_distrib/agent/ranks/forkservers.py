@@ -17,8 +17,8 @@ from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Forked, ForkFailed, ForkserverReady, Message, Preload, WorkerOrder
 
 PRELOAD_AFTER_S = 0.2
 """Seconds for which the first ranks and their first cell have the processor to themselves."""
@@ -139,7 +139,7 @@ class Forkservers:
 
     def fork(
         self,
-        orders: tuple[WorkerOrder, ...],
+        orders: tuple[m.WorkerOrder, ...],
         descriptors: Descriptors,
         on_forked: Callable[[tuple[int, ...]], None],
         on_failed: Callable[[str], None],
@@ -171,14 +171,14 @@ class Forkservers:
         if self._generation is not None and self._generation.serving is not None:
             self._orders.send(self._generation.serving)
 
-    def _take_message(self, link: WatchedLink, message: Message) -> None:
+    def _take_message(self, link: WatchedLink, message: m.Message) -> None:
         match message:
-            case ForkserverReady():
+            case m.ForkserverReady():
                 self._take_ready(link, message)
-            case Forked() | ForkFailed():
+            case m.Forked() | m.ForkFailed():
                 self._take_answer(link, message)
 
-    def _take_ready(self, link: WatchedLink, message: ForkserverReady) -> None:
+    def _take_ready(self, link: WatchedLink, message: m.ForkserverReady) -> None:
         generation = self._generation
         if generation is None or link not in generation.coming:
             return
@@ -195,7 +195,7 @@ class Forkservers:
             self._close_unless_forking(before)
         self._on_preloaded()
 
-    def _take_answer(self, link: WatchedLink, answer: Forked | ForkFailed) -> None:
+    def _take_answer(self, link: WatchedLink, answer: m.Forked | m.ForkFailed) -> None:
         self._orders.answer(answer)
         if self._generation is not None and link is not self._generation.serving:
             self._close_unless_forking(link)
@@ -211,7 +211,7 @@ class Forkservers:
         self._preload_timer = None
         generation = self._generation
         if generation is not None and generation.serving is not None and generation.coming and self.growing:
-            generation.serving.post(Preload())
+            generation.serving.post(m.Preload())
 
     def _close_unless_forking(self, link: WatchedLink) -> None:
         if not self._orders.are_with(link):

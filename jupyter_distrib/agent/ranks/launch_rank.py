@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.system.launch import AGENT
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
 
 
-def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu], cores: int) -> WorkerOrder:
+def order(command: m.OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu], cores: int) -> m.WorkerOrder:
     """Return the order that starts one rank of a worker group.
 
     Args:
@@ -25,7 +25,7 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
         cores: Number of cores of this node that its ranks share.
     """
     size = command.size
-    return WorkerOrder(
+    return m.WorkerOrder(
         group=command.group,
         worker=f"{command.group}.{local_rank}.{count}",
         agent_pid=os.getpid(),

@@ -18,7 +18,7 @@ from typing import Protocol
 from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Callback, Loop, Timer
-from jupyter_distrib.wire.messages import Noted, Wrote
+from jupyter_distrib.wire import messages as m
 
 READ_BYTES = 1 << 20
 READ_EVERY_S = 0.005
@@ -41,7 +41,7 @@ class Clock(Protocol):
 class RunOutput:
     """The logs and batches of one run."""
 
-    def __init__(self, run: str, directory: Path, loop: Clock, send: Callable[[Wrote | Noted], None]) -> None:
+    def __init__(self, run: str, directory: Path, loop: Clock, send: Callable[[m.Wrote | m.Noted], None]) -> None:
         self.run, self.directory = run, directory
         self._loop, self._send = loop, send
         self._logs: dict[int, LogFile] = {}
@@ -71,7 +71,7 @@ class RunOutput:
             for text, skipped in (batch.take_first(), batch.take()):
                 if text or skipped:
                     self._send(
-                        Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
+                        m.Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
                     )
         for log in self._logs.values():
             log.flush()
@@ -96,7 +96,7 @@ class RunOutput:
         log = self._logs[rank]
         for text in (log.write(data), log_folder.of(self.directory.parent).take_notice()):
             if text:
-                self._send(Noted(run=self.run, rank=rank, text=text))
+                self._send(m.Noted(run=self.run, rank=rank, text=text))
         if self._ended:
             log.close()
 
@@ -205,7 +205,7 @@ class Pipe:
             self._fd = -1
 
 
-def write_late(logs: Path, rank: int, event: Wrote) -> None:
+def write_late(logs: Path, rank: int, event: m.Wrote) -> None:
     """Log what a thread or process of an earlier run wrote, if its log can still be written; no cell shows it."""
     log = LogFile(logs / event.run / f"rank{rank}.log")
     log.write(event.text.encode("utf-8", "backslashreplace"))

@@ -13,15 +13,8 @@ from jupyter_distrib.agent.ranks.streams import RankStreams
 from jupyter_distrib.server.watched_link import WatchedLink
 from jupyter_distrib.system import reap
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import (
-    Leave,
-    Message,
-    ReplaceStreams,
-    WorkerInfo,
-    WorkerOrder,
-    Wrote,
-)
 
 FDS_PER_RANK = 8
 """Descriptors of a rank while it starts: both ends of its link and of two pipes, its notes twice; half later."""
@@ -32,7 +25,7 @@ LEAVE_S = 1.0
 class RankOwner(Protocol):
     """The worker group of a rank."""
 
-    def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+    def take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         """Take a message of the rank; the descriptors are closed afterwards."""
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
@@ -50,7 +43,7 @@ class Rank:
         sweep: Kills the processes that it leaves.
     """
 
-    def __init__(self, order: WorkerOrder, loop: Loop, sweep: reap.Sweep, owner: RankOwner) -> None:
+    def __init__(self, order: m.WorkerOrder, loop: Loop, sweep: reap.Sweep, owner: RankOwner) -> None:
         self.order = order
         self.state = "starting"
         """`starting`, `idle`, `running`, `gone`."""
@@ -84,8 +77,8 @@ class Rank:
         """Return the process id; 0 until the process is started."""
         return self.process.pid
 
-    def info(self, device_name: str) -> WorkerInfo:
-        return WorkerInfo(
+    def info(self, device_name: str) -> m.WorkerInfo:
+        return m.WorkerInfo(
             rank=self.order.rank,
             pid=self.pid,
             device=self.order.device,
@@ -96,7 +89,7 @@ class Rank:
 
     # ------------------------------------------------------------------------------------------------ talking
 
-    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def post(self, message: m.Message, fds: Sequence[int] = ()) -> None:
         """Send without blocking; `fds` are duplicated."""
         self._link.post(message, fds)
 
@@ -114,13 +107,13 @@ class Rank:
         """Have the rank replace its pipes, into which something that this run has left still writes. The rank is idle:
         output until the replacement is late output of that run."""
         self.streams.assign_to(run)
-        self.post(ReplaceStreams(run=run))
+        self.post(m.ReplaceStreams(run=run))
 
-    def _take_message(self, message: Message, fds: Sequence[int]) -> None:
+    def _take_message(self, message: m.Message, fds: Sequence[int]) -> None:
         self._owner.take_message(self, message, fds)
 
     def _take_late_text(self, run: str, stream: str, text: str) -> None:
-        self._owner.take_message(self, Wrote(run=run, rank=self.number, stream=stream, text=text), ())
+        self._owner.take_message(self, m.Wrote(run=run, rank=self.number, stream=stream, text=text), ())
 
     def _hung_up(self) -> None:
         if sys.platform != "linux":
@@ -130,7 +123,7 @@ class Rank:
 
     def dismiss(self, after_s: float) -> None:
         """Have the rank run its exit handlers and end, a while from now."""
-        self._loop.later(after_s, lambda: self.post(Leave()))
+        self._loop.later(after_s, lambda: self.post(m.Leave()))
         self._loop.later(after_s + LEAVE_S, self.end)
 
     def end(self) -> None:

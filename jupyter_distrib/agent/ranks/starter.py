@@ -11,8 +11,8 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import Rank, RankOwner
 from jupyter_distrib.system import control_groups, open_files, reap
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
 
 FORK_AT_ONCE = 60
 """Number of ranks in one order: four descriptors for each go with it, and one message takes about 250."""
@@ -30,7 +30,7 @@ class RankStarter:
 
     def __init__(
         self,
-        command: OpenWorkerGroup,
+        command: m.OpenWorkerGroup,
         *,
         gpus: Sequence[Gpu],
         overlay: str,
@@ -48,7 +48,7 @@ class RankStarter:
         self._count = 0
         self._cores = control_groups.cores()
 
-    def resize(self, command: OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
+    def resize(self, command: m.OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
         """Start ranks of a worker group of another size from now on."""
         self._command, self._gpus = command, tuple(gpus)
 
@@ -59,7 +59,7 @@ class RankStarter:
         order = replace(order, overlay=self._overlay)
         rank = Rank(order, self._loop, self._sweep, self._owner)
         if self._command.load_env:
-            rank.post(Fork(orders=(rank.order,)))
+            rank.post(m.Fork(orders=(rank.order,)))
         return rank
 
     def start(self, ranks: Sequence[Rank]) -> None:

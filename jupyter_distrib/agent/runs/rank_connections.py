@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import reap
-from jupyter_distrib.wire.messages import Connected, CutRemoteSockets, CutSockets
+from jupyter_distrib.wire import messages as m
 
 
 class RankConnections:
@@ -36,10 +36,10 @@ class RankConnections:
         if abort := any(rank.has_device for rank in ranks):
             ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
         for rank in ranks:
-            rank.post(CutSockets(run=self._run, inodes=inodes, abort=abort))
+            rank.post(m.CutSockets(run=self._run, inodes=inodes, abort=abort))
         self._tell_far_ends(self._pids)
 
-    def cut_remote(self, command: CutRemoteSockets) -> None:
+    def cut_remote(self, command: m.CutRemoteSockets) -> None:
         """Cut the connections of all ranks towards ranks of another node, where the run is being stopped. Those that
         have ended the cell are what a rank there may wait for."""
         ranks = self._ranks.values()
@@ -47,17 +47,17 @@ class RankConnections:
         if inodes or abort:
             self.cut_any = True
             for rank in ranks:
-                rank.post(CutSockets(run=self._run, inodes=inodes, stop=False, abort=abort))
+                rank.post(m.CutSockets(run=self._run, inodes=inodes, stop=False, abort=abort))
 
     def hang_up(self, rank: Rank) -> None:
         """Cut all connections of a rank that has left the cell, as the end of its process would."""
         self.cut_any = True
-        rank.post(CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
+        rank.post(m.CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
         self._tell_far_ends([rank.pid])
 
     def _tell_far_ends(self, pids: list[int]) -> None:
         if self.spans_nodes:
-            self._tell(Connected(run=self._run, ends=reap.ends_outside(pids)), ())
+            self._tell(m.Connected(run=self._run, ends=reap.ends_outside(pids)), ())
 
     @property
     def _pids(self) -> list[int]:

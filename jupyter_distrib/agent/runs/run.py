@@ -25,21 +25,7 @@ from jupyter_distrib.server.time_limit import TimeLimit
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
-from jupyter_distrib.wire.messages import (
-    CutRemoteSockets,
-    DebuggerLeft,
-    DebuggerPrompted,
-    Ended,
-    Execute,
-    Exited,
-    Failed,
-    Interrupted,
-    Message,
-    ProbeAnswer,
-    Returned,
-    StackSeen,
-    TimedOut,
-)
+from jupyter_distrib.wire import messages as m
 
 
 class NodeRun:
@@ -56,7 +42,7 @@ class NodeRun:
 
     def __init__(
         self,
-        command: Execute,
+        command: m.Execute,
         *,
         ranks: Mapping[int, Rank],
         loop: Loop,
@@ -103,27 +89,27 @@ class NodeRun:
         """Call a function later, unless the run has ended by then."""
         self._timers.later(delay_s, call)
 
-    def take_message(self, message: Message, fds: tuple[int, ...]) -> None:
+    def take_message(self, message: m.Message, fds: tuple[int, ...]) -> None:
         """Take what a rank reports while it executes the cell."""
         match message:
-            case ProbeAnswer():
+            case m.ProbeAnswer():
                 if self.watch is not None and self.command.run == message.run:
                     self.watch.take_answer(message)
-            case StackSeen():
+            case m.StackSeen():
                 if self.command.run == message.run:
                     self.stacks.take_answer(message)
             case _:
-                if isinstance(message, DebuggerPrompted | DebuggerLeft):
+                if isinstance(message, m.DebuggerPrompted | m.DebuggerLeft):
                     self._time_limit.take(message)
                 self.tell(message, fds)  # type: ignore[arg-type]
 
-    def take_end(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+    def take_end(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Take the end of the cell on a rank, with all that the rank wrote before it."""
         rank.streams.drain()
         self.output.flush()
         self.tell(event, fds)
         self.pending.discard(rank.number)
-        if isinstance(event, Returned):
+        if isinstance(event, m.Returned):
             self.health.sequences.add(event.sequence)
             if event.exited_early:
                 self.hang_up(rank)
@@ -131,7 +117,7 @@ class NodeRun:
         self.health.clean = False
         if event.settles:
             self.drains.expect(rank.number)
-        if isinstance(event, Failed) and self.pending:
+        if isinstance(event, m.Failed) and self.pending:
             self._grace.begin()
 
     def end(self) -> None:
@@ -139,7 +125,7 @@ class NodeRun:
         self._timers.cancel()
         self.stop_watching()
         self.output.end()
-        ended = Ended(
+        ended = m.Ended(
             run=self.command.run,
             at_s=time.monotonic(),
             log_directory=self.output.log_directory,
@@ -169,7 +155,7 @@ class NodeRun:
             self.watch.look_closer()
 
     def _time_out(self, limit_s: float) -> None:
-        self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
     def stop(self, *, force: bool = False) -> None:
@@ -181,7 +167,7 @@ class NodeRun:
             self.stop_watching()  # where ranks were before they were stopped is what helps
         self._ladder.climb()
 
-    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
+    def cut_remote_sockets(self, command: m.CutRemoteSockets) -> None:
         """Cut the ranks of this node off from ranks of another node, which are being stopped, have left or are gone."""
         self._connections.cut_remote(command)
 
@@ -204,7 +190,7 @@ class NodeRun:
         tail = rank.streams.stderr_tail
         self.output.flush()
         out_of_memory = code == -signal.SIGKILL and oom_kills.grown
-        exited = Exited(
+        exited = m.Exited(
             run=self.command.run,
             rank=rank.number,
             pid=rank.pid,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from jupyter_distrib.agent.ranks import exit_info, usage
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.wire.messages import AskStacks, StackSeen
+from jupyter_distrib.wire import messages as m
 
 ANSWER_S = 0.5
 """Seconds within which a rank answers whose control thread runs."""
@@ -38,7 +38,7 @@ class StackRequests:
         *,
         ranks: Callable[[], Mapping[int, Rank]],
         later: Callable[[float, Callable[[], None]], None],
-        tell: Callable[[StackSeen], None],
+        tell: Callable[[m.StackSeen], None],
     ) -> None:
         self._run, self._ranks, self._later, self._tell = run, ranks, later, tell
         self._asked: set[int] = set()
@@ -53,11 +53,11 @@ class StackRequests:
         ranks = self._ranks()
         self._asked = set(ranks)
         for rank in ranks.values():
-            rank.post(AskStacks(run=self._run))
+            rank.post(m.AskStacks(run=self._run))
         if ranks:
             self._later(ANSWER_S, self._look_from_outside)
 
-    def take_answer(self, event: StackSeen) -> None:
+    def take_answer(self, event: m.StackSeen) -> None:
         """Pass on the answer of a rank; a late one is as good."""
         self._asked.discard(event.rank)
         self._tell(event)
@@ -76,7 +76,7 @@ class StackRequests:
         for number, rank in self._silent():
             frames = exit_info.frames_in(rank.notes.place) if number in self._signalled else ()
             trouble = _trouble(rank, locked=number in self._signalled)
-            self._tell(StackSeen(run=self._run, rank=number, frames=frames, trouble=trouble, at_s=time.monotonic()))
+            self._tell(m.StackSeen(run=self._run, rank=number, frames=frames, trouble=trouble, at_s=time.monotonic()))
         self._asked.clear()
 
     def _silent(self) -> list[tuple[int, Rank]]:

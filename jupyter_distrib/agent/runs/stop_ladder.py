@@ -13,7 +13,7 @@ from functools import partial
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.runs.rank_connections import RankConnections
 from jupyter_distrib.system.event_loop import Timers
-from jupyter_distrib.wire.messages import KILL_AFTER_S, CutSockets
+from jupyter_distrib.wire import messages as m
 
 CUT_AFTER_S = 0.02
 CUT_DEVICES_AFTER_S = 0.25
@@ -47,7 +47,7 @@ class StopLadder:
         for delay_s in (0.0, *AGAIN_AFTER_S):
             self._timers.later(delay_s, partial(self._interrupt, whole_group=delay_s > 0))
             self._timers.later(delay_s + cut_after_s, self._cut)
-        self._timers.later(KILL_AFTER_S, self.kill)
+        self._timers.later(m.KILL_AFTER_S, self.kill)
 
     def kill(self) -> None:
         """Take the last step at once."""
@@ -57,7 +57,7 @@ class StopLadder:
 
     def _interrupt(self, *, whole_group: bool) -> None:
         for rank in self._running():
-            rank.post(CutSockets(run=self._run, inodes=()))
+            rank.post(m.CutSockets(run=self._run, inodes=()))
             rank.process.signal(signal.SIGINT, whole_group=whole_group)
 
     def _cut(self) -> None:

@@ -9,7 +9,7 @@ from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.gpus.usage import GpuReader
 from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.wire.messages import ProbeAnswer, Sampled
+from jupyter_distrib.wire import messages as m
 
 
 class UsageSampler:
@@ -31,7 +31,7 @@ class UsageSampler:
         if self._reader is not None:
             self._reader.close()
 
-    def sample(self, number: int, rank: Rank, seen: ProbeAnswer | None = None) -> Sampled | None:
+    def sample(self, number: int, rank: Rank, seen: m.ProbeAnswer | None = None) -> m.Sampled | None:
         """Return what a rank uses now; None if its process is gone. `seen` is its last answer to a probe."""
         used, now_s = usage.read(rank.pid), time.monotonic()
         if used is None:
@@ -47,7 +47,7 @@ class UsageSampler:
         gpu = self._reader.latest().get(self._gpus[number].uuid) if self._reader else None
         tensors, reserved = (None, None) if seen is None else (seen.tensor_bytes, seen.reserved_bytes)
         told = None if gpu is None else gpu.of(rank.pid)
-        return Sampled(
+        return m.Sampled(
             run=self._run,
             rank=number,
             rss_bytes=used.rss_bytes,

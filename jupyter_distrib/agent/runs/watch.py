@@ -20,7 +20,7 @@ from jupyter_distrib.agent.runs.usage_sampler import UsageSampler
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, ProbeAnswer, RankSighting
+from jupyter_distrib.wire import messages as m
 
 FIRST_S = 0.3
 TICK_S = 1.0
@@ -44,12 +44,12 @@ class Watch:
 
     def __init__(
         self,
-        command: Execute,
+        command: m.Execute,
         loop: Loop,
         *,
         ranks: Callable[[], Mapping[int, Rank]],
         gpus: Mapping[int, Gpu],
-        tell: Callable[[Event], None],
+        tell: Callable[[m.Event], None],
         stop: Callable[[], None],
     ) -> None:
         self._command, self._loop, self._ranks, self._tell = command, loop, ranks, tell
@@ -57,7 +57,7 @@ class Watch:
         self._stalls = Stalls(command, tell=tell, stop=stop)
         self._closer = False
         """Whether a coordinator wants a closer look at the next tick."""
-        self._seen: dict[int, ProbeAnswer] = {}
+        self._seen: dict[int, m.ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
         """Time at which each rank was asked something that it has not answered yet."""
         self._asked_cpu_s: dict[int, float] = {}
@@ -70,7 +70,7 @@ class Watch:
         self._timer.cancel()
         self._sampler.close()
 
-    def take_answer(self, event: ProbeAnswer) -> None:
+    def take_answer(self, event: m.ProbeAnswer) -> None:
         """Take a rank's answer to a probe."""
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
@@ -92,7 +92,7 @@ class Watch:
                 self._tell(sampled)
         looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
         if self._command.run_size:
-            self._tell(NodeSawRanks(run=self._command.run, looks=tuple(looks)))
+            self._tell(m.NodeSawRanks(run=self._command.run, looks=tuple(looks)))
             deep, self._closer = self._closer, False
         else:
             self._stalls.judge(looks)
@@ -102,9 +102,9 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------------ who waits
 
-    def _look(self, number: int, rank: Rank | None) -> RankSighting:
+    def _look(self, number: int, rank: Rank | None) -> m.RankSighting:
         if rank is None:
-            return RankSighting(rank=number, state="left", seen=self._seen.get(number))
+            return m.RankSighting(rank=number, state="left", seen=self._seen.get(number))
         state = self._state(number)
         line, silent_s = None, 0.0
         if state == "silent":
@@ -112,7 +112,7 @@ class Watch:
             frames = exit_info.frames_in(rank.notes.place)
             lines = [frame.line for frame in frames if frame.filename == self._command.cell.filename]
             line = lines[-1] if lines else None
-        return RankSighting(
+        return m.RankSighting(
             rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line, silent_s=silent_s
         )
 
@@ -134,14 +134,14 @@ class Watch:
             case "running":
                 if number not in self._asked_s:
                     self._asked_s[number], self._asked_cpu_s[number] = time.monotonic(), self._sampler.cpu_s(number)
-                    rank.post(Probe(run=self._command.run, deep=deep))
+                    rank.post(m.Probe(run=self._command.run, deep=deep))
             case "silent" if self._sampler.is_on_processor(number) and (deep or is_suspicious(self._others(number))):
                 # Not when C code waits for the system: the signal would end some of those waits early.
                 rank.notes.ask_place(rank.process)
 
-    def _others(self, number: int) -> Sequence[RankSighting]:
+    def _others(self, number: int) -> Sequence[m.RankSighting]:
         return [
-            RankSighting(rank=other, state="running", seen=seen)
+            m.RankSighting(rank=other, state="running", seen=seen)
             for other, seen in self._seen.items()
             if other != number and other in self._ranks()
         ]

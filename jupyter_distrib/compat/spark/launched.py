@@ -23,21 +23,11 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
-from jupyter_distrib.wire.messages import (
-    Ended,
-    Exited,
-    Failed,
-    Interrupted,
-    Measured,
-    Progressed,
-    Returned,
-    RunEvent,
-    Started,
-)
+from jupyter_distrib.wire import messages as m
 
 KILL_S = 3.0
 """Seconds from the order to stop until ranks on this machine are killed."""
-FROM_RANKS = (Started, Progressed, Measured, Returned, Failed, Interrupted)
+FROM_RANKS = (m.Started, m.Progressed, m.Measured, m.Returned, m.Failed, m.Interrupted)
 
 
 class Launched:
@@ -123,14 +113,14 @@ class Launched:
 
     def _take(self, event: Any, rank: int) -> None:
         match event:
-            case Started():
+            case m.Started():
                 self._pids[rank] = event.pid
-            case Returned() | Failed() | Interrupted():
+            case m.Returned() | m.Failed() | m.Interrupted():
                 self._pids.pop(rank, None)
                 self._output.flush()
         self._deliver(replace(event, at_s=time.monotonic()))  # it came from the clock of another machine
 
-    def _deliver(self, event: RunEvent) -> None:
+    def _deliver(self, event: m.RunEvent) -> None:
         if not self._ended:
             self.run.deliver(event)
 
@@ -160,18 +150,18 @@ class Launched:
                     self._deliver(self._last(number, rank.pid, error, is_cause=not failed))
             self._output.close()
             log_directory = self._output.log_directory
-            self._deliver(Ended(run=self.run.id, at_s=time.monotonic(), log_directory=log_directory))
+            self._deliver(m.Ended(run=self.run.id, at_s=time.monotonic(), log_directory=log_directory))
             self._ended = True
 
-    def _last(self, rank: int, pid: int, error: BaseException | None, *, is_cause: bool) -> RunEvent:
+    def _last(self, rank: int, pid: int, error: BaseException | None, *, is_cause: bool) -> m.RunEvent:
         run, at_s = self.run.id, time.monotonic()
         if error is None:
-            return Returned(run=run, rank=rank, value=None, at_s=at_s)
+            return m.Returned(run=run, rank=rank, value=None, at_s=at_s)
         if self.run.interrupted:
-            return Interrupted(run=run, rank=rank, frames=(), at_s=at_s)
+            return m.Interrupted(run=run, rank=rank, frames=(), at_s=at_s)
         lines: Sequence[str] = str(error).strip().splitlines()[:1]
         asked = not (is_cause and pid)
-        return Exited(
+        return m.Exited(
             run=run,
             rank=rank,
             pid=pid,

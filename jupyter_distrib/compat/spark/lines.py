@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import LinkError, decode_frame, encode
-from jupyter_distrib.wire.messages import Message, RunEvent
 
 TEXT_CHARACTERS = 800
 """Characters of text in one line: at most 3200 bytes, below what a pipe takes at once (PIPE_BUF, pipe(7))."""
@@ -49,7 +49,7 @@ def _split(text: str) -> list[str]:
     return [f"{line}\n" for line in text.split("\n")[:-1]] + ([rest] if (rest := text.rpartition("\n")[2]) else [])
 
 
-def of_event(token: str, rank: int, event: RunEvent) -> Iterator[str]:
+def of_event(token: str, rank: int, event: m.RunEvent) -> Iterator[str]:
     """Yield the lines for an event."""
     code = base64.b64encode(encode(event)).decode()
     parts = [code[at : at + EVENT_CHARACTERS] for at in range(0, len(code), EVENT_CHARACTERS)]
@@ -71,7 +71,7 @@ class Reader:
         given = line.partition(" ")[0].encode("utf-8", "replace")
         return hmac.compare_digest(given, f"{_MARK}{self.token}".encode())
 
-    def read(self, line: str) -> Printed | Message | None:
+    def read(self, line: str) -> Printed | m.Message | None:
         """Return what a line tells; None for a part of an event. Spark has taken off the white space at its end."""
         rank, _, rest = line.partition(" ")[2].partition(" ")
         kind, _, body = rest.partition(" ")

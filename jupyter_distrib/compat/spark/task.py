@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.compat.spark import lines
-from jupyter_distrib.wire.messages import Failed, Interrupted, Parcel, Returned, RunEvent, Started
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import failure
 from jupyter_distrib.worker.output import reporting
 
@@ -29,7 +29,7 @@ def execute(
 ) -> Any:
     """Call the function, tell the notebook, and return its value."""
     teller = Teller(run, token, int(os.environ["RANK"]))
-    teller.tell(Started(run=run, rank=teller.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
+    teller.tell(m.Started(run=run, rank=teller.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
     reporting.current = reporter = reporting.Reporter(run, teller.rank, teller.tell)
     error: BaseException | None = None
     value = None
@@ -51,19 +51,19 @@ def _device() -> str:
     return "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
 
 
-def _end(run: str, rank: int, error: BaseException | None) -> RunEvent:
+def _end(run: str, rank: int, error: BaseException | None) -> m.RunEvent:
     at_s = time.monotonic()
     if error is None:
-        return Returned(run=run, rank=rank, value=None, at_s=at_s)
+        return m.Returned(run=run, rank=rank, value=None, at_s=at_s)
     if failure.interrupt_in(error) is not None:
-        return Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=at_s)
+        return m.Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=at_s)
     described = failure.describe(error, run=run, by_value=True, groupless="")
     with suppress(Exception):  # what cannot be pickled is described only
         # By the same pickler with which the function came, so that a class of the notebook is the notebook's own.
         from pyspark import cloudpickle
 
-        described = replace(described, parcel=Parcel(data=cloudpickle.dumps(error)))
-    return Failed(run=run, rank=rank, failure=described, at_s=at_s)
+        described = replace(described, parcel=m.Parcel(data=cloudpickle.dumps(error)))
+    return m.Failed(run=run, rank=rank, failure=described, at_s=at_s)
 
 
 class Teller:
@@ -76,7 +76,7 @@ class Teller:
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, name="jupyter_distrib-watch", daemon=True).start()
 
-    def tell(self, event: RunEvent) -> None:
+    def tell(self, event: m.RunEvent) -> None:
         self._write(lines.of_event(self._token, self.rank, event))
 
     def _write(self, found: Iterator[str]) -> None:

@@ -37,9 +37,9 @@ from jupyter_distrib.kernel.analysis.traceback_text import (
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.formatting import clipped, duration, rank_list, size
-from jupyter_distrib.wire.messages import Exited, Failure, Frame, Parcel
+from jupyter_distrib.wire import messages as m
 
-Unpack = Callable[[Parcel], BaseException | None]
+Unpack = Callable[[m.Parcel], BaseException | None]
 
 E = TypeVar("E", bound=BaseException)
 LAST_LINES = 20
@@ -143,7 +143,7 @@ def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None
     return _dressed(KeyboardInterrupt(message), lines, None, record)
 
 
-def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
+def to_early_interrupt(frames: Sequence[m.Frame]) -> KeyboardInterrupt:
     """Return the KeyboardInterrupt of a cell that was stopped during its preparation; `frames` are the kernel's."""
     message = "Stopped by you before the ranks had begun."
     inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
@@ -197,7 +197,7 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
     return exception
 
 
-def _object(failure: Failure, unpack: Unpack) -> BaseException:
+def _object(failure: m.Failure, unpack: Unpack) -> BaseException:
     """Return the user's exception object, or a stand-in that carries its name."""
     original: BaseException | None = None
     if failure.parcel is not None:
@@ -227,12 +227,12 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
     return _dressed(RankLost(message), [*lines, *_others(record, {root.rank})], root.rank, record)
 
 
-def describe_exit(ended: Exited) -> str:
+def describe_exit(ended: m.Exited) -> str:
     """Return a phrase on the end of a process, to follow `rank 2 `."""
     return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
 
 
-def _manner(ended: Exited) -> str:
+def _manner(ended: m.Exited) -> str:
     code = ended.exit_code
     if code is None and ended.reason:
         return f"is gone, because {ended.reason}"
@@ -257,7 +257,7 @@ def _signal(number: int) -> tuple[str, str]:
         return f"signal {number}", "a real-time signal"
 
 
-def _exit_call(failure: Failure) -> str:
+def _exit_call(failure: m.Failure) -> str:
     said = failure.message if failure.code == 1 and failure.message not in ("", "1", "True") else failure.code
     return f"sys.exit({said!r})"
 
@@ -302,7 +302,7 @@ def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = Non
 _LEFT_EARLY = " had left the cell early with sys.exit()"
 
 
-def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
+def _last_frames(rank: RankRecord) -> tuple[m.Frame, ...]:
     return rank.failure.frames if rank.failure is not None else rank.stopped_at
 
 
@@ -338,20 +338,20 @@ def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None)
     return f" raised {clipped(headline(rank.failure), 200)}{at}"
 
 
-def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
+def _stopped_story(frames: Sequence[m.Frame], where: str, has_root: bool) -> str:
     if has_root:
         return f" stopped because of it{_operation(frames)}" + (f" at {where}" if where else "")
     return f": {where}" if where else " stopped"
 
 
-def _operation(frames: Sequence[Frame]) -> str:
+def _operation(frames: Sequence[m.Frame]) -> str:
     """Return the collective in which a rank was waiting, in brackets; empty if it waited in none."""
     inside = [frame.function for frame in frames if "distributed_c10d" in frame.filename]
     names = [name for name in inside if not name.startswith("_") and name != "wrapper"]
     return f" (in {names[0]})" if names else ""
 
 
-def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
+def _where(frames: Sequence[m.Frame], source_of: SourceOf | None) -> str:
     """Return the innermost line of the user's code: `Cell In[5], line 14, in train: loss.backward()`."""
     if (frame := innermost(frames)) is None:
         return ""

@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Measured, RunEvent, Sampled
+from jupyter_distrib.wire import messages as m
 
 _MB = 1_000_000
 
@@ -59,13 +59,13 @@ class Series:
         self._samples: Counter[int] = Counter()
         """The number of samples so far, by rank."""
 
-    def points(self, event: RunEvent) -> Mapping[str, tuple[float, int]]:
+    def points(self, event: m.RunEvent) -> Mapping[str, tuple[float, int]]:
         """Return the numbers of an event, each with its step; empty for an event that has none."""
         match event:
-            case Measured():
+            case m.Measured():
                 prefix = "" if event.rank == self._first else f"rank_{event.rank}/"
                 return {prefix + name: (value, event.step) for name, value in event.values.items()}
-            case Sampled():
+            case m.Sampled():
                 step = self._samples[event.rank]
                 self._samples[event.rank] += 1
                 return {f"system/rank_{event.rank}/{name}": (value, step) for name, value in _sample(event).items()}
@@ -73,7 +73,7 @@ class Series:
                 return {}
 
 
-def _sample(event: Sampled) -> dict[str, float]:
+def _sample(event: m.Sampled) -> dict[str, float]:
     measured = {
         "cpu_percent": event.cpu_percent,
         "memory_mb": event.rss_bytes / _MB,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import PhaseTimes
+from jupyter_distrib.wire import messages as m
 
 PARTS = {
     "data": "data loading",
@@ -118,7 +118,7 @@ def percents(parts: Mapping[str, float]) -> str:
     return " · ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= 0.005)
 
 
-def _parts(times: PhaseTimes, moving_s: float) -> dict[str, float]:
+def _parts(times: m.PhaseTimes, moving_s: float) -> dict[str, float]:
     seconds = times.seconds
     found = {
         **{name: seconds[name] for name in ("data", "forward", "backward", "optimizer")},

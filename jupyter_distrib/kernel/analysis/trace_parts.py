@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jupyter_distrib.kernel.analysis.shares import PARTS
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Profiled
+from jupyter_distrib.wire import messages as m
 
 LEAST_SHARE = 0.05
 """The share of the time from which a phase or an operator is named."""
@@ -21,7 +21,7 @@ NAMES = {**PARTS, "collective": "collectives", "other": "code between its steps"
 GZIP = 16 + zlib.MAX_WBITS
 
 
-def merged(parts: Mapping[int, Profiled]) -> Iterator[str]:
+def merged(parts: Mapping[int, m.Profiled]) -> Iterator[str]:
     """Yield the text of the trace, a JSON object in the Trace Event Format, whose time 0 is the first event of all."""
     recorded = {rank: part for rank, part in sorted(parts.items()) if part.trace}
     zero_s = min((part.began_s for part in recorded.values()), default=0.0)
@@ -40,7 +40,7 @@ def _lines(trace: bytes) -> Iterator[str]:
     return iter(zlib.decompress(trace, GZIP).decode().splitlines())
 
 
-def sentence(parts: Mapping[int, Profiled], ranks: Sequence[int], path: str) -> str:
+def sentence(parts: Mapping[int, m.Profiled], ranks: Sequence[int], path: str) -> str:
     """Return what the trace in this file shows, and where ranks have no part in it."""
     recorded = {rank: part for rank, part in sorted(parts.items()) if part.trace}
     missing = [rank for rank in ranks if rank not in recorded]
@@ -59,12 +59,12 @@ def sentence(parts: Mapping[int, Profiled], ranks: Sequence[int], path: str) -> 
     return " ".join([text, *(f"{each[0].upper()}{each[1:]}." for each in (*_time(recorded), *told))])
 
 
-def _steps(part: Profiled) -> str:
+def _steps(part: m.Profiled) -> str:
     last = part.first_step + part.steps - 1
     return f"step {last}" if part.steps == 1 else f"steps {part.first_step}-{last}"
 
 
-def _time(recorded: Mapping[int, Profiled]) -> list[str]:
+def _time(recorded: Mapping[int, m.Profiled]) -> list[str]:
     """Return the sentences on the time: of a step and its phases, of what took longest, and of the slowest rank."""
     seconds = sum(part.seconds for part in recorded.values()) or 1.0
     steps = min(part.steps for part in recorded.values())
@@ -84,13 +84,13 @@ def _time(recorded: Mapping[int, Profiled]) -> list[str]:
     return sentences
 
 
-def _shares(recorded: Mapping[int, Profiled], seconds: float) -> str:
+def _shares(recorded: Mapping[int, m.Profiled], seconds: float) -> str:
     phases = sorted(_summed(part.phases for part in recorded.values()).items(), key=lambda each: -each[1])
     named = [f"{NAMES.get(name, name)} {each_s / seconds:.0%}" for name, each_s in phases]
     return ", ".join(text for text, (_, each_s) in zip(named, phases, strict=True) if each_s >= LEAST_SHARE * seconds)
 
 
-def _busy_s(part: Profiled) -> float:
+def _busy_s(part: m.Profiled) -> float:
     """Return the time in which a rank did not wait for others."""
     return sum(seconds for name, seconds in part.phases.items() if name != "collective")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from jupyter_distrib.kernel.analysis.frame_owner import owner
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped
-from jupyter_distrib.wire.messages import Failure, Frame
+from jupyter_distrib.wire import messages as m
 
 SourceOf = Callable[[str], Sequence[str] | None]
 """A function from a file name in a traceback to the file's lines, from index 0; None if they are unknown."""
@@ -58,7 +58,7 @@ class Paint:
         return f"\x1b[93m{text}\x1b[39m" if self.colors else text
 
 
-def chain(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
+def chain(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
     """Return the lines of the failure, after those of its cause."""
     lines: list[str] = []
     if failure.cause is not None:
@@ -70,34 +70,34 @@ def chain(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> l
     return [*lines, *opening(failure, source_of, paint, header), *_conclusion(failure, paint)]
 
 
-def opening(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
+def opening(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
     name = failure.type_name.rpartition(".")[2]
     title = paint.name(name) + header.rjust(max(75 - len(name), len(header) + 1))
     return [title, *frame_lines(user_frames(failure.frames), source_of, paint)]
 
 
-def _conclusion(failure: Failure, paint: Paint) -> list[str]:
+def _conclusion(failure: m.Failure, paint: Paint) -> list[str]:
     name, message = failure.type_name.rpartition(".")[2], clipped(failure.message, MESSAGE_CHARACTERS)
     first, *rest = f": {message}".splitlines() if message else [""]
     return [paint.name(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
 
 
-def headline(failure: Failure) -> str:
+def headline(failure: m.Failure) -> str:
     name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
     return f"{name}: {message.splitlines()[0]}" if message else name
 
 
-def fingerprint(failure: Failure) -> str:
+def fingerprint(failure: m.Failure) -> str:
     """Return a text that is the same for failures whose tracebacks are exactly equal, and for no others."""
     return hashlib.sha256(repr(_without_objects(failure)).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
-def _without_objects(failure: Failure) -> Failure:
+def _without_objects(failure: m.Failure) -> m.Failure:
     cause = failure.cause and _without_objects(failure.cause)
     return replace(failure, parcel=None, cause=cause)
 
 
-def frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: Paint) -> list[str]:
+def frame_lines(frames: Sequence[m.Frame], source_of: SourceOf, paint: Paint) -> list[str]:
     lines: list[str] = []
     hidden = max(0, len(frames) - SHOWN_FRAMES)
     shown = [*frames[: SHOWN_FRAMES // 2], *frames[len(frames) - SHOWN_FRAMES // 2 :]] if hidden else frames
@@ -110,7 +110,7 @@ def frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: Paint) -> l
     return lines
 
 
-def _source_lines(frame: Frame, source: Sequence[str] | None, paint: Paint) -> Iterator[str]:
+def _source_lines(frame: m.Frame, source: Sequence[str] | None, paint: Paint) -> Iterator[str]:
     """Yield the failing line with two lines around it, and marks under the expression if its columns are known."""
     if source is None or not 0 < frame.line <= len(source):
         if frame.text:
@@ -125,14 +125,14 @@ def _source_lines(frame: Frame, source: Sequence[str] | None, paint: Paint) -> I
             yield f"{paint.line(f'{number:>{6 + len(str(frame.line))}}')} {clipped(text, 400)}"
 
 
-def _marks(frame: Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
+def _marks(frame: m.Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
     first, last = frame.first_column, frame.last_column
     whole = text[:first].strip() == "" and text[last:].strip() == ""
     if 0 <= first < last <= min(len(text), 400) and not whole:
         yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.mark("^" * (last - first))
 
 
-def user_frames(frames: Sequence[Frame]) -> list[Frame]:
+def user_frames(frames: Sequence[m.Frame]) -> list[m.Frame]:
     """Return the user's frames, then the library's frame that raised the exception, as context."""
     rest = [frame for frame in frames if owner(frame.filename) != "package"]
     of_user = [frame for frame in rest if is_user(frame)]
@@ -141,12 +141,12 @@ def user_frames(frames: Sequence[Frame]) -> list[Frame]:
     return of_user if rest[-1] is of_user[-1] else [*of_user, rest[-1]]
 
 
-def is_user(frame: Frame) -> bool:
+def is_user(frame: m.Frame) -> bool:
     """Return whether the frame is in a cell or in another file of the user."""
     return owner(frame.filename) in ("cell", "user")
 
 
-def place(frame: Frame) -> str:
+def place(frame: m.Frame) -> str:
     if owner(frame.filename) == "cell":
         return f"{frame.filename}, line {frame.line}"
     home = os.path.expanduser("~") + os.sep
@@ -154,13 +154,13 @@ def place(frame: Frame) -> str:
     return f"File {name}:{frame.line}"
 
 
-def innermost(frames: Sequence[Frame]) -> Frame | None:
+def innermost(frames: Sequence[m.Frame]) -> m.Frame | None:
     """Return the innermost frame in a cell of the user; if there is none, in the user's files."""
     in_cell = [frame for frame in frames if owner(frame.filename) == "cell"]
     candidates = in_cell or [frame for frame in frames if is_user(frame)]
     return candidates[-1] if candidates else None
 
 
-def where(frame: Frame) -> str:
+def where(frame: m.Frame) -> str:
     """Return the place of a frame: `Cell In[5], line 14, in train`."""
     return place(frame) + (f", in {frame.function}" if frame.function not in ("", "<module>") else "")

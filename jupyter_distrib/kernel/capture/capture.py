@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, import
 from jupyter_distrib.kernel.capture.submodules import read_submodules
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import codes_in
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 
 MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__builtin__", "__annotations__"}
@@ -54,7 +54,7 @@ class Input:
 class Captured:
     """A cell that compiles, and everything that it takes from the notebook."""
 
-    cell: Cell
+    cell: m.Cell
     inputs: tuple[Input, ...]
     defines: tuple[str, ...]
     """The names that the cell binds at module level, in order."""
@@ -119,7 +119,7 @@ def capture(
         inputs[name] = _named(name, namespace, inputs.get(name), dropped or {})
     known = {*inputs, *provided, *MODULE_NAMES}
     return Captured(
-        cell=Cell(source=source, filename=filename, future_annotations=inherited, timed=timed),
+        cell=m.Cell(source=source, filename=filename, future_annotations=inherited, timed=timed),
         inputs=tuple(inputs.values()),
         defines=names.defines,
         imports=frozenset(imported(program)),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.wire.messages import Ended, RunEvent
+from jupyter_distrib.wire import messages as m
 
 WAIT_S = 0.3
 """The seconds for which an ended run waits for others, so that quick cells are not slowed by the writing."""
@@ -93,6 +93,6 @@ class _AtEnd(Observer):
     def __init__(self, writer: HistoryWriter, run: ObservedRun) -> None:
         self._writer, self._run = writer, run
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if type(event) is Ended:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
+        if type(event) is m.Ended:
             self._writer.put(self._run, record)

@@ -30,7 +30,7 @@ from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import file_owner, formatting, interrupts
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -192,7 +192,7 @@ class DistributedFunction(Generic[P, R]):
             packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
-        cell = Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())
+        cell = m.Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())
         label = _call(name, args, kwargs) if submitted else f"{name}()"
         begin = current.submit if submitted else current.start
         run = begin(cell, packed_inputs.packed, self.options, label=label, handles=handles, settings=settings)

@@ -29,7 +29,7 @@ from jupyter_distrib.pages import page
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
-from jupyter_distrib.wire.messages import NodeStatus, ServerStatus
+from jupyter_distrib.wire import messages as m
 
 PACKAGES = (
     "torch",
@@ -221,7 +221,7 @@ def _pool(session: Session) -> Iterator[Finding]:
     yield from _network(session)
 
 
-def _node_text(node: NodeStatus) -> str:
+def _node_text(node: m.NodeStatus) -> str:
     """Describe a node: `n1: 4 CPUs, 1 free; 2 a100, 0 free; root: job 17`."""
     parts = [(f"{node.cpus:g} CPUs", node.free_cpus)] if node.cpus else []
     parts += [(f"{node.gpus} {node.gpu_type or 'GPUs'}", node.free_gpus)] if node.gpus else []
@@ -229,7 +229,7 @@ def _node_text(node: NodeStatus) -> str:
     return f"{node.name}: {'; '.join(filter(None, (node.state, *told, *node.holders)))}"
 
 
-def _devices(status: ServerStatus) -> Iterator[Finding]:
+def _devices(status: m.ServerStatus) -> Iterator[Finding]:
     """Yield findings on the problems and modes of GPUs that the pool's agent reports."""
     if status.gpu_problem:
         yield Finding(topic="GPUs", text="not all of them can be used", advice=status.gpu_problem)

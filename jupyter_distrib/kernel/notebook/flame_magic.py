@@ -9,7 +9,7 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.views.flame import FlameGraph
 from jupyter_distrib.options import split_words
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 SECONDS = 5.0
 
@@ -31,7 +31,7 @@ def answer(line: str) -> FlameGraph:
 
 
 def _sampled(run: Run, ranks: set[int]) -> FlameGraph:
-    stacks: list[tuple[int, tuple[Frame, ...]]] = []
+    stacks: list[tuple[int, tuple[m.Frame, ...]]] = []
     began_s = time.monotonic()
     while (elapsed_s := time.monotonic() - began_s) < SECONDS and not run.done():
         stacks += [(rank, seen.frames) for rank, seen in run.stacks().items() if rank in ranks]

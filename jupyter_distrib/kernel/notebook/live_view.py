@@ -33,7 +33,7 @@ from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.wire.messages import Noted, Returned, RunEvent, Started
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # a cell that shows nothing needs none of them
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
@@ -48,7 +48,7 @@ TICK_S = 1.0
 """The interval, without news, of checking whether the run is worth showing by now and of drawing its clock."""
 STATUS_EVERY_S = 5.0
 """The interval of lines of status in a terminal, while nothing else is printed."""
-_QUIET = (Started, Returned)
+_QUIET = (m.Started, m.Returned)
 """Events with no visible effect by themselves, which do not wake the thread that waits."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
 """The environment variable that forces `widget`, `html` or `lines` on a front end that is mistaken for another kind."""
@@ -146,9 +146,9 @@ class LiveView(View):
             self._put(self._bundle(self._run.record, self._run.elapsed_s, shown=True))
         return self
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         """Wake the thread that waits, if there is something to see; show a note that comes after the end."""
-        if self._chart_inside is not None and isinstance(event, Noted):
+        if self._chart_inside is not None and isinstance(event, m.Noted):
             self._show_late(event, record, with_chart=self._chart_inside)
         elif not isinstance(event, _QUIET):
             self._bell.ring()
@@ -199,7 +199,7 @@ class LiveView(View):
                 self._widget.close()
             self._widget = None
 
-    def _show_late(self, event: Noted, record: RunRecord, *, with_chart: bool) -> None:
+    def _show_late(self, event: m.Noted, record: RunRecord, *, with_chart: bool) -> None:
         """Add a note to the view of a run that has ended; in the thread that notes it."""
         if self._way in ("terminal", "lines"):
             print(f"· {event.text}", file=sys.stdout, flush=True)

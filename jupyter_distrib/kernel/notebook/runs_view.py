@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.kernel.views import run_table
 from jupyter_distrib.kernel.views.run_table import RunRow
-from jupyter_distrib.wire.messages import RunEvent
+from jupyter_distrib.wire import messages as m
 
 
 def row_of(run: Run, swept: dict[str, str] | None = None) -> RunRow:
@@ -53,7 +53,7 @@ class RunsView(Observer):
         run.observers.add(self)
         run.observers.add(EndObserver(lambda: self._ended(run)))
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         self._bell.ring()
 
     def wait_for_news(self) -> None:

@@ -19,7 +19,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import MODULE, Options, from_keywords
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 
 OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 """Options that are about the names of a cell."""
@@ -75,16 +75,16 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
     return begun
 
 
-def _of_file(path: str, arguments: Sequence[str]) -> Cell:
-    return Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
+def _of_file(path: str, arguments: Sequence[str]) -> m.Cell:
+    return m.Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
 
 
-def _of_module(arguments: Sequence[str]) -> Cell:
+def _of_module(arguments: Sequence[str]) -> m.Cell:
     if not arguments:
         raise OptionsError("-m wants the name of a module")
     name, *rest = arguments
     source = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
-    return Cell(source=source, filename=f"{file_owner.CALL}{name}", script=MODULE, arguments=tuple(rest))
+    return m.Cell(source=source, filename=f"{file_owner.CALL}{name}", script=MODULE, arguments=tuple(rest))
 
 
 def _read(path: str) -> str:

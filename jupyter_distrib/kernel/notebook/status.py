@@ -21,7 +21,7 @@ from jupyter_distrib.kernel.session.status import (
 from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import duration, rank_list, size
-from jupyter_distrib.wire.messages import GpuStatus, NodeStatus, WaitingStatus
+from jupyter_distrib.wire import messages as m
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
 _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "held by", "pool")
@@ -179,7 +179,7 @@ def _load(usage: RankUsage | None) -> str:
     return ", ".join(parts)
 
 
-def _node_row(pool: PoolStatus, node: NodeStatus) -> tuple[str, ...]:
+def _node_row(pool: PoolStatus, node: m.NodeStatus) -> tuple[str, ...]:
     def amount(count: float, free: float | None, kind: str = "") -> str:
         return f"{count:g}{kind and f' {kind}'}{'' if free is None else f', {free:g} free'}"
 
@@ -195,16 +195,16 @@ def _node_row(pool: PoolStatus, node: NodeStatus) -> tuple[str, ...]:
     )
 
 
-def _waiting_row(pool: PoolStatus, each: WaitingStatus) -> tuple[str, ...]:
+def _waiting_row(pool: PoolStatus, each: m.WaitingStatus) -> tuple[str, ...]:
     ranks = f"{each.ranks or ''} {'GPU' if each.gpus else 'CPU'}".strip()
     return (each.holder, ranks, each.reason, pool.name)
 
 
-def _gpu_row(gpu: GpuStatus) -> tuple[str, ...]:
+def _gpu_row(gpu: m.GpuStatus) -> tuple[str, ...]:
     return (gpu.number, gpu.name, _gpu_memory(gpu), gpu.modes, gpu.holder or "free")
 
 
-def _gpu_memory(gpu: GpuStatus) -> str:
+def _gpu_memory(gpu: m.GpuStatus) -> str:
     """Format the used part of a GPU's memory, which some drivers do not report."""
     if gpu.memory_bytes is None or gpu.used_bytes is None:
         return "unknown"

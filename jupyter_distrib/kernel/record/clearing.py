@@ -11,7 +11,7 @@ from __future__ import annotations
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Lines
 from jupyter_distrib.kernel.record.terminal_stream import Fed, Stream
-from jupyter_distrib.wire.messages import Cleared
+from jupyter_distrib.wire import messages as m
 
 
 class RankClearing:
@@ -39,7 +39,7 @@ class RankClearing:
             return Displays()
         return displays
 
-    def called(self, event: Cleared, displays: Displays) -> Displays:
+    def called(self, event: m.Cleared, displays: Displays) -> Displays:
         """Return the displays that stay at a call."""
         if event.wait and event.number > self._cleared:
             self._waiting = event.number

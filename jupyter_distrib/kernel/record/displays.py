@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import Displayed
+from jupyter_distrib.wire import messages as m
 
 KEPT = 100
 KEPT_BYTES = 32 << 20
@@ -36,7 +36,7 @@ class Displays:
     skipped: int = 0
     """The number of older displays that are no longer kept."""
 
-    def after(self, event: Displayed) -> Displays:
+    def after(self, event: m.Displayed) -> Displays:
         new = Display(data=event.data, metadata=event.metadata, display_id=event.display_id)
         if event.update:
             return replace(self, shown=tuple(new if old.display_id == new.display_id else old for old in self.shown))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.kernel.record.terminal_stream import Progress
-from jupyter_distrib.wire.messages import Progressed
+from jupyter_distrib.wire import messages as m
 
 NESTED_BARS = 3
 """The number of nested loops that are kept: the innermost ones."""
 
 
-def moved_on(bars: tuple[Progress, ...], event: Progressed) -> tuple[Progress, ...]:
+def moved_on(bars: tuple[Progress, ...], event: m.Progressed) -> tuple[Progress, ...]:
     """Put a loop's new progress in its place and drop the loops inside it."""
     index = next((i for i, old in enumerate(bars) if old.label == event.label), None)
     if index is None:
@@ -23,7 +23,7 @@ def moved_on(bars: tuple[Progress, ...], event: Progressed) -> tuple[Progress, .
     return (*outer, new)[-NESTED_BARS:]
 
 
-def _smoothed_rate(old: Progress, event: Progressed) -> float | None:
+def _smoothed_rate(old: Progress, event: m.Progressed) -> float | None:
     seconds, steps = event.at_s - old.at_s, event.step - old.step
     if steps < 0:  # the loop was begun again
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.wire.messages import RunEvent
+from jupyter_distrib.wire import messages as m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Observer(Protocol):
         run do not get them any more."""
         return {}
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         """Handle an event; called for each one, in order, with the record of all events up to this one.
 
         `Ended` is the last event; it is the only one if the cell could not be sent.

@@ -11,35 +11,20 @@ from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import Course
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import (
-    DebuggerLeft,
-    DebuggerPrompted,
-    Exited,
-    Failed,
-    Failure,
-    Frame,
-    Interrupted,
-    Parcel,
-    PhaseTimes,
-    Progressed,
-    Returned,
-    Sampled,
-    StackSeen,
-    Started,
-)
+from jupyter_distrib.wire import messages as m
 
 RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
 OfOneRank: TypeAlias = (
-    Started
-    | Progressed
-    | Sampled
-    | StackSeen
-    | DebuggerPrompted
-    | DebuggerLeft
-    | Returned
-    | Failed
-    | Interrupted
-    | Exited
+    m.Started
+    | m.Progressed
+    | m.Sampled
+    | m.StackSeen
+    | m.DebuggerPrompted
+    | m.DebuggerLeft
+    | m.Returned
+    | m.Failed
+    | m.Interrupted
+    | m.Exited
 )
 
 
@@ -72,19 +57,19 @@ class RankRecord:
     """The reported samples, of which every second one is dropped when the list is full, so that it always spans the
     whole run."""
     last_line: str = ""
-    failure: Failure | None = None
+    failure: m.Failure | None = None
     failed_at_s: float = 0.0
-    exit: Exited | None = None
-    stopped_at: tuple[Frame, ...] = ()
+    exit: m.Exited | None = None
+    stopped_at: tuple[m.Frame, ...] = ()
     """The frames at which an interrupt met the rank, outermost first."""
-    stack: StackSeen | None = None
+    stack: m.StackSeen | None = None
     """The Python stack that somebody asked for last."""
-    prompt: DebuggerPrompted | None = None
+    prompt: m.DebuggerPrompted | None = None
     """The prompt of the debugger in which the rank is stopped; it stays until the next one or until the rank goes."""
-    left_debugger: DebuggerLeft | None = None
+    left_debugger: m.DebuggerLeft | None = None
     """The last end of such a stop."""
     returned: bool = False
-    value: Parcel | None = None
+    value: m.Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
     """The names that stay on the rank -> name of the value's type."""
     kept_bytes: dict[str, int] = field(default_factory=dict)
@@ -103,7 +88,7 @@ class RankRecord:
     gpu_percent: float | None = None
     gpu_tensor_bytes: int | None = None
     gpu_reserved_bytes: int | None = None
-    times: PhaseTimes | None = None
+    times: m.PhaseTimes | None = None
     """The time of its training by phase; None if it does not train."""
     gpu_memory_of_all: bool = False
     """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
@@ -124,36 +109,36 @@ class RankRecord:
     def apply(self, event: OfOneRank) -> None:
         """Apply an event of this rank."""
         match event:
-            case Started():
+            case m.Started():
                 self._start(event)
-            case Progressed():
+            case m.Progressed():
                 self._progress(event)
-            case Sampled():
+            case m.Sampled():
                 self._sample(event)
-            case StackSeen():
+            case m.StackSeen():
                 self.stack = event
-            case DebuggerPrompted():
+            case m.DebuggerPrompted():
                 self.prompt = event
-            case DebuggerLeft():
+            case m.DebuggerLeft():
                 self.prompt, self.left_debugger = None, event
-            case Returned():
+            case m.Returned():
                 self._return(event)
-            case Failed():
+            case m.Failed():
                 self._fail(event)
-            case Interrupted():
+            case m.Interrupted():
                 self._interrupt(event)
-            case Exited():
+            case m.Exited():
                 self._exit(event)
             case _:
                 assert_never(event)
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: m.Started) -> None:
         self.state, self.pid, self.device, self.started_at_s = "running", event.pid, event.device, event.at_s
 
-    def _progress(self, event: Progressed) -> None:
+    def _progress(self, event: m.Progressed) -> None:
         self.progress = nested_progress.moved_on(self.progress, event)
 
-    def _sample(self, event: Sampled) -> None:
+    def _sample(self, event: m.Sampled) -> None:
         self.rss_bytes, self.cpu_percent = event.rss_bytes, event.cpu_percent
         self.peak_rss_bytes = max(self.peak_rss_bytes, event.rss_bytes)
         self.gpu_memory_total_bytes, self.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
@@ -164,7 +149,7 @@ class RankRecord:
         if event.gpu_memory_bytes is not None:
             self.peak_gpu_memory_bytes = max(self.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
 
-    def _follow_course(self, event: Sampled) -> None:
+    def _follow_course(self, event: m.Sampled) -> None:
         on_gpu = event.gpu_memory_bytes is not None
         self.course.use(
             (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
@@ -174,7 +159,7 @@ class RankRecord:
         elif self.times is not None:
             self.course.count(self.times.steps, event.at_s)
 
-    def _return(self, event: Returned) -> None:
+    def _return(self, event: m.Returned) -> None:
         if self.started_at_s is None:
             self.started_at_s = event.began_at_s
         self.state, self.returned, self.ended_at_s, self.prompt = "done", True, event.at_s, None
@@ -182,14 +167,14 @@ class RankRecord:
         self.kept_bytes = event.kept_bytes
         self.sharded, self.times = event.sharded, event.times or self.times
 
-    def _fail(self, event: Failed) -> None:
+    def _fail(self, event: m.Failed) -> None:
         self.state, self.failure, self.failed_at_s, self.ended_at_s = "failed", event.failure, event.at_s, event.at_s
         self.prompt = None
 
-    def _interrupt(self, event: Interrupted) -> None:
+    def _interrupt(self, event: m.Interrupted) -> None:
         self.state, self.stopped_at, self.ended_at_s, self.prompt = "interrupted", event.frames, event.at_s, None
 
-    def _exit(self, event: Exited) -> None:
+    def _exit(self, event: m.Exited) -> None:
         self.exit, self.prompt = event, None
         self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes)
         # A rank that had failed keeps that state, which explains more. The values that it kept are lost in any case.

@@ -13,30 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import cast
 
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.clearing import RankClearing
 from jupyter_distrib.kernel.record.output_lines import Line, Lines, line_of
-from jupyter_distrib.kernel.record.rank_record import RankRecord, Sample
+from jupyter_distrib.kernel.record.rank_record import OfOneRank, RankRecord, Sample
 from jupyter_distrib.kernel.record.terminal_stream import Stream
 from jupyter_distrib.system.formatting import short
-from jupyter_distrib.wire.messages import (
-    Cleared,
-    Displayed,
-    Ended,
-    Measured,
-    Moved,
-    Noted,
-    Profiled,
-    RanksReduced,
-    Restarted,
-    RunEvent,
-    Saving,
-    Stalled,
-    TimedOut,
-    WorkerInfo,
-    Wrote,
-)
+from jupyter_distrib.wire import messages as m
 
 HISTORY = 1000
 NOTES = 100
@@ -61,7 +46,7 @@ class RunRecord:
         world_size: int,
         gpus: bool = False,
         strategy: str = "none",
-        workers: Iterable[WorkerInfo] = (),
+        workers: Iterable[m.WorkerInfo] = (),
         remark: str = "",
     ) -> None:
         self.run = run
@@ -71,7 +56,7 @@ class RunRecord:
         self.strategy = strategy
         self.remark = remark
         self.ranks: dict[int, RankRecord] = {rank: RankRecord(rank=rank) for rank in sorted(ranks)}
-        self.notes: list[Noted] = []
+        self.notes: list[m.Noted] = []
         self.not_finite: dict[str, list[int]] = {}
         """A sentence for each of the first reported values that became nan or infinite, with its ranks."""
         self.ended = False
@@ -80,9 +65,9 @@ class RunRecord:
         self.hung = False
         """Whether the limit was one for a stall (`--hang-timeout`)."""
         self.log_directory = ""
-        self.stall: Stalled | None = None
+        self.stall: m.Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
-        self.restarts: list[Restarted] = []
+        self.restarts: list[m.Restarted] = []
         """The restarts of the run after the loss of a rank, each with its cause."""
         self._first_began_at_s: float | None = None
         """The start of the first attempt, if there is a second one."""
@@ -96,7 +81,7 @@ class RunRecord:
                 rank.pid, rank.device, rank.device_name = worker.pid, worker.device, worker.device_name
                 rank.state = "starting" if worker.state == "starting" else "waiting"
 
-    def apply(self, event: RunEvent) -> None:
+    def apply(self, event: m.RunEvent) -> None:
         """Apply one event of this run.
 
         Raises:
@@ -106,30 +91,31 @@ class RunRecord:
             raise ValueError(f"an event of run {event.run} came to the record of run {self.run}")
         self.changes += 1
         match event:
-            case Wrote():
+            case m.Wrote():
                 self._write(self.ranks[event.rank], event)
-            case Measured():
+            case m.Measured():
                 self._measure(self.ranks[event.rank], event)
-            case Noted():
+            case m.Noted():
                 self.notes = [*self.notes, event][-NOTES:]
-            case Displayed():
+            case m.Displayed():
                 self._display(self.ranks[event.rank], event)
-            case Cleared():
+            case m.Cleared():
                 rank = self.ranks[event.rank]
                 rank.displays = self._of(rank.rank).called(event, rank.displays)
-            case Stalled() | Moved():
-                self.stall = event if isinstance(event, Stalled) else None
-            case Profiled() | Saving():
+            case m.Stalled() | m.Moved():
+                self.stall = event if isinstance(event, m.Stalled) else None
+            case m.Profiled() | m.Saving():
                 pass  # `kernel/session/runs/trace_writer.py` and `server/detached_runs.py` take what they say
-            case TimedOut():
+            case m.TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
-            case Restarted() | RanksReduced():
+            case m.Restarted() | m.RanksReduced():
                 self._begin_again(event)
-            case Ended():
+            case m.Ended():
                 self._end(event)
             case _:
-                self.ranks[event.rank].apply(event)
-        if not isinstance(event, Noted) and event.at_s:
+                of_rank = cast("OfOneRank", event)
+                self.ranks[of_rank.rank].apply(of_rank)
+        if not isinstance(event, m.Noted) and event.at_s:
             self._last_at_s = max(event.at_s, self._last_at_s or event.at_s)
 
     @property
@@ -184,7 +170,7 @@ class RunRecord:
         """Return the beginning of each line that a rank has not ended yet."""
         return [line_of(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
 
-    def _write(self, rank: RankRecord, event: Wrote) -> None:
+    def _write(self, rank: RankRecord, event: m.Wrote) -> None:
         stream = self._of(event.rank).stream(event.stream)
         if event.skipped_lines:
             self._keep(rank, event.stream, stream.finish())
@@ -201,12 +187,12 @@ class RunRecord:
         self._output.extend(rank.rank, stream, texts)
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
 
-    def _display(self, rank: RankRecord, event: Displayed) -> None:
+    def _display(self, rank: RankRecord, event: m.Displayed) -> None:
         if not event.update:
             rank.displays = self._of(event.rank).displayed(rank.displays)
         rank.displays = rank.displays.after(event)
 
-    def _measure(self, rank: RankRecord, event: Measured) -> None:
+    def _measure(self, rank: RankRecord, event: m.Measured) -> None:
         for name, value in event.values.items():
             if not isfinite(value) and isfinite(rank.metrics.get(name, 0.0)):
                 self._note_not_finite(rank.rank, f"{short(name)} is {value} at step {event.step}")
@@ -226,10 +212,10 @@ class RunRecord:
         if text in self.not_finite or len(self.not_finite) < NOT_FINITE:
             self.not_finite = {**self.not_finite, text: [*self.not_finite.get(text, ()), rank]}
 
-    def _begin_again(self, event: Restarted | RanksReduced) -> None:
-        self._restart(event) if isinstance(event, Restarted) else self._reduce(event)
+    def _begin_again(self, event: m.Restarted | m.RanksReduced) -> None:
+        self._restart(event) if isinstance(event, m.Restarted) else self._reduce(event)
 
-    def _restart(self, event: Restarted) -> None:
+    def _restart(self, event: m.Restarted) -> None:
         """Begin the next attempt: each rank anew, but for what it has shown and reported."""
         self._finish_lines()
         self._clearing.clear()
@@ -249,9 +235,9 @@ class RunRecord:
                 peak_gpu_memory_bytes=old.peak_gpu_memory_bytes,
             )
         text = f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}"
-        self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
+        self.notes = [*self.notes, m.Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
-    def _reduce(self, event: RanksReduced) -> None:
+    def _reduce(self, event: m.RanksReduced) -> None:
         """Go on with the ranks that are left."""
         had, self.world_size = self.world_size, len(event.ranks)
         self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
@@ -259,7 +245,7 @@ class RunRecord:
             f"goes on with {self.world_size} of {had} ranks: {event.cause.rstrip('.')}. With the same batch size on "
             f"each rank, the global batch is {self.world_size}/{had} of what it was"
         )
-        self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
+        self.notes = [*self.notes, m.Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
     def _finish_lines(self) -> None:
         for rank, name, stream in self._streams():
@@ -273,13 +259,13 @@ class RunRecord:
     def _streams(self) -> list[tuple[int, str, Stream]]:
         return [(rank, *each) for rank, of_rank in sorted(self._clearing.items()) for each in of_rank.streams.items()]
 
-    def _end(self, event: Ended) -> None:
+    def _end(self, event: m.Ended) -> None:
         self._finish_lines()
         self.ended, self.log_directory = True, event.log_directory
         if self.ok:
             self.stall = None
 
 
-def _again(old: Sample, event: Measured) -> bool:
+def _again(old: Sample, event: m.Measured) -> bool:
     """Return whether the first report of an attempt shows that an earlier one's step is computed again."""
     return old.step >= event.step and not old.values.keys().isdisjoint(event.values)

@@ -21,7 +21,7 @@ from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import process, process_environment
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
+from jupyter_distrib.wire import messages as m
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """The variable with which torch compares the ranks' calls before each collective."""
@@ -33,7 +33,7 @@ Content = shared_memory.Content | shared_memory.Written
 class WrittenInputs:
     """The inputs of a queued cell: a copy that later changes in the notebook do not reach."""
 
-    parcel: Parcel
+    parcel: m.Parcel
     content: shared_memory.Written | None
     sent: tuple[object, ...]
     """The kernel's functions and classes among them; see `Packed.sent`."""
@@ -65,7 +65,7 @@ class Surroundings:
 class Order:
     """A cell with all that it needs to be run."""
 
-    cell: Cell
+    cell: m.Cell
     inputs: payload.Packed | WrittenInputs
     options: Options
     """The options of the cell, completed with all defaults."""
@@ -97,7 +97,7 @@ class Order:
             context=trackers.context(self.options.track),
         )
 
-    def content(self) -> tuple[Parcel, Content | None]:
+    def content(self) -> tuple[m.Parcel, Content | None]:
         """Return the parcel, and the part of the inputs that travels in shared memory."""
         if isinstance(self.inputs, WrittenInputs):
             return self.inputs.parcel, self.inputs.content
@@ -110,9 +110,9 @@ class Order:
             self.inputs.content.close()
 
 
-def command(order: Order, options: Options, inputs: Parcel, run: Run, group: WorkerGroup) -> Execute:
+def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` have the variables of observers as well."""
-    return Execute(
+    return m.Execute(
         run=run.id,
         group=group.name,
         ranks=tuple(run.record.ranks),
@@ -141,7 +141,7 @@ def _unanswered(run: Run, order: Order) -> str:
     return prompts.missing()
 
 
-def setting(order: Order, options: Options, connection: Connection) -> Setting:
+def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
     """Return what each rank finds around the cell; `options` have the variables of observers as well."""
     surroundings = order.surroundings or Surroundings.now(remote=connection.remote)
     path = surroundings.path
@@ -149,7 +149,7 @@ def setting(order: Order, options: Options, connection: Connection) -> Setting:
         folder = os.path.dirname(os.path.join(surroundings.directory, script))
         path = (folder, *(each for each in path if each != folder))
     path = (*path, *(each for each in connection.source_folders() if each not in path))
-    return Setting(
+    return m.Setting(
         env={
             **surroundings.env,
             **(CHECKED if options.check else {}),

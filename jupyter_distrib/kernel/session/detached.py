@@ -6,7 +6,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.system import confinement_report, paths, run_list
 from jupyter_distrib.system.run_list import ListedRun
-from jupyter_distrib.wire.messages import PROTOCOL
+from jupyter_distrib.wire import messages as m
 
 
 def runs() -> list[ListedRun]:
@@ -44,7 +44,7 @@ def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
     if name is not None and len(matching) > 1 and len(own) != 1:
         raise PoolError(f"several detached runs end in {name}: name one of {', '.join(run.run for run in matching)}.")
     run = next(reversed(own or matching), None)
-    if run is not None and run.protocol != PROTOCOL:
+    if run is not None and run.protocol != m.PROTOCOL:
         raise PoolError(
             f"run {run.run} ({run.label} of {run.holder}) is held by another version of jupyter_distrib: "
             "attach to it in a kernel that has that version."

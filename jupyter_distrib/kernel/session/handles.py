@@ -18,7 +18,7 @@ from jupyter_distrib.kernel.capture.inputs import PackedInputs
 from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.wire.messages import Forget
+from jupyter_distrib.wire import messages as m
 
 _PROVIDED = PROVIDED | {"mesh"}
 """Names that a rank puts into the cell's namespace, including those of `--strategy fsdp` and `tp`."""
@@ -104,4 +104,4 @@ class KeptValues:
             keys.setdefault(group.name, (group, []))[1].append(key)
         for group, dropped in keys.values():
             if group.state == "open":
-                group.connection.node.send(Forget(group=group.name, keys=tuple(dropped)))
+                group.connection.node.send(m.Forget(group=group.name, keys=tuple(dropped)))

@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.libraries import settings
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import AskStacks, Attached, Debug, Noted, Stop
+from jupyter_distrib.wire import messages as m
 
 
 def queued(order: Order, run_id: str) -> Run:
@@ -60,11 +60,11 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
         remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
     )
     if options.gpus is not None and not group.gpus:
-        record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+        record.apply(m.Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
     for text in settings.that_stay():
-        record.apply(Noted(run=record.run, rank=None, text=text))
+        record.apply(m.Noted(run=record.run, rank=None, text=text))
     for text in group.notes:
-        record.apply(Noted(run=record.run, rank=None, text=text))
+        record.apply(m.Noted(run=record.run, rank=None, text=text))
     group.notes = ()
     link = replace(_link(group.connection, record.run), debug=_debug(group, record.run))
     if queued is not None:
@@ -79,7 +79,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     )
 
 
-def attached(event: Attached, connection: Connection, remark: str = "") -> Run:
+def attached(event: m.Attached, connection: Connection, remark: str = "") -> Run:
     """Return the run for a detached one that began earlier, maybe in another kernel; its events follow."""
     record = RunRecord(
         run=event.run,
@@ -98,8 +98,8 @@ def _link(connection: Connection, run: str) -> PoolLink:
     node = connection.node
     return PoolLink(
         pool=connection.pool,
-        stop=lambda force: node.send(Stop(run=run, force=force)),
-        ask_stacks=lambda: node.send(AskStacks(run=run)),
+        stop=lambda force: node.send(m.Stop(run=run, force=force)),
+        ask_stacks=lambda: node.send(m.AskStacks(run=run)),
         abandon=connection.abandon,
         echoes_output=connection.capabilities.echoes_output,
     )
@@ -107,4 +107,4 @@ def _link(connection: Connection, run: str) -> PoolLink:
 
 def _debug(group: WorkerGroup, run: str) -> Callable[[int, str, str], object]:
     node = group.connection.node
-    return lambda rank, action, line: node.send(Debug(run=run, group=group.name, rank=rank, action=action, line=line))
+    return lambda rank, action, line: node.send(m.Debug(run=run, group=group.name, rank=rank, action=action, line=line))

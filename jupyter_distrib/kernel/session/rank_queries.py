@@ -14,7 +14,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 
 GATHER = "from jupyter_distrib.worker.autoparallel.training import gather_shards\ngather_shards.of(__kept__)"
 """The source of the cell that fetches a sharded value."""
@@ -69,7 +69,7 @@ class RankQueries:
     def _ask(
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
     ) -> Results | None:
-        cell, packed = Cell(source=source, filename=label), payload.pack_inputs(values, {})
+        cell, packed = m.Cell(source=source, filename=label), payload.pack_inputs(values, {})
         run = self._start(cell, packed, options, label=label, handles=handles, observed=False)
         self._runs.remove(run)
         found: Results | None = run.wait()

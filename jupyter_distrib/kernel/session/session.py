@@ -40,13 +40,8 @@ from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settin
 from jupyter_distrib.pools.base import capabilities_of, usable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import interrupts
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import (
-    Attached,
-    Cell,
-    Execute,
-    NotAttached,
-)
 
 STOPPED_S = 5.0
 """The most seconds to wait for the end of a run whose cell could not be sent completely."""
@@ -102,7 +97,7 @@ class Session:
 
     def start(
         self,
-        cell: Cell,
+        cell: m.Cell,
         packed: payload.Packed,
         options: Options,
         *,
@@ -129,7 +124,7 @@ class Session:
 
     def submit(
         self,
-        cell: Cell,
+        cell: m.Cell,
         packed: payload.Packed,
         options: Options,
         *,
@@ -173,7 +168,7 @@ class Session:
 
     def _order(
         self,
-        cell: Cell,
+        cell: m.Cell,
         packed: payload.Packed,
         options: Options,
         settings: Settings | None,
@@ -266,7 +261,7 @@ class Session:
     def _new_id(self) -> str:
         return f"{self.identity.name}-{next(self._numbers)}"
 
-    def _send(self, run: Run, group: WorkerGroup, command: Execute, content: Content | None) -> None:
+    def _send(self, run: Run, group: WorkerGroup, command: m.Execute, content: Content | None) -> None:
         """Send the command with its content. Once ranks may have received any of it, an interrupt cancels the run."""
         connection = group.connection
         capabilities = connection.capabilities
@@ -340,13 +335,13 @@ class Session:
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
         remark = f"runs on {where}" if listed is not None and (where := detached.elsewhere(listed)) else ""
 
-        def make(event: Attached) -> Run:
+        def make(event: m.Attached) -> Run:
             run = new_runs.attached(event, connection, remark)
             self.observers.follow(observed_runs.facts(run, track=event.trackers), run)
             return run
 
         answer = connection.attach(name or "" if listed is None else listed.run, make)
-        if isinstance(answer, NotAttached):
+        if isinstance(answer, m.NotAttached):
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer

@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import GroupStatus, NodeStatus, ServerStatus, WorkerInfo, fields_of
+from jupyter_distrib.wire import messages as m
 
 
 @data_class
@@ -68,8 +68,8 @@ class RankStatus:
     """Its usage; None if it executes no run of this notebook."""
 
     @classmethod
-    def of(cls, info: WorkerInfo, pool: str, usage: RankUsage | None) -> RankStatus:
-        return cls(**fields_of(info), pool=pool, usage=usage)
+    def of(cls, info: m.WorkerInfo, pool: str, usage: RankUsage | None) -> RankStatus:
+        return cls(**m.fields_of(info), pool=pool, usage=usage)
 
 
 @data_class
@@ -79,14 +79,14 @@ class PoolStatus:
     name: str
     at_s: float
     """The time of the answer, in seconds since 1970."""
-    server: ServerStatus
+    server: m.ServerStatus
     ranks: tuple[RankStatus, ...]
     """The ranks of this notebook."""
     session: str
     """The name by which this kernel knows its own worker groups."""
 
     @classmethod
-    def of(cls, name: str, server: ServerStatus, session: Session) -> PoolStatus:
+    def of(cls, name: str, server: m.ServerStatus, session: Session) -> PoolStatus:
         """Return the status of a pool that has answered just now."""
         ranks = [
             RankStatus.of(info, name, _usage(session, group.run, info.rank))
@@ -97,7 +97,7 @@ class PoolStatus:
         return cls(name=name, at_s=time.time(), server=server, ranks=tuple(ranks), session=session.identity.name)
 
     @property
-    def nodes(self) -> tuple[NodeStatus, ...]:
+    def nodes(self) -> tuple[m.NodeStatus, ...]:
         """Return the machines of the pool, as far as they are known."""
         return self.server.nodes or ()
 
@@ -106,7 +106,7 @@ class PoolStatus:
         """Return what the next rank takes; empty if nobody knows."""
         return next_rank(self.server)
 
-    def holders_on(self, node: NodeStatus) -> list[str]:
+    def holders_on(self, node: m.NodeStatus) -> list[str]:
         """Return those who have a part of a machine, as far as it is known, besides this notebook."""
         if node.holders:
             return list(node.holders)
@@ -120,7 +120,7 @@ class PoolStatus:
             if count and holder not in own
         ]
 
-    def ranks_on(self, node: NodeStatus) -> list[int]:
+    def ranks_on(self, node: m.NodeStatus) -> list[int]:
         """Return the ranks of this notebook on a machine of the pool."""
         return [rank.rank for rank in self.ranks if rank.node in ("", node.name)]
 
@@ -148,7 +148,7 @@ class OtherGroup:
     """The names of the values that live on its ranks."""
 
     @classmethod
-    def of(cls, group: GroupStatus) -> OtherGroup:
+    def of(cls, group: m.GroupStatus) -> OtherGroup:
         kept = tuple(key.partition("/")[2] for key in group.kept)
         return cls(holder=group.holder, ranks=len(group.workers), running=group.label, kept=kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import number_of_ranks
+from jupyter_distrib.wire import messages as m
 
 
 @data_class
@@ -25,4 +25,4 @@ class GroupSize:
 
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks on a pool that has this many GPUs for them."""
-        return number_of_ranks(self.count or 0, gpus if self.gpus else 0)
+        return m.number_of_ranks(self.count or 0, gpus if self.gpus else 0)

@@ -28,7 +28,7 @@ from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.system import record_file
-from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.status import PoolStatus
@@ -47,8 +47,8 @@ class SidebarObserver(Observer):
     def __init__(self, changed: Callable[[], object]) -> None:
         self._changed = changed
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if isinstance(event, (Ended, Stalled, Moved)):
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
+        if isinstance(event, (m.Ended, m.Stalled, m.Moved)):
             self._changed()
 
 

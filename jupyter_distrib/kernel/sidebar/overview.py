@@ -18,7 +18,7 @@ from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_S
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
 from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.system.formatting import clipped
-from jupyter_distrib.wire.messages import fields_of
+from jupyter_distrib.wire import messages as m
 
 PROTOCOL = 3
 """The version of the messages, raised when a page of another version would not understand the kernel."""
@@ -85,8 +85,8 @@ def _group(group: WorkerGroup) -> dict[str, Any]:
         "gpus": group.gpus,
         "kept": sorted({handle.name for handle in group.kept}),
         "run": group.run.id if group.run is not None and not group.run.done() else None,
-        "ranks": [fields_of(info) for info in group.workers],
-        "starting": fields_of(group.starting) if group.state == "opening" and group.starting else None,
+        "ranks": [m.fields_of(info) for info in group.workers],
+        "starting": m.fields_of(group.starting) if group.state == "opening" and group.starting else None,
     }
 
 
@@ -97,13 +97,13 @@ def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
         "name": server.name,
         "cpus": sum(node.cpus for node in pool.nodes),
         "memory_bytes": sum(node.memory_bytes for node in pool.nodes),
-        "gpus": [fields_of(gpu) for gpu in server.gpus],
+        "gpus": [m.fields_of(gpu) for gpu in server.gpus],
         "nodes": [
-            {**fields_of(node), "ranks": pool.ranks_on(node), "holders": pool.holders_on(node)} for node in pool.nodes
+            {**m.fields_of(node), "ranks": pool.ranks_on(node), "holders": pool.holders_on(node)} for node in pool.nodes
         ],
         "next_rank": pool.next_rank,
-        "waiting": [fields_of(each) for each in server.waiting],
-        "others": [fields_of(other) for other in other_groups([pool], session)],
+        "waiting": [m.fields_of(each) for each in server.waiting],
+        "others": [m.fields_of(other) for other in other_groups([pool], session)],
     }
 
 
@@ -125,7 +125,7 @@ def _run(run: Run) -> dict[str, Any]:
 def _of(run: Run) -> dict[str, Any]:
     record = run.record
     return {
-        **fields_of(RunStatus.of(run)),
+        **m.fields_of(RunStatus.of(run)),
         "cell": run.cell_id,
         "numbers": list(record.ranks),
         "began_at_s": run.clock.began_at_s,
@@ -146,7 +146,7 @@ def _member(rank: RankRecord) -> dict[str, Any]:
         "state": rank.state,
         "device": rank.device_name or rank.device,
         "rss_bytes": rank.rss_bytes,
-        **fields_of(RankUsage.of(rank)),
+        **m.fields_of(RankUsage.of(rank)),
     }
 
 

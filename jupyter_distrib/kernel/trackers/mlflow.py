@@ -23,7 +23,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, active_experiment, find_run, store_of
 from jupyter_distrib.system.interrupts import WholeImports
-from jupyter_distrib.wire.messages import Ended, RunEvent
+from jupyter_distrib.wire import messages as m
 
 SEND_EVERY_S = 1.0
 """The least interval between two messages to the server."""
@@ -89,13 +89,13 @@ class MLflowObserver(Observer):
             given["MLFLOW_EXPERIMENT_ID"] = chosen
         return given
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         if self._client is None:
             self._open()
         if not self._id:
             return
         self._add(event)
-        if isinstance(event, Ended):
+        if isinstance(event, m.Ended):
             self._send()
             self._end(run_facts.end_state(record))
         elif time.monotonic() - self._sent_at_s > SEND_EVERY_S:
@@ -154,7 +154,7 @@ class MLflowObserver(Observer):
             }
             self._run.note(self._where(found.info.experiment_id))
 
-    def _add(self, event: RunEvent) -> None:
+    def _add(self, event: m.RunEvent) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)

@@ -12,7 +12,7 @@ from jupyter_distrib.kernel.analysis import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.interrupts import WholeImports
-from jupyter_distrib.wire.messages import Ended, RunEvent
+from jupyter_distrib.wire import messages as m
 
 FOLDER = "runs"
 FLUSH_S = 2
@@ -47,12 +47,12 @@ class TensorBoardObserver(Observer):
         self._write_text("run/cell", "\n".join(f"    {line}" for line in self._run.source.strip("\n").splitlines()))
         return {}
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for name, (value, step) in self._series.points(event).items():
             self._write(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step)
-        if isinstance(event, Ended):
+        if isinstance(event, m.Ended):
             self._write_text("run/state", run_facts.end_state(record))
             self._writer.close()
 

@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.analysis import git_folder, run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.interrupts import WholeImports
-from jupyter_distrib.wire.messages import Ended, RunEvent
+from jupyter_distrib.wire import messages as m
 
 
 def follow(run: ObservedRun) -> WandbObserver | None:
@@ -55,12 +55,12 @@ class WandbObserver(Observer):
             self._run.note(f"W&B: run {self._id}, offline; `wandb sync wandb/offline-run-*-{self._id}` uploads it")
         return {"WANDB_RUN_GROUP": self._group}
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         if self._writer is None:
             self._writer = self._opened()
         for name, (value, step) in self._series.points(event).items():
             self._writer.log({name: value, "step": step})
-        if isinstance(event, Ended):
+        if isinstance(event, m.Ended):
             state = run_facts.end_state(record)
             self._writer.summary["state"] = state
             self._writer.finish(exit_code=0 if state == "FINISHED" else 1)

@@ -17,7 +17,7 @@ from pathlib import PurePath
 
 from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 WIDTH, ROW = 900, 18
 CHARACTER = 6.6
@@ -46,7 +46,7 @@ class FlameGraph:
     seconds: float
 
     @classmethod
-    def of(cls, stacks: Iterable[tuple[int, Sequence[Frame]]], seconds: float) -> FlameGraph:
+    def of(cls, stacks: Iterable[tuple[int, Sequence[m.Frame]]], seconds: float) -> FlameGraph:
         """Return the graph of stacks, each with its rank."""
         seen = [(rank, tuple(map(_name, frames))) for rank, frames in stacks if frames]
         return cls(tuple(sorted({rank for rank, _ in seen})), tuple(stack for _, stack in seen), seconds)
@@ -82,7 +82,7 @@ class FlameGraph:
         return f"{len(self.samples)} samples of {rank_list(self.ranks)} in {self.seconds:.1f} s"
 
 
-def _name(frame: Frame) -> str:
+def _name(frame: m.Frame) -> str:
     return f"{frame.function} ({PurePath(frame.filename).name})"
 
 

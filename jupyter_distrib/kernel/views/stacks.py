@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jupyter_distrib.kernel.analysis import traceback_text
 from jupyter_distrib.system.formatting import clipped, rank_list
-from jupyter_distrib.wire.messages import Frame, StackSeen
+from jupyter_distrib.wire import messages as m
 
 TEXT_CHARACTERS = 200
 _PACKAGE = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/([^/.]+)")
 
 
-def as_text(stacks: Mapping[int, StackSeen]) -> str:
+def as_text(stacks: Mapping[int, m.StackSeen]) -> str:
     """Return the stacks, each once with the ranks that have it."""
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, stack in sorted(stacks.items()):
@@ -36,7 +36,7 @@ def as_text(stacks: Mapping[int, StackSeen]) -> str:
     return "\n".join(parts)
 
 
-def lines(frames: Sequence[Frame]) -> Iterator[str]:
+def lines(frames: Sequence[m.Frame]) -> Iterator[str]:
     """Yield the lines of one stack, outermost first: all frames of the user, of a library's only both ends."""
     for of_user, group in itertools.groupby(frames, traceback_text.is_user):
         shown = list(group)
@@ -49,7 +49,7 @@ def lines(frames: Sequence[Frame]) -> Iterator[str]:
         yield from _frames(shown[-1:])
 
 
-def _frames(frames: Sequence[Frame]) -> Iterator[str]:
+def _frames(frames: Sequence[m.Frame]) -> Iterator[str]:
     for frame in frames:
         yield traceback_text.where(frame)
         if frame.text:

@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.analysis.traceback_text import fingerprint, innermost, where
 from jupyter_distrib.kernel.views import markup, shares, stacks
-from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.displays import Display
@@ -142,7 +142,7 @@ def display_state(display: Display) -> dict[str, Any]:
     return {"data": markup.with_html(display.data), "metadata": display.metadata, "display_id": display.display_id}
 
 
-def _failure_state(failure: Failure) -> dict[str, Any]:
+def _failure_state(failure: m.Failure) -> dict[str, Any]:
     frame = innermost(failure.frames)
     return {
         "type": failure.type_name,
@@ -152,7 +152,7 @@ def _failure_state(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _stall_state(stall: Stalled) -> dict[str, Any]:
+def _stall_state(stall: m.Stalled) -> dict[str, Any]:
     places = [
         {"rank": place.rank, "where": place.where, "line": place.line, "waiting": place.waiting}
         for place in stall.places
@@ -160,7 +160,7 @@ def _stall_state(stall: Stalled) -> dict[str, Any]:
     return {"text": stall.text, "places": places}
 
 
-def _stack_state(stack: StackSeen, origin_s: float) -> dict[str, Any]:
+def _stack_state(stack: m.StackSeen, origin_s: float) -> dict[str, Any]:
     return {"lines": list(stacks.lines(stack.frames)), "trouble": stack.trouble, "seen_s": stack.at_s - origin_s}
 
 

@@ -16,17 +16,8 @@ from jupyter_distrib.pools.command.connect import HostConnection
 from jupyter_distrib.pools.command.piped_relay import ALIVE_S
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode_pieces, split
-from jupyter_distrib.wire.messages import (
-    Message,
-    RelayAlive,
-    RelayCall,
-    RelayContent,
-    RelayEnded,
-    RelayFailed,
-    RelayPassed,
-    RelayReturned,
-)
 
 SILENT_ALIVES = 8
 """Number of keep-alives that may be missing before the host is taken to be lost."""
@@ -76,7 +67,7 @@ class PipeChannel:
         """Call a method. Only of a part of a value the end is told, so that no more parts are sent than fit."""
         if method == "take":
             return self.ask(method, *arguments)
-        self._send(RelayCall(number=0, method=method, arguments=arguments))
+        self._send(m.RelayCall(number=0, method=method, arguments=arguments))
         return None
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
@@ -94,11 +85,11 @@ class PipeChannel:
             del self._waiting[number]
             number = 0
             answer.set_result(None)
-        if not self._send(RelayCall(number=number, method=method, arguments=arguments)):
+        if not self._send(m.RelayCall(number=number, method=method, arguments=arguments)):
             self._fail_calls()
         return answer
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, message: m.Message) -> bool:
         """Send a message, now as far as the pipe takes it; return whether the host is within reach."""
         pieces = encode_pieces(message)
         with self._lock:
@@ -133,21 +124,21 @@ class PipeChannel:
             return self.lose(self._reason())
         self._hand_over()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: m.Message) -> None:
         match message:
-            case RelayContent():
+            case m.RelayContent():
                 self._values.add(message)
-            case RelayPassed():
+            case m.RelayPassed():
                 content = self._values.take(0)[0] if message.has_content else None
                 self._entries += [(frame, content) for frame in split(message.frames)]
-            case RelayReturned():
+            case m.RelayReturned():
                 value = message.value
                 if message.contents is not None:
                     value = list(zip(message.contents, self._values.take(message.number), strict=True))
                 self._answer(message.number, lambda answer: answer.set_result(value))
-            case RelayFailed():
+            case m.RelayFailed():
                 self._answer(message.number, lambda answer: answer.set_exception(RaisedOnHost(message.text)))
-            case RelayEnded():
+            case m.RelayEnded():
                 self._agent_ended = True
 
     def _answer(self, number: int, settle: Callable[[Future[Any]], None]) -> None:
@@ -177,7 +168,7 @@ class PipeChannel:
         self._silent += 1
         if self._silent >= SILENT_ALIVES:
             return self.lose(f"nothing has come from it for {SILENT_ALIVES * ALIVE_S:g} s")
-        self._send(RelayAlive())
+        self._send(m.RelayAlive())
         self._loop.later(ALIVE_S, self._keep_alive)
 
     def _reason(self) -> str:
@@ -220,7 +211,7 @@ class IncomingValues:
         self._complete: dict[int, list[bytearray]] = {}
         self._begun: dict[int, bytearray] = {}
 
-    def add(self, content: RelayContent) -> None:
+    def add(self, content: m.RelayContent) -> None:
         """Add a part to the value of this number."""
         value = self._begun.setdefault(content.number, bytearray())
         value += content.part

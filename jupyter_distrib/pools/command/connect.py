@@ -23,8 +23,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, piped_relay
 from jupyter_distrib.pools.command.command import HostCommand, last_line
 from jupyter_distrib.system.launch import new_log
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link, encode
-from jupyter_distrib.wire.messages import RelayCall, RelayFailed, RelayReturned
 
 BROUGHT = ("cloudpickle", "nvidia-ml-py", "threadpoolctl")
 """Packages that hosts get with this one, so that they need nothing but torch."""
@@ -138,7 +138,7 @@ class _Dialogue:
         self._check_version(version)
         self.has_relay = True
         package = archive.result() if version == sys.version_info[:2] else _for_any_python()
-        self._send(bootstrap.packed(package) + encode(RelayCall(number=1, method="start", arguments=(dict(start),))))
+        self._send(bootstrap.packed(package) + encode(m.RelayCall(number=1, method="start", arguments=(dict(start),))))
         self.connection.facts.update(self._wait_for_start())
 
     def _wait_for_mark(self, mark: str) -> tuple[int, int]:
@@ -177,9 +177,9 @@ class _Dialogue:
             except (EOFError, OSError):
                 raise self._failure() from None
             for message, _ in messages:
-                if isinstance(message, RelayFailed):
+                if isinstance(message, m.RelayFailed):
                     raise PoolError(f"host {self._host}: {message.text}")
-                if isinstance(message, RelayReturned) and isinstance(message.value, dict):
+                if isinstance(message, m.RelayReturned) and isinstance(message.value, dict):
                     return message.value
 
     def _wait(self, until_s: float) -> None:

@@ -13,7 +13,7 @@ from jupyter_distrib.coordinator.node_report import NodeReport
 from jupyter_distrib.pools.command.channel import PipeChannel
 from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import Host
-from jupyter_distrib.wire.messages import NodeStatus
+from jupyter_distrib.wire import messages as m
 
 ANSWER_S = 1.5
 """Seconds in which the hosts have to answer."""
@@ -44,12 +44,12 @@ def _answer(asked: Future[Any] | None) -> HostGpus | None:
     return None
 
 
-def _status(host: Host, facts: Mapping[str, Any] | None, gpus: HostGpus | None) -> NodeStatus:
+def _status(host: Host, facts: Mapping[str, Any] | None, gpus: HostGpus | None) -> m.NodeStatus:
     if facts is None:
-        return NodeStatus(name=host.name, cpus=0.0, memory_bytes=0, state=NOT_REACHED)
+        return m.NodeStatus(name=host.name, cpus=0.0, memory_bytes=0, state=NOT_REACHED)
     names = gpus.names if gpus else facts.get("gpus", ())
     held = Counter(filter(None, gpus.holders)) if gpus else {}
-    return NodeStatus(
+    return m.NodeStatus(
         name=host.name,
         cpus=float(facts["cpus"]),
         memory_bytes=int(facts["memory_bytes"]),

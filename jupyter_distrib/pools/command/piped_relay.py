@@ -20,16 +20,7 @@ from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
 from jupyter_distrib.pools.command import host_gpus
 from jupyter_distrib.system import control_groups, network_interfaces
-from jupyter_distrib.wire.messages import (
-    Message,
-    RelayAlive,
-    RelayCall,
-    RelayContent,
-    RelayEnded,
-    RelayFailed,
-    RelayPassed,
-    RelayReturned,
-)
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.pipe_link import PipeLink
 
 ALIVE_S = 1.0
@@ -45,7 +36,7 @@ _CALLS = ("describe", "bring", "take", "discard")
 class PipedInbox(RelayInbox):
     """Sends on at once what comes from the agent."""
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[m.Message], None]) -> None:
         super().__init__()
         self._send = send
         self._gathered = b""
@@ -55,7 +46,7 @@ class PipedInbox(RelayInbox):
         if content is not None:
             self._pass_on(b"")
             _send_content(self._send, 0, content)
-            self._send(RelayPassed(frames=frame, has_content=True))
+            self._send(m.RelayPassed(frames=frame, has_content=True))
         elif more:
             self._gathered += frame
         else:
@@ -64,23 +55,23 @@ class PipedInbox(RelayInbox):
     def _pass_on(self, frame: bytes) -> None:
         if frames := self._gathered + frame:
             self._gathered = b""
-            self._send(RelayPassed(frames=frames))
+            self._send(m.RelayPassed(frames=frames))
 
     def end(self) -> None:
         with suppress(OSError):  # the pipe is gone, too
             self._pass_on(b"")
-            self._send(RelayEnded())
+            self._send(m.RelayEnded())
 
     def take_at_once(self) -> None:
         """Return nothing: what comes of a cell is on its way."""
 
 
-def _send_content(send: Callable[[Message], None], number: int, content: Any) -> None:
+def _send_content(send: Callable[[m.Message], None], number: int, content: Any) -> None:
     """Send a large value in parts, so that keep-alives and other answers pass between them."""
     view = memoryview(content).cast("B")
     for start in range(0, max(1, view.nbytes), PART_BYTES):
         part = bytes(view[start : start + PART_BYTES])
-        send(RelayContent(number=number, part=part, size_bytes=view.nbytes))
+        send(m.RelayContent(number=number, part=part, size_bytes=view.nbytes))
 
 
 class PipedRelay:
@@ -105,11 +96,11 @@ class PipedRelay:
                 self._waits = True
                 message = self._link.receive()
                 self._waits = False
-                if isinstance(message, RelayCall):
+                if isinstance(message, m.RelayCall):
                     self._obey(message)
         self.end()
 
-    def _obey(self, call: RelayCall) -> None:
+    def _obey(self, call: m.RelayCall) -> None:
         try:
             contents, value = None, self._call(call)
             if call.method == "logs":
@@ -119,12 +110,14 @@ class PipedRelay:
                 value = None
         except Exception as error:  # noqa: BLE001 - told where it was called
             if call.number:
-                return self._link.send(RelayFailed(number=call.number, type_name=type(error).__name__, text=str(error)))
+                return self._link.send(
+                    m.RelayFailed(number=call.number, type_name=type(error).__name__, text=str(error))
+                )
             return traceback.print_exc()
         if call.number:
-            self._link.send(RelayReturned(number=call.number, value=value, contents=contents))
+            self._link.send(m.RelayReturned(number=call.number, value=value, contents=contents))
 
-    def _call(self, call: RelayCall) -> Any:
+    def _call(self, call: m.RelayCall) -> Any:
         arguments: Any = call.arguments
         match call.method:
             case "start":
@@ -172,7 +165,7 @@ class PipedRelay:
         while not self._ended.wait(ALIVE_S):
             heard, silent = self._link.reads, silent + self._waits if heard == self._link.reads else 0
             try:
-                self._link.send(RelayAlive())
+                self._link.send(m.RelayAlive())
             except OSError:
                 silent = SILENT_ALIVES
             if silent >= SILENT_ALIVES:

@@ -13,7 +13,7 @@ from jupyter_distrib.pools.command.command import lacking
 from jupyter_distrib.pools.command.hosts import checked_hosts
 from jupyter_distrib.pools.server_home import Home, fingerprint
 from jupyter_distrib.pools.server_link import LocalNode, greeted
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=checked_hosts)
 PYTHON_THERE = Option(
@@ -66,7 +66,7 @@ class CommandPool:
     def __init__(self, **options: str) -> None:
         self._options = {"python": "python3", **options}
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check_given(self._options, hosts="a,b", start='"docker exec -i {host} {python}"')
         return connected(self.kind, self._options, hello, sink, lost)
 
@@ -79,7 +79,7 @@ def check_given(options: Mapping[str, str], **examples: str) -> None:
 
 
 def connected(
-    kind: str, options: Mapping[str, str], hello: Hello, sink: Sink, lost: Lost, *environment: object
+    kind: str, options: Mapping[str, str], hello: m.Hello, sink: Sink, lost: Lost, *environment: object
 ) -> LocalNode:
     """Reach the coordinator of a pool of hosts, and start it if need be. It has `environment` in common with the
     kernel, besides what all coordinators have."""

@@ -26,7 +26,7 @@ from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 CONNECTING = 64
 """Number of hosts that are connected to at a time."""
@@ -70,7 +70,7 @@ class Hosts:
         self.ask = NodeReporter(loop, calls, self._look).ask
         """See `Coordinator.ask_nodes`."""
 
-    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> HostsReservation:
+    def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
         return HostsReservation(self, command, hello, say)
 
@@ -83,7 +83,7 @@ class HostsReservation:
 
     address_advice = "name the network interface that leads to them by --interface (interface = ...)"
 
-    def __init__(self, of: Hosts, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+    def __init__(self, of: Hosts, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> None:
         self._of, self._command, self._hello, self._say = of, command, hello, say
         self.engine = of.command.engine
         self._given_up = threading.Event()

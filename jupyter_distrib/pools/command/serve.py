@@ -24,7 +24,7 @@ from jupyter_distrib.system import signals
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.system.subprocess_future import subprocess_future
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 DEFAULT_IDLE_S = 600.0
 
@@ -32,7 +32,7 @@ DEFAULT_IDLE_S = 600.0
 class Engine(Protocol):
     """Reserves hosts for worker groups, and reports them."""
 
-    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None], /) -> Reservation:
+    def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None], /) -> Reservation:
         """See `coordinator.engine.Reserve`."""
 
     def ask(self, tell: Tell, /) -> None:

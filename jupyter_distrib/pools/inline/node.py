@@ -11,27 +11,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import (
-    Answered,
-    Ask,
-    AskStacks,
-    Attach,
-    CloseWorkerGroup,
-    Command,
-    Execute,
-    Forget,
-    GroupStatus,
-    Hello,
-    NotAttached,
-    OpenWorkerGroup,
-    ServerStatus,
-    Stop,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupRefused,
-    WorkerOrder,
-)
 
 MAX_RANKS = 1000
 
@@ -39,63 +20,65 @@ MAX_RANKS = 1000
 class InlineNode:
     """Executes cells in the thread that calls `send`, which returns when the run has ended."""
 
-    def __init__(self, hello: Hello, sink: Sink, *, in_steps: bool = False) -> None:
+    def __init__(self, hello: m.Hello, sink: Sink, *, in_steps: bool = False) -> None:
         self._hello, self._sink, self._in_steps = hello, sink, in_steps
         self._groups: dict[str, InlineWorkerGroup] = {}
         self._busy = threading.Lock()
         self._run: InlineRun | None = None
         self._started_s = time.monotonic()
 
-    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """See `Node.send`; an `Execute` blocks.
 
         Raises:
             PoolError: This pool cannot do what the cell asks for; nothing was executed, and the run has ended.
         """
         match command:
-            case OpenWorkerGroup():
+            case m.OpenWorkerGroup():
                 self._sink(self._open(command), NO_DESCRIPTORS)
-            case Execute():
+            case m.Execute():
                 self._execute(command, descriptors)
-            case Stop():
+            case m.Stop():
                 if (run := self._run) is not None and run.command.run == command.run:
                     run.stop()
-            case AskStacks():
+            case m.AskStacks():
                 if (run := self._run) is not None and run.command.run == command.run:
                     run.show_stack()
-            case Forget():
+            case m.Forget():
                 self._forget(command)
-            case CloseWorkerGroup():
+            case m.CloseWorkerGroup():
                 if (run := self._run) is not None and run.command.group == command.group:
                     run.stop()
                 if self._groups.pop(command.group, None) is not None:
-                    self._sink(WorkerGroupClosed(group=command.group), NO_DESCRIPTORS)
-            case Ask():
-                self._sink(Answered(question=command.question, status=self._status()), NO_DESCRIPTORS)
-            case Attach():
-                self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), NO_DESCRIPTORS)
+                    self._sink(m.WorkerGroupClosed(group=command.group), NO_DESCRIPTORS)
+            case m.Ask():
+                self._sink(m.Answered(question=command.question, status=self._status()), NO_DESCRIPTORS)
+            case m.Attach():
+                self._sink(
+                    m.NotAttached(run=command.run, reason="the inline pool has no detached runs."), NO_DESCRIPTORS
+                )
 
     def close(self) -> None:
         self._groups.clear()
 
-    def _open(self, command: OpenWorkerGroup) -> WorkerGroupOpened | WorkerGroupRefused:
+    def _open(self, command: m.OpenWorkerGroup) -> m.WorkerGroupOpened | m.WorkerGroupRefused:
         size = command.ranks(0)
         if command.load_env:
             names = ", ".join(command.load_env)
             reason = f"{names} would be read when a program loads, and this one is loaded: use --pool local."
-            return WorkerGroupRefused(group=command.group, reason=reason)
+            return m.WorkerGroupRefused(group=command.group, reason=reason)
         if command.gpu_type:
             reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."
-            return WorkerGroupRefused(group=command.group, reason=reason)
+            return m.WorkerGroupRefused(group=command.group, reason=reason)
         if not 0 < size <= MAX_RANKS:
-            return WorkerGroupRefused(
+            return m.WorkerGroupRefused(
                 group=command.group, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}."
             )
         group = InlineWorkerGroup(orders={order.rank: order for order in _orders(command, size)})
         self._groups[command.group] = group
-        return WorkerGroupOpened(group=command.group, workers=group.infos(), gpus=False)
+        return m.WorkerGroupOpened(group=command.group, workers=group.infos(), gpus=False)
 
-    def _execute(self, command: Execute, descriptors: Descriptors) -> None:
+    def _execute(self, command: m.Execute, descriptors: Descriptors) -> None:
         with descriptors:
             group = self._groups.get(command.group)
             if group is None:
@@ -114,14 +97,14 @@ class InlineNode:
                 self._run = None
                 self._busy.release()
 
-    def _new_run(self, command: Execute, group: InlineWorkerGroup, fds: tuple[int, ...]) -> InlineRun:
+    def _new_run(self, command: m.Execute, group: InlineWorkerGroup, fds: tuple[int, ...]) -> InlineRun:
         if not self._in_steps:
             return InlineRun(command, group, self._sink, fds)
         from jupyter_distrib.pools.inline.stepped_run import SteppedRun
 
         return SteppedRun(command, group, self._sink, fds)
 
-    def _cannot(self, command: Execute) -> str:
+    def _cannot(self, command: m.Execute) -> str:
         strategy = command.setting.strategy
         if strategy != "none":
             return (
@@ -135,18 +118,18 @@ class InlineNode:
             )
         return ""
 
-    def _tell_no_group(self, command: Execute) -> None:
+    def _tell_no_group(self, command: m.Execute) -> None:
         for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
             self._sink(event, NO_DESCRIPTORS)
 
-    def _forget(self, command: Forget) -> None:
+    def _forget(self, command: m.Forget) -> None:
         if (group := self._groups.get(command.group)) is not None:
             for kept in group.kept.values():
                 for key in command.keys:
                     kept.pop(key, None)
 
-    def _status(self) -> ServerStatus:
-        return ServerStatus(
+    def _status(self) -> m.ServerStatus:
+        return m.ServerStatus(
             state="no forkserver needed",
             next_rank="at once, in the kernel's own process",
             pid=os.getpid(),
@@ -154,9 +137,9 @@ class InlineNode:
             groups=tuple(self._group_status(name, group) for name, group in self._groups.items()),
         )
 
-    def _group_status(self, name: str, group: InlineWorkerGroup) -> GroupStatus:
+    def _group_status(self, name: str, group: InlineWorkerGroup) -> m.GroupStatus:
         run = self._run.command if self._run and self._run.command.group == name else None
-        return GroupStatus(
+        return m.GroupStatus(
             group=name,
             holder=self._hello.label,
             session=self._hello.session,
@@ -167,9 +150,9 @@ class InlineNode:
         )
 
 
-def _orders(command: OpenWorkerGroup, size: int) -> Iterator[WorkerOrder]:
+def _orders(command: m.OpenWorkerGroup, size: int) -> Iterator[m.WorkerOrder]:
     for local_rank in range(size):
-        yield WorkerOrder(
+        yield m.WorkerOrder(
             group=command.group,
             worker=f"{command.group}.{local_rank}",
             agent_pid=os.getpid(),

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from jupyter_distrib.options import Option, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Sink
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
-from jupyter_distrib.wire.messages import Hello, Welcomed
 
 STEP_THROUGH = Option(
     flag="--step-through",
@@ -51,12 +51,12 @@ class InlinePool:
     def __init__(self, step_through: object = False) -> None:
         self._in_steps = step_through is not False
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
         from jupyter_distrib.pools.inline.node import InlineNode  # what runs cells is not needed to know of the pool
 
         node = InlineNode(hello, sink, in_steps=self._in_steps)
         sink(
-            Welcomed(
+            m.Welcomed(
                 pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle
             ),
             NO_DESCRIPTORS,

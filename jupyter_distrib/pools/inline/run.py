@@ -25,43 +25,32 @@ from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import (
-    Ended,
-    Execute,
-    Failed,
-    Interrupted,
-    Returned,
-    RunEvent,
-    Started,
-    TimedOut,
-    WorkerInfo,
-    WorkerOrder,
-)
 from jupyter_distrib.worker.debugging import stack
 from jupyter_distrib.worker.environment import cell, rank_environment
 from jupyter_distrib.worker.output import reporting
 from jupyter_distrib.worker.process.outcome import outcome
 
-Outcome = Returned | Failed | Interrupted
+Outcome = m.Returned | m.Failed | m.Interrupted
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InlineWorkerGroup:
     """Ranks that exist as orders and kept values only."""
 
-    orders: dict[int, WorkerOrder]
+    orders: dict[int, m.WorkerOrder]
     kept: dict[int, dict[str, object]] = field(default_factory=dict)
     """Values that `payload.kept_values` holds while a rank executes a cell, by rank."""
 
-    def infos(self) -> tuple[WorkerInfo, ...]:
-        return tuple(WorkerInfo(rank=rank, pid=os.getpid(), device="cpu") for rank in self.orders)
+    def infos(self) -> tuple[m.WorkerInfo, ...]:
+        return tuple(m.WorkerInfo(rank=rank, pid=os.getpid(), device="cpu") for rank in self.orders)
 
 
 class InlineRun:
     """One cell on some ranks of a worker group."""
 
-    def __init__(self, command: Execute, group: InlineWorkerGroup, sink: Sink, fds: Sequence[int]) -> None:
+    def __init__(self, command: m.Execute, group: InlineWorkerGroup, sink: Sink, fds: Sequence[int]) -> None:
         self.command = command
         self._group, self._sink, self._fds = group, sink, fds
         self._interrupts = CellInterrupts()
@@ -86,7 +75,7 @@ class InlineRun:
                 timer.cancel()
             self.end()
 
-    def _execute_ranks(self, orders: Sequence[WorkerOrder]) -> None:
+    def _execute_ranks(self, orders: Sequence[m.WorkerOrder]) -> None:
         for order in orders:
             self._execute_rank(order, self._interrupts)
 
@@ -102,26 +91,26 @@ class InlineRun:
     def end(self) -> None:
         """Report that the run has ended; later reports of its threads are dropped."""
         self._output.close()
-        self._tell(Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
+        self._tell(m.Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
         self._over = True
 
     def _time_out(self, limit_s: float) -> None:
-        self._tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
+        self._tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
         self.stop()
 
-    def _tell(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def _tell(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         with self._lock:
             if self._over:
                 descriptors.close()
             else:
                 self._sink(event, descriptors)
 
-    def _execute_rank(self, order: WorkerOrder, interrupts: CellInterrupts) -> None:
+    def _execute_rank(self, order: m.WorkerOrder, interrupts: CellInterrupts) -> None:
         run, rank = self.command.run, order.rank
         if interrupts.asked:
-            return self._tell(Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
+            return self._tell(m.Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
         began_at_s = time.monotonic()
-        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
+        self._tell(m.Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
         self._rank = rank
         with identity.taken(order), self._kept_values(rank):
             event, fds = self._outcome(rank, began_at_s, interrupts)

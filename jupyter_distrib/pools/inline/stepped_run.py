@@ -14,7 +14,7 @@ from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.pools.inline.collectives import Collectives
 from jupyter_distrib.pools.inline.run import InlineRun, Outcome
 from jupyter_distrib.pools.inline.stage import Stage
-from jupyter_distrib.wire.messages import Failed, WorkerOrder
+from jupyter_distrib.wire import messages as m
 
 HEAR_S = 0.1
 
@@ -24,7 +24,7 @@ class SteppedRun(InlineRun):
 
     _stage: Stage
 
-    def _execute_ranks(self, orders: Sequence[WorkerOrder]) -> None:
+    def _execute_ranks(self, orders: Sequence[m.WorkerOrder]) -> None:
         if not orders:
             return
         self._stage = Stage([order.rank for order in orders])
@@ -41,7 +41,7 @@ class SteppedRun(InlineRun):
                     self._stop_ranks()
         steps_view.show(collectives.steps, [order.rank for order in orders], collectives.left_out)
 
-    def _take_part(self, order: WorkerOrder) -> None:
+    def _take_part(self, order: m.WorkerOrder) -> None:
         """Execute the cell on one rank, in its thread."""
         self._stage.enter(order.rank)
         guard = CellInterrupts()
@@ -55,7 +55,7 @@ class SteppedRun(InlineRun):
 
     def _outcome(self, rank: int, began_at_s: float, interrupts: CellInterrupts) -> tuple[Outcome, list[int]]:
         event, fds = super()._outcome(rank, began_at_s, interrupts)
-        if isinstance(event, Failed):
+        if isinstance(event, m.Failed):
             self._interrupts.asked = True  # ranks that wait for this one wait in vain
             self._stage.stop()
         return event, fds

@@ -10,7 +10,7 @@ from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Te
 from jupyter_distrib.pools.ray.cluster import Address
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import NodeStatus
+from jupyter_distrib.wire import messages as m
 
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
@@ -31,7 +31,7 @@ def reporter(loop: Loop, calls: CallSoon, joined: Future[Address]) -> NodeReport
     return NodeReporter(loop, calls, look)
 
 
-def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[NodeStatus, ...]:
+def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[m.NodeStatus, ...]:
     """Return the status of each node.
 
     Args:
@@ -44,8 +44,8 @@ def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str,
     )
 
 
-def _status(name: str, has: Mapping[str, float], free: Mapping[str, float] | None) -> NodeStatus:
-    return NodeStatus(
+def _status(name: str, has: Mapping[str, float], free: Mapping[str, float] | None) -> m.NodeStatus:
+    return m.NodeStatus(
         name=name,
         cpus=has.get("CPU", 0.0),
         free_cpus=None if free is None else free.get("CPU", 0.0),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
@@ -38,14 +38,14 @@ class Wanted:
 class PlacementRequest:
     """The resources that one worker group takes."""
 
-    command: OpenWorkerGroup
+    command: m.OpenWorkerGroup
     wanted: Wanted
     gpus: bool
     kind: str
     """Resource by which Ray knows GPUs of the requested type; empty if any type will do."""
 
     @classmethod
-    def of(cls, command: OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
+    def of(cls, command: m.OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
         """Return the request for a command. Without any GPU, CPU ranks take the place of GPUs, unless the user waits
         for a number or type of GPUs. Raises `PoolError` if the requested type is missing and the user does not wait for
         it."""
@@ -133,7 +133,7 @@ def have_gpus(nodes: Sequence[Mapping[str, Any]]) -> bool:
     return any(node["Resources"].get("GPU") for node in nodes)
 
 
-def _gpu_kind(command: OpenWorkerGroup, nodes: Sequence[Mapping[str, Any]]) -> str:
+def _gpu_kind(command: m.OpenWorkerGroup, nodes: Sequence[Mapping[str, Any]]) -> str:
     if not command.gpu_type:
         return ""
     kinds = sorted({name for node in nodes for name in node["Resources"] if name.startswith(_TYPE)})

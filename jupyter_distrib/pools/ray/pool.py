@@ -12,7 +12,7 @@ from jupyter_distrib.options import Option, at_least_zero, count, json_object
 from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.server_home import Home, fingerprint
 from jupyter_distrib.pools.server_link import LocalNode, greeted
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 INSTALL = 'pip install "jupyter_distrib[ray]"'
 
@@ -56,7 +56,7 @@ class RayPool:
     def __init__(self, **options: str) -> None:
         self._options = options
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         if importlib.util.find_spec("ray") is None:
             raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
         from jupyter_distrib.pools.ray.cluster import resolve

@@ -23,7 +23,7 @@ from jupyter_distrib.pools.ray.object_store import ObjectStore
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
 from jupyter_distrib.system import log_folder, paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 _PLACEMENT_GROUPS = itertools.count(1)
 """Makes their names unique, as Ray wants: a group that is released keeps its name for a moment."""
@@ -76,7 +76,7 @@ class RayCluster:
         self.calls, self.wanted, self.package = calls, wanted, package
         self._joined = joined
 
-    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> RayReservation:
+    def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> RayReservation:
         """See `coordinator.engine.Reserve`."""
         return RayReservation(self, command, hello, say)
 
@@ -103,7 +103,7 @@ class RayReservation:
     """Prefixes of further variables that ranks do not get from their nodes."""
     address_advice = "start Ray there with --node-ip-address and an address that the others reach"
 
-    def __init__(self, of: RayCluster, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+    def __init__(self, of: RayCluster, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> None:
         self._cluster, self._command, self._hello, self._tell = of, command, hello, say
         self._wanted = of.wanted
         self._given_up = threading.Event()

@@ -11,7 +11,7 @@ from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.pool import COPY_FILES, INTERFACE, NODES, PYTHON_THERE, connected
 from jupyter_distrib.pools.server_link import LocalNode
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 
 def _own(name: str, metavar: str, meaning: str) -> Option:
@@ -42,7 +42,7 @@ class SlurmPool:
     def __init__(self, **options: str) -> None:
         self._options = {"python": "python3", **options}
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         if shutil.which("srun") is None:
             raise PoolError(
                 "the slurm pool needs srun, which is not here: start the notebook on a node of the cluster."

@@ -14,7 +14,7 @@ from jupyter_distrib.pools.slurm import command
 from jupyter_distrib.pools.slurm.allocation import output
 from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.formatting import duration
-from jupyter_distrib.wire.messages import NodeStatus
+from jupyter_distrib.wire import messages as m
 
 FRESH_S = 15.0
 """Seconds for which a report stays: the controller is asked by many."""
@@ -46,7 +46,7 @@ def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
     return NodeReport(nodes=found, next_rank=_next_rank(options, waiting, gpus=any(node.gpus for node in found)))
 
 
-def nodes(shown: str, jobs: Iterable[str]) -> tuple[NodeStatus, ...]:
+def nodes(shown: str, jobs: Iterable[str]) -> tuple[m.NodeStatus, ...]:
     """Return the status of each node from what sinfo shows, and squeue's lines."""
     holders: dict[str, list[str]] = {}
     for job, user, state, on, name in (line.split("|", 4) for line in jobs if line.count("|") >= 4):
@@ -56,7 +56,7 @@ def nodes(shown: str, jobs: Iterable[str]) -> tuple[NodeStatus, ...]:
     return tuple(found.values())  # a node is shown once for each of its partitions
 
 
-def _node(words: list[str], holders: Mapping[str, list[str]]) -> NodeStatus | None:
+def _node(words: list[str], holders: Mapping[str, list[str]]) -> m.NodeStatus | None:
     if len(words) < 6 or not re.fullmatch(r"\d+/\d+/\d+/\d+", words[2]):
         return None
     name, state, cpus, memory_mb, gres, used = words[:6]
@@ -65,7 +65,7 @@ def _node(words: list[str], holders: Mapping[str, list[str]]) -> NodeStatus | No
     gpus, kinds = _gpus(gres)
     jobs = holders.get(name, [])
     more = (f"{len(jobs) - _MOST} more jobs",) if len(jobs) > _MOST else ()
-    return NodeStatus(
+    return m.NodeStatus(
         name=name,
         cpus=float(total),
         free_cpus=float(idle),

@@ -25,7 +25,7 @@ from jupyter_distrib.pools.slurm import command, report, requests
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 
 class SlurmCluster:
@@ -38,7 +38,7 @@ class SlurmCluster:
         """See `Coordinator.ask_nodes`."""
         threading.Thread(target=requests.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
 
-    def reserve(self, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SlurmReservation:
+    def reserve(self, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> SlurmReservation:
         """See `coordinator.engine.Reserve`."""
         return SlurmReservation(self, opening, hello, say)
 
@@ -57,7 +57,9 @@ class SlurmReservation:
     engine = "Slurm"
     address_advice = HostsReservation.address_advice
 
-    def __init__(self, of: SlurmCluster, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, of: SlurmCluster, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
+    ) -> None:
         self._of, self._opening, self._hello, self._say = of, opening, hello, say
         self._given_up = threading.Event()
         self._allocation = Allocation(of.options, say, self._given_up)

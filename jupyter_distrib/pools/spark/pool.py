@@ -16,7 +16,7 @@ from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.pools.server_home import Home, fingerprint
 from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.pools.spark import master
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 INSTALL = 'pip install "jupyter_distrib[spark]"'
 OF_THE_CLUSTER = ("--address", "--insecure")
@@ -56,7 +56,7 @@ class SparkPool:
     def __init__(self, **options: str) -> None:
         self._options = options
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check(self._options.get("master", ""))
         told = json.dumps({**self._options, "name": "jupyter_distrib"}, sort_keys=True)
         places = [os.environ.get(name) for name in PLACES]

@@ -19,7 +19,7 @@ from jupyter_distrib.pools.ray.cluster import Address, Looked
 from jupyter_distrib.pools.ray.reservation import RayCluster, RayReservation
 from jupyter_distrib.pools.ray.serve import TELL_S, Serving
 from jupyter_distrib.pools.spark.started import Application
-from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 START_S = 600.0
 """Seconds in which Spark and Ray have to start; both have limits of their own, which tell more."""
@@ -40,7 +40,7 @@ class SparkCluster(RayCluster):
         self._turn = 0
         """Number of reservations that there have been."""
 
-    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SparkReservation:
+    def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> SparkReservation:
         """See `coordinator.engine.Reserve`; starts the application, if it is not."""
         self._users += 1
         self._turn += 1
@@ -100,7 +100,9 @@ class SparkReservation(RayReservation):
     left_out: ClassVar = ("SPARK_", "PYSPARK_", "PYTHON")
     """Variables that Spark sets for the Python of its executors."""
 
-    def __init__(self, of: SparkCluster, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, of: SparkCluster, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
+    ) -> None:
         super().__init__(of, command, hello, say)
         self._of = of
         self._used = False

@@ -12,7 +12,7 @@ from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, PYTHON_THERE, check_given, connected
 from jupyter_distrib.pools.server_link import LocalNode
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire import messages as m
 
 DEFAULTS = {"ssh": "ssh", "python": "python3"}
 
@@ -51,7 +51,7 @@ class SshPool:
     def __init__(self, **options: str) -> None:
         self._options = {**DEFAULTS, **options}
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check_given(self._options, hosts="a,b")
         if shutil.which(program := shlex.split(self._options["ssh"])[0]) is None:
             raise PoolError(f"the ssh pool needs {program}, which is not installed here: install OpenSSH's client.")

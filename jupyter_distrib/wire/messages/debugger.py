@@ -7,11 +7,11 @@ them. They pass agent and coordinator unchanged.
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import message
+from jupyter_distrib.wire.messages.shared import Command, RunEvent, message
 
 
 @message
-class Debug:
+class Debug(Command):
     """Give an order to the debugger of one rank."""
 
     run: str
@@ -25,7 +25,7 @@ class Debug:
 
 
 @message
-class DebuggerPrompted:
+class DebuggerPrompted(RunEvent):
     """A rank is stopped in its debugger, and waits for `Debug`."""
 
     run: str
@@ -39,7 +39,7 @@ class DebuggerPrompted:
 
 
 @message
-class DebuggerLeft:
+class DebuggerLeft(RunEvent):
     """A rank has left its debugger and goes on, or there is nothing to debug."""
 
     run: str

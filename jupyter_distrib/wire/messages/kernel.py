@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from jupyter_distrib.wire.messages.shared import Cell, Packages, Parcel, Setting, WorkerInfo, message
+from jupyter_distrib.wire.messages.shared import Cell, Command, Event, Packages, Parcel, Setting, WorkerInfo, message
 
 if TYPE_CHECKING:
     from jupyter_distrib.wire.messages.status import ServerStatus
@@ -34,7 +34,7 @@ KILL_AFTER_S = 2.0
 
 
 @message
-class Hello:
+class Hello(Command):
     """The first frame on every link from a kernel. The agent answers `Welcomed` or closes the link."""
 
     protocol: int
@@ -55,7 +55,7 @@ class Hello:
 
 
 @message
-class OpenWorkerGroup:
+class OpenWorkerGroup(Command):
     """Start `size` workers on this node. Answered by `WorkerGroupOpened` or `WorkerGroupRefused`."""
 
     group: str
@@ -88,7 +88,7 @@ class OpenWorkerGroup:
 
 
 @message
-class Execute:
+class Execute(Command):
     """Run a cell on the given ranks of a worker group; the agent hands it on to each worker."""
 
     run: str
@@ -124,7 +124,7 @@ class Execute:
 
 
 @message
-class Stop:
+class Stop(Command):
     """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of
     times."""
 
@@ -134,14 +134,14 @@ class Stop:
 
 
 @message
-class AskStacks:
+class AskStacks(Command):
     """Report where each rank of a run is now. Answered by a `StackSeen` of every rank that still executes the cell."""
 
     run: str
 
 
 @message
-class Forget:
+class Forget(Command):
     """Drop kept values."""
 
     group: str
@@ -149,7 +149,7 @@ class Forget:
 
 
 @message
-class CloseWorkerGroup:
+class CloseWorkerGroup(Command):
     """End a worker group's workers and their children, and give its devices back. A run on them ends with them."""
 
     group: str
@@ -160,14 +160,14 @@ class CloseWorkerGroup:
 
 
 @message
-class Ask:
+class Ask(Command):
     """Ask for the status of the pool. Answered by `Answered` with the same `question`."""
 
     question: int
 
 
 @message
-class Attach:
+class Attach(Command):
     """Send a detached run's whole record again, then its events as they come. Answered by `Attached` or
     `NotAttached`."""
 
@@ -176,7 +176,7 @@ class Attach:
 
 
 @message
-class Welcomed:
+class Welcomed(Event):
     pid: int
     python: str
     torch: str
@@ -186,20 +186,20 @@ class Welcomed:
 
 
 @message
-class NotServed:
+class NotServed(Event):
     """The first and last message of a server that cannot serve this kernel: it closes the link."""
 
     reason: str
 
 
 @message
-class Leaving:
+class Leaving(Event):
     """The coordinator takes no more worker groups, since it cannot reach the cluster: the next one is for its
     successor."""
 
 
 @message
-class WorkerGroupOpened:
+class WorkerGroupOpened(Event):
     group: str
     workers: tuple[WorkerInfo, ...]
     gpus: bool
@@ -213,7 +213,7 @@ class WorkerGroupOpened:
 
 
 @message
-class WorkerGroupRefused:
+class WorkerGroupRefused(Event):
     """No worker of this worker group was started, or all were ended again."""
 
     group: str
@@ -222,7 +222,7 @@ class WorkerGroupRefused:
 
 
 @message
-class WorkerGroupQueued:
+class WorkerGroupQueued(Event):
     """The worker group waits, because the user asked for that; sent again when the reason changes."""
 
     group: str
@@ -231,7 +231,7 @@ class WorkerGroupQueued:
 
 
 @message
-class WorkerGroupStarting:
+class WorkerGroupStarting(Event):
     """The ranks of a worker group are still starting; sent now and then, if that takes a while."""
 
     group: str
@@ -243,7 +243,7 @@ class WorkerGroupStarting:
 
 
 @message
-class WorkerGroupClosed:
+class WorkerGroupClosed(Event):
     """The worker group is gone: closed on request, or (with a reason) taken away, for example for another notebook."""
 
     group: str
@@ -251,7 +251,7 @@ class WorkerGroupClosed:
 
 
 @message
-class WorkerGroupChanged:
+class WorkerGroupChanged(Event):
     """A rank of an idle worker group was replaced: values kept on it are gone."""
 
     group: str
@@ -260,13 +260,13 @@ class WorkerGroupChanged:
 
 
 @message
-class Answered:
+class Answered(Event):
     question: int
     status: ServerStatus
 
 
 @message
-class Attached:
+class Attached(Event):
     """The description of a detached run; its events follow."""
 
     run: str
@@ -285,6 +285,6 @@ class Attached:
 
 
 @message
-class NotAttached:
+class NotAttached(Event):
     run: str
     reason: str

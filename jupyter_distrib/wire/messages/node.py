@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import message, part
+from jupyter_distrib.wire.messages.shared import Command, Event, message, part
 from jupyter_distrib.wire.messages.worker import ProbeAnswer
 
 
 @message
-class MakeStore:
+class MakeStore(Command):
     """Make a new store; sent to the node of rank 0 of a worker group that spans nodes. Answered by `GroupsReset`."""
 
     group: str
 
 
 @message
-class UseStore:
+class UseStore(Command):
     """Use the store at this address; sent to the other nodes of such a worker group. Answered by `GroupsReset`."""
 
     group: str
@@ -23,7 +23,7 @@ class UseStore:
 
 
 @message
-class KeepNodeGroups:
+class KeepNodeGroups(Command):
     """The process groups stay, although this run on GPUs did not end well; sent to all nodes of such a worker group."""
 
     group: str
@@ -31,7 +31,7 @@ class KeepNodeGroups:
 
 
 @message
-class CutRemoteSockets:
+class CutRemoteSockets(Command):
     """Shut the connections with these far ends, and abort groups of GPUs; sent to the other nodes of such a worker
     group, those too that have ended the run."""
 
@@ -57,7 +57,7 @@ class RankSighting:
 
 
 @message
-class NodeSawRanks:
+class NodeSawRanks(Event):
     """Agent to coordinator, once a second: its view of its ranks of a run that may have others on other nodes."""
 
     run: str
@@ -65,7 +65,7 @@ class NodeSawRanks:
 
 
 @message
-class NodeDrained:
+class NodeDrained(Event):
     """Agent to coordinator, after a run on GPUs that did not end well on its node: how far its ranks came.
     `KeepNodeGroups` or a new store follows."""
 
@@ -78,14 +78,14 @@ class NodeDrained:
 
 
 @message
-class RanksLeft:
+class RanksLeft(Event):
     """Agent to coordinator, after `CloseWorkerGroup`: no process of the worker group's ranks is left."""
 
     group: str
 
 
 @message
-class GroupsReset:
+class GroupsReset(Event):
     """A new store of a worker group that spans nodes is ready, on the node of rank 0, or is used, on the others."""
 
     group: str
@@ -94,7 +94,7 @@ class GroupsReset:
 
 
 @message
-class Connected:
+class Connected(Event):
     """The run's ranks on one node of several are being stopped, or one has left; `ends` are their connections whose far
     ends belong to processes of other agents."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import message
+from jupyter_distrib.wire.messages.shared import RelayMessage, message
 
 
 @message
-class RelayCall:
+class RelayCall(RelayMessage):
     """Call a method of the relay."""
 
     number: int
@@ -16,7 +16,7 @@ class RelayCall:
 
 
 @message
-class RelayContent:
+class RelayContent(RelayMessage):
     """A part of a large value, in order from its beginning; sent before the message that it belongs to."""
 
     number: int
@@ -27,7 +27,7 @@ class RelayContent:
 
 
 @message
-class RelayReturned:
+class RelayReturned(RelayMessage):
     """The result of a call."""
 
     number: int
@@ -37,7 +37,7 @@ class RelayReturned:
 
 
 @message
-class RelayFailed:
+class RelayFailed(RelayMessage):
     """The exception that ended a call."""
 
     number: int
@@ -46,7 +46,7 @@ class RelayFailed:
 
 
 @message
-class RelayPassed:
+class RelayPassed(RelayMessage):
     """Frames of the node's agent, one behind another."""
 
     frames: bytes
@@ -55,10 +55,10 @@ class RelayPassed:
 
 
 @message
-class RelayEnded:
+class RelayEnded(RelayMessage):
     """The node's agent has ended: nothing more comes of it."""
 
 
 @message
-class RelayAlive:
+class RelayAlive(RelayMessage):
     """Keep-alive of either side."""

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from jupyter_distrib.wire.messages.debugger import DebuggerLeft, DebuggerPrompted
-from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, message
+from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, RunEvent, message
 
 
 @message
-class Started:
+class Started(RunEvent):
     """A rank executes the cell. Not sent if all that comes is `Returned`, within 20 ms."""
 
     run: str
@@ -22,7 +21,7 @@ class Started:
 
 
 @message
-class Wrote:
+class Wrote(RunEvent):
     """A rank wrote to its standard output or error; batched by the agent."""
 
     run: str
@@ -37,7 +36,7 @@ class Wrote:
 
 
 @message
-class Progressed:
+class Progressed(RunEvent):
     """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
 
     run: str
@@ -50,7 +49,7 @@ class Progressed:
 
 
 @message
-class Measured:
+class Measured(RunEvent):
     """A rank reported numbers with `jupyter_distrib.report`."""
 
     run: str
@@ -61,7 +60,7 @@ class Measured:
 
 
 @message
-class Noted:
+class Noted(RunEvent):
     """A sentence about a run or a rank for the view: `utils.py changed and was imported again`."""
 
     run: str
@@ -70,7 +69,7 @@ class Noted:
 
 
 @message
-class Saving:
+class Saving(RunEvent):
     """The cell saves checkpoints into a folder, which is an absolute path on the rank's machine."""
 
     run: str
@@ -80,7 +79,7 @@ class Saving:
 
 
 @message
-class Sampled:
+class Sampled(RunEvent):
     """A rank's process and the children it started were measured; about once a second, only while a run is on."""
 
     run: str
@@ -106,7 +105,7 @@ class Sampled:
 
 
 @message
-class Displayed:
+class Displayed(RunEvent):
     """A rank displayed something that is more than text: a MIME bundle, as in Jupyter's `display_data`."""
 
     run: str
@@ -121,7 +120,7 @@ class Displayed:
 
 
 @message
-class Cleared:
+class Cleared(RunEvent):
     """A rank called `clear_output`: its displays go, and what it has printed; the log keeps it.
 
     What it has printed comes on another way, so a code among it marks the place (`worker/output/displaying.py`).
@@ -137,7 +136,7 @@ class Cleared:
 
 
 @message
-class Stalled:
+class Stalled(RunEvent):
     """The run has stalled, for this reason; valid until `Moved` or another `Stalled`. The run goes on."""
 
     run: str
@@ -148,7 +147,7 @@ class Stalled:
 
 
 @message
-class Moved:
+class Moved(RunEvent):
     """The stall is over."""
 
     run: str
@@ -156,7 +155,7 @@ class Moved:
 
 
 @message
-class StackSeen:
+class StackSeen(RunEvent):
     """The Python stack of a rank's main thread at this moment, because somebody asked for it."""
 
     run: str
@@ -169,7 +168,7 @@ class StackSeen:
 
 
 @message
-class Profiled:
+class Profiled(RunEvent):
     """A rank has recorded its part of the trace for `--profile`, or has none to give."""
 
     run: str
@@ -196,7 +195,7 @@ class Profiled:
 
 
 @message
-class Returned:
+class Returned(RunEvent):
     """A rank reached the end of the cell."""
 
     run: str
@@ -222,7 +221,7 @@ class Returned:
 
 
 @message
-class Failed:
+class Failed(RunEvent):
     """A rank raised an exception."""
 
     run: str
@@ -234,7 +233,7 @@ class Failed:
 
 
 @message
-class Interrupted:
+class Interrupted(RunEvent):
     """A rank stopped because it was asked to; its process and kept values live on."""
 
     run: str
@@ -247,7 +246,7 @@ class Interrupted:
 
 
 @message
-class Exited:
+class Exited(RunEvent):
     """A rank's process ended during a run."""
 
     run: str
@@ -275,7 +274,7 @@ class Exited:
 
 
 @message
-class TimedOut:
+class TimedOut(RunEvent):
     """The run was given `limit_s` and is being stopped because it took longer; `Interrupted` or `Exited` follow."""
 
     run: str
@@ -286,7 +285,7 @@ class TimedOut:
 
 
 @message
-class Restarted:
+class Restarted(RunEvent):
     """The run has ended for this cause and begins again: what its ranks have returned is void, and every rank that was
     lost is replaced. The events that follow are of the next attempt."""
 
@@ -300,7 +299,7 @@ class Restarted:
 
 
 @message
-class RanksReduced:
+class RanksReduced(RunEvent):
     """The run goes on with fewer ranks, which count from 0 anew: those that were lost cannot be replaced. The next
     attempt has not begun."""
 
@@ -311,7 +310,7 @@ class RanksReduced:
 
 
 @message
-class Ended:
+class Ended(RunEvent):
     """Every rank of the run has ended and all its output was read. The last event of a run."""
 
     run: str
@@ -322,31 +321,3 @@ class Ended:
     """Whether the groups of these ranks are fit for another run."""
     sequences: tuple[int, ...] = ()
     """The numbers of `Returned.sequence`: those that differ between ranks need a new group too."""
-
-
-RunEvent = (
-    Started
-    | Wrote
-    | Progressed
-    | Measured
-    | Noted
-    | Saving
-    | Sampled
-    | Displayed
-    | Cleared
-    | Stalled
-    | Moved
-    | StackSeen
-    | Profiled
-    | DebuggerPrompted
-    | DebuggerLeft
-    | Returned
-    | Failed
-    | Interrupted
-    | Exited
-    | TimedOut
-    | RanksReduced
-    | Restarted
-    | Ended
-)
-"""Events that a `RunRecord` folds."""

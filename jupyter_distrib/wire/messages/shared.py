@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from jupyter_distrib.system.data_class import data_class
 
@@ -36,6 +36,37 @@ def message(cls: type[T]) -> type[T]:
 def fields_of(one: Any) -> dict[str, Any]:
     """Return the fields of a message, or of another dataclass with slots, by name; what they hold stays as it is."""
     return {name: getattr(one, name) for name in one.__slots__}
+
+
+class Command:
+    """Message from a kernel or coordinator to an agent, or from an agent to a rank."""
+
+    __slots__ = ()
+
+
+class Event:
+    """Message in the other direction."""
+
+    __slots__ = ()
+
+
+class RunEvent(Event):
+    """Event that a `RunRecord` folds."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        run: str
+        at_s: float
+
+
+class RelayMessage:
+    """Message on the pipe between a coordinator and the relay of a node."""
+
+    __slots__ = ()
+
+
+Message = Command | Event | RelayMessage
+"""Message that a link carries."""
 
 
 @part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import GroupSighting, PhaseTimes, message, part
+from jupyter_distrib.wire.messages.shared import Command, Event, GroupSighting, PhaseTimes, message, part
 
 
 @part
@@ -34,7 +34,7 @@ class WorkerOrder:
 
 
 @message
-class Fork:
+class Fork(Command):
     """Agent to forkserver: fork one worker per rank. Answered by `Forked` or `ForkFailed`.
 
     The frame carries four descriptors for each worker: link, standard output, standard error, crash notes.
@@ -46,12 +46,12 @@ class Fork:
 
 
 @message
-class Preload:
+class Preload(Command):
     """Agent to forkserver: fork the preloaded forkserver, which goes on to import what an optimizer or FSDP needs."""
 
 
 @message
-class ResetGroups:
+class ResetGroups(Command):
     """Agent to worker: drop every process group that was made with the old store; the new one is at this address.
 
     For the worker group's rank 0 the frame carries the store's listening socket."""
@@ -61,13 +61,13 @@ class ResetGroups:
 
 
 @message
-class KeepGroups:
+class KeepGroups(Command):
     """Agent to worker with a device: the process groups stay, although the last run did not end well, because all ranks
     have come equally far and their devices have finished."""
 
 
 @message
-class ReplaceStreams:
+class ReplaceStreams(Command):
     """Agent to worker: replace the pipes, because processes of an earlier run hold them that are not the rank's
     children. Answered by `StreamsReplaced`."""
 
@@ -75,7 +75,7 @@ class ReplaceStreams:
 
 
 @message
-class CutSockets:
+class CutSockets(Command):
     """Agent to worker: shut down these connected sockets, so that a blocked collective returns."""
 
     run: str
@@ -87,7 +87,7 @@ class CutSockets:
 
 
 @message
-class Probe:
+class Probe(Command):
     """Agent to worker: report the place of the main thread. Answered at once by `ProbeAnswer`, from the control thread.
     Coordinator to agent: look deep at all of the run's ranks, since ranks of other nodes seem to wait."""
 
@@ -97,12 +97,12 @@ class Probe:
 
 
 @message
-class Leave:
+class Leave(Command):
     """Agent to worker: run the exit handlers and end."""
 
 
 @message
-class ProbeAnswer:
+class ProbeAnswer(Event):
     """Worker to agent: the place of its main thread."""
 
     run: str
@@ -131,7 +131,7 @@ class ProbeAnswer:
 
 
 @message
-class Ready:
+class Ready(Event):
     """Worker to agent: the worker is up and waits for commands."""
 
     rank: int
@@ -143,7 +143,7 @@ class Ready:
 
 
 @message
-class DeviceSettled:
+class DeviceSettled(Event):
     """Worker with a device to agent, after `ResetGroups`: the cell's remaining work on the device is done or aborted,
     and the worker is ready for the next cell."""
 
@@ -151,7 +151,7 @@ class DeviceSettled:
 
 
 @message
-class DeviceDrained:
+class DeviceDrained(Event):
     """Worker with a device to agent, after a cell that did not end well: how far it came. `KeepGroups` or `ResetGroups`
     follows."""
 
@@ -164,7 +164,7 @@ class DeviceDrained:
 
 
 @message
-class ForkserverReady:
+class ForkserverReady(Event):
     """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded forkserver is still
     starting."""
 
@@ -173,7 +173,7 @@ class ForkserverReady:
 
 
 @message
-class Forked:
+class Forked(Event):
     """Forkserver to agent: the pids of the forked workers, in the order asked for."""
 
     number: int
@@ -181,7 +181,7 @@ class Forked:
 
 
 @message
-class ForkFailed:
+class ForkFailed(Event):
     """Forkserver to agent: none of the workers of an order was forked, or all of them were ended."""
 
     number: int
@@ -189,7 +189,7 @@ class ForkFailed:
 
 
 @message
-class StreamsReplaced:
+class StreamsReplaced(Event):
     """Worker to agent: processes that the run's cell started go on after it and keep the rank's pipes.
 
     The frame carries the read ends of the rank's new pipes: standard output, standard error.

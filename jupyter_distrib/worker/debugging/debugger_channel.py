@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Protocol
 
-from jupyter_distrib.wire.messages import Cell, DebuggerLeft, DebuggerPrompted, Event
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.interrupts import Interrupts
 
 QUIT_S = 5.0
@@ -47,7 +47,7 @@ class DebuggerChannel:
         send: Sends an event, from any thread.
     """
 
-    def __init__(self, rank: int, send: Callable[[Event], None], interrupts: Interrupts) -> None:
+    def __init__(self, rank: int, send: Callable[[m.Event], None], interrupts: Interrupts) -> None:
         self._pid, self._rank, self._send, self.interrupts = os.getpid(), rank, send, interrupts
         self._run, self.filename, self._unanswered = "", "", BETWEEN_CELLS
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -112,7 +112,9 @@ class DebuggerChannel:
         self.stopped, answer = True, ""
         if not self.interrupts.stopping or self.examining:
             at_s = time.monotonic()
-            self._send(DebuggerPrompted(run=self._run, rank=self._rank, text=text, prompt=prompt, line=line, at_s=at_s))
+            self._send(
+                m.DebuggerPrompted(run=self._run, rank=self._rank, text=text, prompt=prompt, line=line, at_s=at_s)
+            )
             answer = self._lines.get()
         if self.interrupts.stopping and not self.examining:
             raise KeyboardInterrupt
@@ -121,11 +123,11 @@ class DebuggerChannel:
     def leave(self, text: str) -> None:
         """Tell the user that the rank goes on, with the last text."""
         self.stopped = False
-        self._send(DebuggerLeft(run=self._run, rank=self._rank, text=text, at_s=time.monotonic()))
+        self._send(m.DebuggerLeft(run=self._run, rank=self._rank, text=text, at_s=time.monotonic()))
 
     def quit(self, text: str) -> None:
         """Ask for the stop of the run, and wait for it. Raises KeyboardInterrupt, unless no stop comes."""
-        self._send(DebuggerLeft(run=self._run, rank=self._rank, text=text, quit=True, at_s=time.monotonic()))
+        self._send(m.DebuggerLeft(run=self._run, rank=self._rank, text=text, quit=True, at_s=time.monotonic()))
         deadline_s = time.monotonic() + QUIT_S
         while not self.interrupts.stopping and (left_s := deadline_s - time.monotonic()) > 0:
             try:
@@ -150,7 +152,7 @@ class DebuggerChannel:
             self.end()
 
 
-def is_expected(cell: Cell) -> bool:
+def is_expected(cell: m.Cell) -> bool:
     """Return whether a cell, or a function of the notebook that it uses, holds a breakpoint."""
     return any(call in text for text in (cell.source, *cell.sources.values()) for call in _CALLS)
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jupyter_distrib.wire.messages import Debug, DebuggerLeft, Event, Execute
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.debugging import failed_values
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.environment.cleanup import Cleanup
@@ -17,7 +17,7 @@ from jupyter_distrib.worker.environment.cleanup import Cleanup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    command: Execute
+    command: m.Execute
     module: types.ModuleType
     error: BaseException
 
@@ -25,13 +25,13 @@ class _Failure:
 class KeptFailure:
     """The keeper of the last failure, from the end of its cell until the next cell."""
 
-    def __init__(self, cleanup: Cleanup, channel: DebuggerChannel, send: Callable[[Event], None]) -> None:
+    def __init__(self, cleanup: Cleanup, channel: DebuggerChannel, send: Callable[[m.Event], None]) -> None:
         self._cleanup, self._channel, self._send = cleanup, channel, send
         self._failure: _Failure | None = None
         self._freed = 0
         """The number of its variables that were freed."""
 
-    def keep(self, command: Execute, module: types.ModuleType, error: BaseException) -> None:
+    def keep(self, command: m.Execute, module: types.ModuleType, error: BaseException) -> None:
         """Keep a failure in place of the cleanup after its cell; soon without what is large on a GPU."""
         self._failure = _Failure(command=command, module=module, error=error)
         self._freed = 0
@@ -52,12 +52,12 @@ class KeptFailure:
             if self._cleanup.is_urgent:
                 self._cleanup.collect()
 
-    def examine(self, order: Debug) -> None:
+    def examine(self, order: m.Debug) -> None:
         """Answer questions about the failure, until the user or the agent ends that."""
         failure = self._failure
         if failure is None or failure.command.run != order.run:
             text = f"rank {order.rank} keeps no failure of that run: only the last cell's is kept, until --done."
-            return self._send(DebuggerLeft(run=order.run, rank=order.rank, text=text, at_s=time.monotonic()))
+            return self._send(m.DebuggerLeft(run=order.run, rank=order.rank, text=text, at_s=time.monotonic()))
         from jupyter_distrib.worker.debugging.debugger import RankPdb
 
         self._channel.begin(order.run, failure.command.cell.filename, examining=True)

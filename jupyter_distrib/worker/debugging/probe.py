@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from jupyter_distrib.interfaces.framework import Sightings
 from jupyter_distrib.system import file_owner
-from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, ProbeAnswer
+from jupyter_distrib.wire import messages as m
 
 _RUNPY = "<frozen runpy>"
 """The file of the functions by which a program runs a script."""
@@ -33,7 +33,7 @@ class Prober:
         rank: int,
         sightings: Sightings,
         device_memory: Callable[[], tuple[int, int] | None] = lambda: None,
-        phase_times: Callable[[], PhaseTimes | None] = lambda: None,
+        phase_times: Callable[[], m.PhaseTimes | None] = lambda: None,
         *,
         in_debugger: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -45,14 +45,14 @@ class Prober:
     def _begin(self, run: str, filename: str) -> None:
         self._run, self._filename = run, filename
         self._movement = _Movement(self._main)
-        self._groups: tuple[GroupSighting, ...] | None = None
+        self._groups: tuple[m.GroupSighting, ...] | None = None
 
     def begin(self, run: str, filename: str) -> None:
         """Count collectives from now on. Called in the main thread before each cell."""
         self._begin(run, filename)
         self._sightings.begin()
 
-    def look(self, *, deep: bool) -> ProbeAnswer:
+    def look(self, *, deep: bool) -> m.ProbeAnswer:
         frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the only way to see a thread
         now_s = time.monotonic()
         if self._movement.look(frames, self._sightings.counts(), now_s):
@@ -61,7 +61,7 @@ class Prober:
         if deep or (unmoved_s >= DEEP_AFTER_S and self._groups is None):
             self._groups = self._sightings.look()
         tensor_bytes, reserved_bytes = self._device_memory() or (None, None)
-        return ProbeAnswer(
+        return m.ProbeAnswer(
             run=self._run,
             rank=self._rank,
             line=next((frame.f_lineno for frame in frames if frame.f_code.co_filename == self._filename), None),
@@ -76,9 +76,9 @@ class Prober:
             in_debugger=self._in_debugger(),
         )
 
-    def nothing_seen(self) -> ProbeAnswer:
+    def nothing_seen(self) -> m.ProbeAnswer:
         """Return the answer for a look that has failed: nothing is known of the place."""
-        return ProbeAnswer(
+        return m.ProbeAnswer(
             run=self._run,
             rank=self._rank,
             line=None,

@@ -12,15 +12,15 @@ import types
 from collections.abc import Iterator
 
 from jupyter_distrib.system import file_owner
-from jupyter_distrib.wire.messages import Frame, StackSeen
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.failure import ends_of, frame_at
 
 
-def seen(run: str, rank: int) -> StackSeen:
+def seen(run: str, rank: int) -> m.StackSeen:
     """Return the stack of the main thread, which goes on meanwhile."""
     frames = sys._current_frames()  # noqa: SLF001 - the only way to see another thread
     stack = _outermost_first(frames.get(threading.main_thread().ident or 0))
-    return StackSeen(run=run, rank=rank, frames=ends_of(_of_cell(stack)), at_s=time.monotonic())
+    return m.StackSeen(run=run, rank=rank, frames=ends_of(_of_cell(stack)), at_s=time.monotonic())
 
 
 def _outermost_first(frame: types.FrameType | None) -> list[types.FrameType]:
@@ -32,7 +32,7 @@ def _outermost_first(frame: types.FrameType | None) -> list[types.FrameType]:
     return list(walk(frame))[::-1]
 
 
-def _of_cell(stack: list[types.FrameType]) -> list[Frame]:
+def _of_cell(stack: list[types.FrameType]) -> list[m.Frame]:
     """Return the frames that this package has called: the cell's, and those of the libraries that it calls."""
     own = [file_owner.is_own(frame.f_code.co_filename) for frame in stack]
     first = own.index(True) if True in own else 0

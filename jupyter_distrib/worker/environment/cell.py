@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.system.nested_code import names_in
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import shell
 
 _VALUE = "__distributed_value__"
@@ -33,7 +33,7 @@ def fresh_module() -> types.ModuleType:
 
 
 def execute(
-    cell: Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
+    cell: m.Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
 ) -> object:
     """Run the cell and return the value of its last statement if that is an expression, else None.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import settings
-from jupyter_distrib.wire.messages import Setting, WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import local_modules, process_reset, rank_environment, spawned_process, threads
 from jupyter_distrib.worker.output import displaying
 
@@ -15,7 +15,7 @@ from jupyter_distrib.worker.output import displaying
 class CellEnvironment:
     """The preparation, for the next cell, of a process that lives on."""
 
-    def __init__(self, order: WorkerOrder, groups: Groups) -> None:
+    def __init__(self, order: m.WorkerOrder, groups: Groups) -> None:
         self._order, self._groups = order, groups
         self._handlers = process_reset.Handlers()
         self.modules = local_modules.of_forkserver or local_modules.LocalModules()
@@ -24,7 +24,7 @@ class CellEnvironment:
         self._inputs: object = None
         """The inputs of the cached `_variables`."""
 
-    def prepare(self, setting: Setting) -> list[str]:
+    def prepare(self, setting: m.Setting) -> list[str]:
         """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
         self._take(setting)
         self._libraries.apply(setting.libraries)
@@ -37,7 +37,7 @@ class CellEnvironment:
         self._handlers.restore()
         process_reset.close_libraries()
 
-    def _take(self, setting: Setting) -> None:
+    def _take(self, setting: m.Setting) -> None:
         """Apply the kernel's present directory, environment and path, and this rank's own variables."""
         of_group = self._groups.environment()
         key = setting.own_environment, setting.env, of_group, identity.attempt, identity.max_restarts

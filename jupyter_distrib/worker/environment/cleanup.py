@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import payload, tensors
-from jupyter_distrib.wire.messages import Execute
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import cell
 
 COLLECT_AFTER_S = 0.02
@@ -39,7 +39,7 @@ class Cleanup:
         self._kept_by = ""
         """The last run that kept values."""
 
-    def after(self, command: Execute, namespace: dict[str, object]) -> None:
+    def after(self, command: m.Execute, namespace: dict[str, object]) -> None:
         """Drop the values that the cell has not kept."""
         keep = command.setting.keep
         self._cold = False

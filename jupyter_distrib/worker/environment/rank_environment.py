@@ -12,7 +12,7 @@ import time
 import jupyter_distrib
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system.process_environment import variables
-from jupyter_distrib.wire.messages import Cell, Setting
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import shell
 from jupyter_distrib.worker.output import displaying
 
@@ -22,7 +22,7 @@ environment = dict(os.environ)
 """The environment with which this process began."""
 
 
-def take(setting: Setting, env: dict[str, str]) -> None:
+def take(setting: m.Setting, env: dict[str, str]) -> None:
     """Apply the kernel's folder, path and umask, with exactly this environment."""
     here = variables()
     if here != env:
@@ -41,7 +41,7 @@ def take(setting: Setting, env: dict[str, str]) -> None:
     sys.argv[:] = [""]
 
 
-def names(cell: Cell, namespace: dict[str, object]) -> dict[str, object]:
+def names(cell: m.Cell, namespace: dict[str, object]) -> dict[str, object]:
     """Return the names that a cell has, or a script as its own program; and set the arguments of the script."""
     if not cell.script:
         return provided(namespace)

@@ -26,7 +26,7 @@ from typing import Any
 
 from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.system.formatting import size as size_text
-from jupyter_distrib.wire.messages import Cleared, Displayed
+from jupyter_distrib.wire import messages as m
 
 MAX_BYTES = 10_000_000
 """The limit on the size of one display, in bytes: larger ones slow the browser down."""
@@ -37,7 +37,7 @@ _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view
 """The MIME types of code that nobody should run for a rank, and of widgets whose model is not in the kernel."""
 BACKEND = "module://jupyter_distrib.worker.output.matplotlib_backend"
 """Matplotlib's name of the backend of ranks."""
-Event = Displayed | Cleared
+Event = m.Displayed | m.Cleared
 
 
 class Displayer:
@@ -48,7 +48,7 @@ class Displayer:
         self._lock = threading.RLock()
         """A reentrant lock, since a finalizer that displays may be called in the middle of a display."""
         self._waiting: list[Event] = []
-        self._clear_first: Cleared | None = None
+        self._clear_first: m.Cleared | None = None
         """The clearing that waits for the next display."""
         self._clears = 0
         """The number of calls of `clear_output`."""
@@ -56,7 +56,7 @@ class Displayer:
         self._timer: threading.Timer | None = None
 
     def show(self, data: dict[str, str], metadata: dict[str, object], display_id: str, *, update: bool) -> None:
-        event = Displayed(
+        event = m.Displayed(
             run=self._run,
             rank=self._rank,
             data=data,
@@ -78,7 +78,7 @@ class Displayer:
         """Remove all displays and what was printed; with `wait` only when there is something new."""
         with self._lock:
             self._clears += 1
-            event = Cleared(run=self._run, rank=self._rank, number=self._clears, wait=wait, at_s=time.monotonic())
+            event = m.Cleared(run=self._run, rank=self._rank, number=self._clears, wait=wait, at_s=time.monotonic())
             before = [old for old in self._waiting if old is not self._clear_first] if wait else []
             self._waiting = [*before, event]
             self._clear_first = event if wait else None
@@ -119,7 +119,7 @@ def _mark_output(number: int, *, wait: bool) -> None:
 
 
 def _is_update_of(event: Event, display_id: str) -> bool:
-    return isinstance(event, Displayed) and event.update and event.display_id == display_id
+    return isinstance(event, m.Displayed) and event.update and event.display_id == display_id
 
 
 current: Displayer | None = None

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from jupyter_distrib.wire.messages import Wrote
+from jupyter_distrib.wire import messages as m
 
 
 class LateThreads:
     """The threads that outlived the run that started them; their output is sent to that run's log."""
 
-    def __init__(self, rank: int, send: Callable[[Wrote], None]) -> None:
+    def __init__(self, rank: int, send: Callable[[m.Wrote], None]) -> None:
         self._rank, self._send = rank, send
         self._run_of: dict[threading.Thread, str] = {}
         self._before: set[threading.Thread] | None = None
@@ -50,5 +50,5 @@ class LateThreads:
         run = run_of.get(threading.current_thread())
         if run is None:
             return write(text)
-        self._send(Wrote(run=run, rank=self._rank, stream=stream, text=text, at_s=time.monotonic()))
+        self._send(m.Wrote(run=run, rank=self._rank, stream=stream, text=text, at_s=time.monotonic()))
         return len(text)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyter_distrib.wire.messages import Measured, Progressed, Saving
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.worker.host_copy import HostCopy
@@ -61,7 +61,7 @@ class _Report:
 class Reporter:
     """The sender of the reports of one rank in one run; calls may come from any thread of the rank."""
 
-    def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed | Saving], None]) -> None:
+    def __init__(self, run: str, rank: int, send: Callable[[m.Measured | m.Progressed | m.Saving], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock, self._sending = threading.RLock(), threading.RLock()
         """The locks for counting, and for sending reports in order. A finalizer may report in the middle of either."""
@@ -96,7 +96,7 @@ class Reporter:
         """Tell once into which folder the cell saves, for the case that nothing else is left of the run."""
         if folder not in self._folders:
             self._folders.add(folder)
-            self._send(Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
+            self._send(m.Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
 
     def flush(self) -> None:
         """Send the waiting reports, after those that another thread is sending already."""
@@ -123,7 +123,7 @@ class Reporter:
                 self._send_report(self._waiting.popleft())
             for label in list(self._positions):
                 step, total, at_s = self._positions.pop(label)
-                self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
+                self._send(m.Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
             if self._waiting:
                 self._start_timer(SEND_EVERY_S)
         finally:
@@ -132,7 +132,7 @@ class Reporter:
     def _send_report(self, report: _Report) -> None:
         if values := report.numbers():
             self._send(
-                Measured(run=self._run, rank=self._rank, step=report.step, values=values, at_s=report.at_s),
+                m.Measured(run=self._run, rank=self._rank, step=report.step, values=values, at_s=report.at_s),
             )
 
     def _soon(self) -> None:

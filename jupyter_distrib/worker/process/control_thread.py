@@ -13,9 +13,9 @@ from typing import TypeAlias
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.system import process
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import AskStacks, CutSockets, Debug, Execute, Leave, Message, Probe
 from jupyter_distrib.worker.debugging import stack
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.probe import Prober
@@ -30,7 +30,7 @@ FLUSH_EVERY_S = 0.1
 RESERVE = 2
 """Descriptors that come with commands between two cells."""
 
-Entry: TypeAlias = tuple[Message, list[int]] | None
+Entry: TypeAlias = tuple[m.Message, list[int]] | None
 """A command for the main thread and its descriptors; None: the agent is gone."""
 
 
@@ -93,22 +93,22 @@ class ControlThread:
                 self._debugger.end()
                 return
             match message:
-                case CutSockets():
+                case m.CutSockets():
                     self._cut(message)
-                case Probe():
+                case m.Probe():
                     self._answer(message)
-                case AskStacks():
+                case m.AskStacks():
                     self._show_stack(message)
-                case Debug():
+                case m.Debug():
                     self._debug(message)
-                case Execute():
+                case m.Execute():
                     self._hand_on(message, fds)
                 case _:
-                    if isinstance(message, Leave):
+                    if isinstance(message, m.Leave):
                         self._debugger.end_examination()
                     self._inbox.put((message, fds))
 
-    def _hand_on(self, command: Execute, fds: list[int]) -> None:
+    def _hand_on(self, command: m.Execute, fds: list[int]) -> None:
         self._interrupts.begin()
         self.cut = False
         with suppress(OSError):  # an earlier cell has used them up
@@ -121,7 +121,7 @@ class ControlThread:
         with suppress(OSError):  # the agent has gone, which the next receive tells
             self._messenger.announce(self._cells)
 
-    def _debug(self, command: Debug) -> None:
+    def _debug(self, command: m.Debug) -> None:
         match command.action:
             case "read":
                 self._debugger.answer(command.line)
@@ -132,7 +132,7 @@ class ControlThread:
             case _:
                 self._inbox.put((command, []))
 
-    def _answer(self, probe: Probe) -> None:
+    def _answer(self, probe: m.Probe) -> None:
         if probe.run != self._running:
             return
         try:
@@ -141,11 +141,11 @@ class ControlThread:
             answer = self._prober.nothing_seen()  # the agent asks again only if it has an answer
         self._messenger.send(answer)
 
-    def _show_stack(self, command: AskStacks) -> None:
+    def _show_stack(self, command: m.AskStacks) -> None:
         if command.run == self._running:
             self._messenger.send(stack.seen(command.run, identity.rank()))
 
-    def _cut(self, command: CutSockets) -> None:
+    def _cut(self, command: m.CutSockets) -> None:
         if command.run not in (self._running, self._left):
             return
         if command.stop and command.run == self._running:

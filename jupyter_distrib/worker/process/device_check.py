@@ -17,7 +17,7 @@ from typing import NoReturn
 from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import process
-from jupyter_distrib.wire.messages import DeviceDrained, Execute, Noted, WorkerOrder
+from jupyter_distrib.wire import messages as m
 
 LIMIT_S = 1.5
 """The seconds that a device has for a cell's work without other ranks: fewer than until a kill."""
@@ -30,22 +30,24 @@ class DeviceCheck:
         send: Sends notes to the view, and reports to the agent.
     """
 
-    def __init__(self, order: WorkerOrder, framework: Framework, send: Callable[[Noted | DeviceDrained], None]) -> None:
+    def __init__(
+        self, order: m.WorkerOrder, framework: Framework, send: Callable[[m.Noted | m.DeviceDrained], None]
+    ) -> None:
         self._rank, self._framework, self._send = order.rank, framework, send
         self.has_device = order.visible_devices is not None
         self._torn: dict[str, str] = {}
         """The keys of kept values that were in the middle of a step, with the labels of the runs that were stopped."""
 
-    def before_end_is_told(self, command: Execute, error: BaseException | None) -> bool:
+    def before_end_is_told(self, command: m.Execute, error: BaseException | None) -> bool:
         """Return whether the cell broke the device, and send a note if so; the rank then has to leave."""
         if not self.has_device or error is None or not self._framework.is_of_device(error):
             return False
         state = self._framework.drain(LIMIT_S)
         if state.error:
-            self._send(Noted(run=command.run, rank=self._rank, text=self._broken(command, error, state.error)))
+            self._send(m.Noted(run=command.run, rank=self._rank, text=self._broken(command, error, state.error)))
         return bool(state.error)
 
-    def after_end(self, command: Execute, namespace: dict[str, object], was_cut: Callable[[], bool]) -> None:
+    def after_end(self, command: m.Execute, namespace: dict[str, object], was_cut: Callable[[], bool]) -> None:
         """Let the device finish the cell's work, and report how far it came. A rank whose device never finishes ends.
 
         `was_cut` returns whether collectives of the cell were aborted: what the device does behind one is wrong.
@@ -61,21 +63,21 @@ class DeviceCheck:
             read = [key for key, value in payload.kept_values.items() if id(value) in values]
             self._torn |= dict.fromkeys(read, command.label or command.cell.filename)
         groups = self._framework.groups
-        drained = DeviceDrained(
+        drained = m.DeviceDrained(
             run=command.run, rank=self._rank, finished=finished and groups.can_stay(), sequence=groups.sequence()
         )
         self._send(drained)
 
-    def note_torn(self, command: Execute, namespace: dict[str, object]) -> None:
+    def note_torn(self, command: m.Execute, namespace: dict[str, object]) -> None:
         """Send a note on each value that the cell reads and that was in the middle of a step when a run stopped."""
         self._torn = {key: run for key, run in self._torn.items() if key in payload.kept_values}
         torn = {id(payload.kept_values[key]): run for key, run in self._torn.items()}
         for name, value in namespace.items() if torn else ():
             if run := torn.get(id(value)):
                 text = f"`{name}` was in the midst of a step when {run} ended: load a checkpoint to have exact values"
-                self._send(Noted(run=command.run, rank=None, text=text))
+                self._send(m.Noted(run=command.run, rank=None, text=text))
 
-    def _broken(self, command: Execute, error: BaseException, reason: str) -> str:
+    def _broken(self, command: m.Execute, error: BaseException, reason: str) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == command.cell.filename), None)
         where = f", line {line}" if line else ""

@@ -18,16 +18,7 @@ from jupyter_distrib.interfaces import strategy as strategy_module
 from jupyter_distrib.interfaces.framework import Framework, Profiler
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import crash_notes, process
-from jupyter_distrib.wire.messages import (
-    Execute,
-    Failed,
-    Interrupted,
-    Noted,
-    RunEvent,
-    Started,
-    StreamsReplaced,
-    WorkerOrder,
-)
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import end_of_cell
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
@@ -55,7 +46,7 @@ class CellRunner:
 
     def __init__(
         self,
-        order: WorkerOrder,
+        order: m.WorkerOrder,
         loading_fd: int,
         framework: Framework,
         *,
@@ -76,22 +67,22 @@ class CellRunner:
         self._late = LateThreads(order.rank, messenger.send)
         self._loading = partial(crash_notes.note, loading_fd)
 
-    def execute(self, command: Execute, fds: list[int]) -> None:
+    def execute(self, command: m.Execute, fds: list[int]) -> None:
         run, rank = command.run, self._order.rank
         device = self._order.device
         began_at_s = time.monotonic()
         self.failure.drop()
-        self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
+        self._messenger.begin(m.Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
             local_modules.drop_orphans()
         broken = self._device.before_end_is_told(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
-        settles = self._device.has_device and isinstance(event, Failed | Interrupted)
-        if isinstance(event, Failed | Interrupted):
+        settles = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
+        if isinstance(event, m.Failed | m.Interrupted):
             event = replace(event, settles=settles)
-        failed = error if isinstance(event, Failed) else None
+        failed = error if isinstance(event, m.Failed) else None
         del value, error
         self._late.end(run)
         process.flush_streams()
@@ -119,11 +110,13 @@ class CellRunner:
             ends = process.renew_streams()
         except OSError:  # too many open files: the old streams are better than a lost rank
             ends = []
-        self._messenger.send(StreamsReplaced(run=run), ends)
+        self._messenger.send(m.StreamsReplaced(run=run), ends)
         for fd in ends:
             os.close(fd)
 
-    def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
+    def _guarded(
+        self, command: m.Execute, fds: list[int], module: types.ModuleType
+    ) -> tuple[Any, BaseException | None]:
         """Run the cell and return its value, or the exception that it raised."""
         strategy, profiler, ok, waits = None, None, False, False
         try:
@@ -165,27 +158,27 @@ class CellRunner:
                 reporter.close()
             displaying.close()
 
-    def _profiler(self, command: Execute) -> Profiler | None:
+    def _profiler(self, command: m.Execute) -> Profiler | None:
         """Return the profiler of a cell, which has begun; None if there is none here."""
         profiler = self._framework.profiler(command, self._messenger.send)
         if profiler is None:
             text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
-            self._messenger.send(Noted(run=command.run, rank=self._order.rank, text=text))
+            self._messenger.send(m.Noted(run=command.run, rank=self._order.rank, text=text))
             return None
         profiler.begin()
         return profiler
 
     def _outcome(
         self,
-        command: Execute,
+        command: m.Execute,
         namespace: dict[str, object],
         value: Any,
         error: BaseException | None,
         began_at_s: float,
-    ) -> tuple[RunEvent, list[int]]:
+    ) -> tuple[m.RunEvent, list[int]]:
         """Return the event of the end. Pickling the value runs the user's code too, and may be stopped."""
 
-        def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
+        def told(value: Any, error: BaseException | None) -> tuple[m.RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
             times = self._framework.phase_times()
             return outcome(
@@ -210,14 +203,14 @@ class CellRunner:
             self._interrupts.allowed = False
             return told(None, broken)
 
-    def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
+    def _prepare(self, command: m.Execute, fds: list[int], module: types.ModuleType) -> None:
         run, rank = command.run, self._order.rank
         self._framework.prepare()
         identity.attempt, identity.max_restarts = command.attempt, command.max_restarts
         if command.cell.script:
             self._environment.modules.unload()  # as in a new process
         for path in self._environment.prepare(command.setting):
-            self._messenger.send(Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
+            self._messenger.send(m.Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
         self._late.begin()
         sys.modules["__main__"] = module
         namespace = module.__dict__
@@ -241,12 +234,12 @@ class CellRunner:
             )
         return found()
 
-    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
+    def _strategy_run(self, command: m.Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
         return strategy_module.StrategyRun(
             options=command.setting.strategy_options,
             filename=command.cell.filename,
             everyone=identity.everyone(command),
             names=names,
             exchange=self._groups.exchange,
-            note=lambda text: self._messenger.send(Noted(run=command.run, rank=None, text=text)),
+            note=lambda text: self._messenger.send(m.Noted(run=command.run, rank=None, text=text)),
         )

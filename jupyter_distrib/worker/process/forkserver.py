@@ -21,10 +21,10 @@ from typing import NoReturn
 
 from jupyter_distrib.interfaces import framework
 from jupyter_distrib.system import open_files, private_names, process, process_environment, signals
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 from jupyter_distrib.worker.environment import local_modules, threads
 
 
@@ -74,18 +74,18 @@ def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) ->
         process.gather_memory()
     gc.freeze()
     gc.enable()
-    link.send(ForkserverReady(pid=os.getpid(), early=early))
+    link.send(m.ForkserverReady(pid=os.getpid(), early=early))
     while True:
         try:
             command, fds = link.receive()
         except EOFError:
             return
-        if isinstance(command, Preload) and preloaded is not None:
+        if isinstance(command, m.Preload) and preloaded is not None:
             if process.fork_orphan() == 0:
                 link.sock.close()
                 return preload(agent_pid, preloaded)
             preloaded.close()
-        elif isinstance(command, Fork):
+        elif isinstance(command, m.Fork):
             _fork_ranks(link, preloaded, command, fds, early)
 
 
@@ -95,7 +95,7 @@ def _leave_libraries_in_place() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
 
 
-def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> None:
+def _fork_ranks(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: list[int], early: bool) -> None:
     """Fork the ranks by a helper, which answers and ends; if it cannot, the forkserver answers."""
     descriptors = Descriptors(fds)
     try:
@@ -111,10 +111,10 @@ def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds:
         reason = _cannot_fork(error)
     descriptors.close()
     if reason:
-        link.send(ForkFailed(number=command.number, reason=f"the ranks could not be started: {reason}"))
+        link.send(m.ForkFailed(number=command.number, reason=f"the ranks could not be started: {reason}"))
 
 
-def _help(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> NoReturn:
+def _help(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: list[int], early: bool) -> NoReturn:
     """Fork all of the ranks, or none, and end. Never returns."""
     status = 1
     pids: list[int] = []
@@ -129,13 +129,13 @@ def _help(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[
                 os.close(alive)
                 _become_rank(order, fds, index, early=early, gone=gone)
             pids.append(pid)
-        link.send(Forked(number=command.number, pids=tuple(pids)))
+        link.send(m.Forked(number=command.number, pids=tuple(pids)))
         status = 0
     except OSError as error:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         reason = f"rank {command.orders[len(pids)].rank} could not be started: {_cannot_fork(error)}"
-        link.send(ForkFailed(number=command.number, reason=reason))
+        link.send(m.ForkFailed(number=command.number, reason=reason))
         status = 0
     except Exception:  # noqa: BLE001 - a helper must never fall back into the forkserver's loop
         sys.excepthook(*sys.exc_info())
@@ -152,7 +152,7 @@ def _cannot_fork(error: OSError) -> str:
     return f"the system cannot fork: {open_files.told(error) or error.strerror}."
 
 
-def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
+def _become_rank(order: m.WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
     """Run as this rank, and never return. The pipe `gone` is at its end when the helper has ended."""
     try:
         own_fds = fds[4 * index : 4 * index + 4]

@@ -18,21 +18,9 @@ from typing import NoReturn
 
 from jupyter_distrib.interfaces import framework, identity
 from jupyter_distrib.system import crash_notes, open_files, process
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import (
-    Debug,
-    DeviceSettled,
-    Execute,
-    Forget,
-    KeepGroups,
-    Leave,
-    Message,
-    Ready,
-    ReplaceStreams,
-    ResetGroups,
-    WorkerOrder,
-)
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.environment import spawned_process, threads
@@ -46,7 +34,7 @@ from jupyter_distrib.worker.process.execution import CellRunner
 
 
 def run_worker(
-    order: WorkerOrder,
+    order: m.WorkerOrder,
     link_fd: int,
     stdout_fd: int,
     stderr_fd: int,
@@ -73,11 +61,11 @@ def run_worker(
         os.read(gone, 1)
         os.close(gone)
     process.die_with_parent(order.agent_pid)
-    messenger.send(Ready(rank=order.rank, pid=os.getpid(), early=early, settles=worker.settles))
+    messenger.send(m.Ready(rank=order.rank, pid=os.getpid(), early=early, settles=worker.settles))
     worker.serve()
 
 
-def settled(order: WorkerOrder) -> framework.Framework:
+def settled(order: m.WorkerOrder) -> framework.Framework:
     """Complete the steps that a fork leaves open: threads, start method, framework. Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
@@ -94,7 +82,7 @@ class Worker:
 
     def __init__(
         self,
-        order: WorkerOrder,
+        order: m.WorkerOrder,
         link: Link,
         loading_fd: int,
         *,
@@ -103,7 +91,7 @@ class Worker:
         library: framework.Framework,
     ) -> None:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
-        self._missed: tuple[ResetGroups, list[int]] | None = None
+        self._missed: tuple[m.ResetGroups, list[int]] | None = None
         """The order to reset groups that could not be followed yet, and its descriptors."""
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
@@ -166,7 +154,7 @@ class Worker:
                 clean()
         return self._inbox.get()
 
-    def _reset_groups(self, command: ResetGroups, fds: list[int], *, may_wait: bool = True) -> None:
+    def _reset_groups(self, command: m.ResetGroups, fds: list[int], *, may_wait: bool = True) -> None:
         """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready.
 
         Where too many files are open, that waits for the next cell, which closes those of a cell that has failed, or is
@@ -184,27 +172,27 @@ class Worker:
                 give_up(f"rank {self._order.rank} is replaced: {open_files.told(error) or error}")
             self._missed = command, fds
         if self.settles:
-            self._messenger.send(DeviceSettled(rank=self._order.rank))
+            self._messenger.send(m.DeviceSettled(rank=self._order.rank))
 
-    def _obey(self, command: Message, fds: list[int]) -> None:
+    def _obey(self, command: m.Message, fds: list[int]) -> None:
         match command:
-            case Execute():
+            case m.Execute():
                 if (missed := self._missed) is not None:
                     self._runner.failure.drop()
                     self._missed = None
                     self._reset_groups(*missed, may_wait=False)
                 self._runner.execute(command, fds)
-            case ResetGroups():
+            case m.ResetGroups():
                 self._reset_groups(command, fds)
-            case KeepGroups():
+            case m.KeepGroups():
                 self._groups.keep()
-            case ReplaceStreams():
+            case m.ReplaceStreams():
                 self._runner.replace_streams(command.run)
-            case Forget():
+            case m.Forget():
                 self._cleanup.forget(command.keys)
-            case Debug(action="drop"):
+            case m.Debug(action="drop"):
                 self._runner.failure.drop()
-            case Debug():
+            case m.Debug():
                 self._runner.failure.examine(command)
-            case Leave():
+            case m.Leave():
                 process.leave()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.interfaces import framework, identity
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, PhaseTimes, Returned
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import failure
 
 TOLD_BYTES = 1_000_000
@@ -17,7 +17,7 @@ TOLD_BYTES = 1_000_000
 
 
 def outcome(
-    command: Execute,
+    command: m.Execute,
     rank: int,
     namespace: dict[str, object],
     value: object,
@@ -26,8 +26,8 @@ def outcome(
     began_at_s: float,
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
-    times: PhaseTimes | None = None,
-) -> tuple[Returned | Failed | Interrupted, list[int]]:
+    times: m.PhaseTimes | None = None,
+) -> tuple[m.Returned | m.Failed | m.Interrupted, list[int]]:
     """Keep the values that `--keep` names. Return the event and its descriptors, which the caller closes.
 
     `stopped` returns whether an exception came from a stop of the run; for `sequence` and `times` see `Returned`.
@@ -43,7 +43,7 @@ def outcome(
         parcel, fd = None, None
         if value is not None:
             parcel, fd = _parcel(value, by_value=by_value, run=run)
-        returned = Returned(
+        returned = m.Returned(
             run=run,
             rank=rank,
             value=parcel,
@@ -58,11 +58,11 @@ def outcome(
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):
-        return Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
+        return m.Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
     at_s = time.monotonic()
     groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
     described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
-    return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+    return m.Failed(run=run, rank=rank, failure=described, at_s=at_s), []
 
 
 def _sizes(kept: dict[str, object]) -> dict[str, int]:
@@ -74,7 +74,7 @@ def _sizes(kept: dict[str, object]) -> dict[str, int]:
     return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= TOLD_BYTES}
 
 
-def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:
+def _parcel(value: object, *, by_value: bool, run: str) -> tuple[m.Parcel, int | None]:
     try:
         return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run, deferred=True))
     except PayloadError as error:  # there is no room for the value

@@ -9,8 +9,8 @@ import sys
 
 from jupyter_distrib.interfaces import framework
 from jupyter_distrib.system import signals
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork
 from jupyter_distrib.worker.environment import threads
 
 
@@ -25,7 +25,7 @@ def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
     with socket.socket(fileno=os.dup(link_fd)) as sock:
         link = Link(sock)
         command = link.receive_one()
-    assert isinstance(command, Fork)
+    assert isinstance(command, m.Fork)
     run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, loading_fd, early=False)
 
 

@@ -21,7 +21,7 @@ from jupyter_distrib import runtime
 from jupyter_distrib.interfaces import framework, identity
 from jupyter_distrib.interfaces import strategy as strategy_module
 from jupyter_distrib.system import process
-from jupyter_distrib.wire.messages import Cell, WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import cell, rank_environment
 
 MARK = "under_torchrun.run("
@@ -52,7 +52,7 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     ok = False
     try:
         chosen.begin(_strategy_run(path, options or {}, names))
-        value = cell.execute(Cell(source=_rest(path), filename=path), names, chosen.adapted)
+        value = cell.execute(m.Cell(source=_rest(path), filename=path), names, chosen.adapted)
         chosen.returning(value)
         ok = True
     finally:
@@ -64,12 +64,12 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     process.leave()  # for Python would free models and groups while threads of torch use them, and torch aborts
 
 
-def _order() -> WorkerOrder:
+def _order() -> m.WorkerOrder:
     import torch
 
     local = runtime.get_local_rank()
     gpus = torch.cuda.is_available()
-    return WorkerOrder(
+    return m.WorkerOrder(
         group=os.environ["TORCHELASTIC_RUN_ID"],
         worker="",
         agent_pid=os.getppid(),

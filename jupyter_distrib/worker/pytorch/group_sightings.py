@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from jupyter_distrib.system.private_torch import COLLECTIVES
-from jupyter_distrib.wire.messages import GroupSighting
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import private
 
 
@@ -38,7 +38,7 @@ class GroupSightings:
         # No tuple: `gc.get_objects` in another thread could get it half-made, and Python could not complete it.
         return [count for _, group, _ in private.known_groups() for count in _counts(group).values()]
 
-    def look(self) -> tuple[GroupSighting, ...]:
+    def look(self) -> tuple[m.GroupSighting, ...]:
         entries = [entry for entry in private.recorded_collectives() if not entry["is_p2p"]]
         seen = []
         for name, group, ranks in private.known_groups():
@@ -53,7 +53,9 @@ class GroupSightings:
         group_id, counts = self._bases.get(name, (0, {}))
         return counts.get(backend, 0) if group_id == id(group) else 0
 
-    def _look_into(self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int) -> GroupSighting:
+    def _look_into(
+        self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int
+    ) -> m.GroupSighting:
         newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had this name
         newest_entries = [
             entry for entry in entries if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))
@@ -61,9 +63,9 @@ class GroupSightings:
         waiting = next((entry for entry in newest_entries if not entry["retired"]), None)
         entered = max((int(entry["collective_seq_id"]) for entry in newest_entries), default=0)
         if waiting is None:
-            return GroupSighting(name=label, ranks=ranks, entered=max(0, entered - base))
+            return m.GroupSighting(name=label, ranks=ranks, entered=max(0, entered - base))
         library, _, op = waiting["profiling_name"].partition(":")
-        return GroupSighting(
+        return m.GroupSighting(
             name=label,
             ranks=ranks,
             entered=max(0, entered - base),

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from jupyter_distrib.wire.messages import PhaseTimes
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import private
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "other")
@@ -84,7 +84,7 @@ class PhaseClock:
         if self.on_step is not None:
             self.on_step()
 
-    def times(self) -> PhaseTimes | None:
+    def times(self) -> m.PhaseTimes | None:
         """Return the times until now; None before the first step of an optimizer. From any thread."""
         if not self.steps:
             return None
@@ -92,7 +92,7 @@ class PhaseClock:
         seconds = {name: self._seconds[name] for name in PHASES}
         if phase in seconds:
             seconds[phase] += max(0.0, now_s - since_s)
-        return PhaseTimes(steps=self.steps, seconds=seconds)
+        return m.PhaseTimes(steps=self.steps, seconds=seconds)
 
 
 clock = PhaseClock()

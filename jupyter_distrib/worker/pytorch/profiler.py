@@ -25,7 +25,7 @@ from typing import Any
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system import scratch
-from jupyter_distrib.wire.messages import Execute, Profiled
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import private, trace_events
 from jupyter_distrib.worker.pytorch.phase_clock import PhaseClock
 from jupyter_distrib.worker.pytorch.trace_events import Part, Span
@@ -92,14 +92,14 @@ class CellProfiler:
 
     def __init__(
         self,
-        empty: Profiled,
+        empty: m.Profiled,
         clock: PhaseClock,
         *,
         steps: int,
         ranks: int,
         name: str,
         on_gpu: bool,
-        send: Callable[[Profiled], None],
+        send: Callable[[m.Profiled], None],
     ) -> None:
         self._part, self._clock, self._send = empty, clock, send
         self._steps, self._most = steps, max(FEWEST_EVENTS, EVENTS // ranks)
@@ -196,7 +196,7 @@ class CellProfiler:
                 self._part = replace(self._part, note=f"its events could not be written: {error}")
         self._send(replace(self._part, at_s=time.monotonic()))
 
-    def _with(self, recording: _Recording) -> Profiled:
+    def _with(self, recording: _Recording) -> m.Profiled:
         """Return the part of this rank with what was recorded."""
         part = self._converted(recording)
         return replace(
@@ -230,11 +230,11 @@ class CellProfiler:
         )
 
 
-def of_cell(command: Execute, clock: PhaseClock, offset_s: float, send: Callable[[Profiled], None]) -> CellProfiler:
+def of_cell(command: m.Execute, clock: PhaseClock, offset_s: float, send: Callable[[m.Profiled], None]) -> CellProfiler:
     """Return the profiler of a cell on this rank."""
     order = identity.order()
     return CellProfiler(
-        Profiled(run=command.run, rank=order.rank, began_s=offset_s),
+        m.Profiled(run=command.run, rank=order.rank, began_s=offset_s),
         clock,
         steps=command.profile,
         ranks=command.run_size or len(command.ranks),

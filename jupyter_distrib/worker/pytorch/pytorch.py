@@ -12,7 +12,7 @@ import torch.distributed
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import TORCH, DeviceState
 from jupyter_distrib.system.private_torch import COMPILER
-from jupyter_distrib.wire.messages import Execute, PhaseTimes, Profiled, WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import (
     data_loaders,
     phase_clock,
@@ -58,7 +58,7 @@ class PyTorch:
             importlib.import_module(name)
         private.remove_folder_of_remote_modules()
 
-    def settle(self, order: WorkerOrder) -> None:
+    def settle(self, order: m.WorkerOrder) -> None:
         """Seed random numbers, replace the entry points of groups, and take the device."""
         randomness.begin()
         self.sightings = GroupSightings()
@@ -86,10 +86,10 @@ class PyTorch:
     def device_memory(self) -> tuple[int, int] | None:
         return self._device.memory()
 
-    def phase_times(self) -> PhaseTimes | None:
+    def phase_times(self) -> m.PhaseTimes | None:
         return phase_clock.clock.times()
 
-    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> CellProfiler:
+    def profiler(self, command: m.Execute, send: Callable[[m.Profiled], None]) -> CellProfiler:
         from jupyter_distrib.worker.pytorch import profiler  # few cells need it
 
         several = identity.several_nodes() and identity.everyone(command)

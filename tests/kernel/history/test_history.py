@@ -23,7 +23,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.sidebar import saved_runs
 from jupyter_distrib.system.record_file import DamagedFile
-from jupyter_distrib.wire.messages import Ended, Exited, Measured, Returned, RunEvent, Started
+from jupyter_distrib.wire import messages as m
 
 ROOMY = Limits(runs=100, days=90.0)
 
@@ -44,15 +44,15 @@ def observed(run: str, *, source: str = "train()", lr: float = 0.1, notes: list[
 
 def ended(run: str, losses: list[float], *, lost: bool = False) -> RunRecord:
     record = RunRecord(run=run, label="Cell In[5]", ranks=[0, 1], world_size=2, strategy="ddp")
-    events: list[RunEvent] = [Started(run=run, rank=rank, pid=1, device="cpu", at_s=1.0) for rank in (0, 1)]
+    events: list[m.RunEvent] = [m.Started(run=run, rank=rank, pid=1, device="cpu", at_s=1.0) for rank in (0, 1)]
     for step, loss in enumerate(losses):
-        events += [Measured(run=run, rank=rank, step=step, values={"loss": loss}, at_s=2.0 + step) for rank in (0, 1)]
-    events.append(Returned(run=run, rank=0, value=None, at_s=50.0))
+        events += [m.Measured(run=run, rank=rank, step=step, values={"loss": loss}, at_s=2.0 + step) for rank in (0, 1)]
+    events.append(m.Returned(run=run, rank=0, value=None, at_s=50.0))
     if lost:
-        events.append(Exited(run=run, rank=1, pid=1, exit_code=-9, asked=False, at_s=50.0))
+        events.append(m.Exited(run=run, rank=1, pid=1, exit_code=-9, asked=False, at_s=50.0))
     else:
-        events.append(Returned(run=run, rank=1, value=None, at_s=50.0))
-    for event in (*events, Ended(run=run, at_s=51.0)):
+        events.append(m.Returned(run=run, rank=1, value=None, at_s=50.0))
+    for event in (*events, m.Ended(run=run, at_s=51.0)):
         record.apply(event)
     return record
 
@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
     )
     for number in range(3):
         observer = writer.follow(observed(f"a-{number}", notes=notes))
-        observer.observe(Ended(run=f"a-{number}", at_s=1.0), ended(f"a-{number}", []))
+        observer.observe(m.Ended(run=f"a-{number}", at_s=1.0), ended(f"a-{number}", []))
         writer.flush()
 
     assert [note.partition(":")[0] for note in notes] == ["Runs are not saved in the history"]
@@ -341,7 +341,7 @@ def test_runs_that_end_while_others_wait_are_written_with_them(monkeypatch: pyte
 def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
     threads: list[threading.Thread] = []
     writer = HistoryWriter(lambda runs: threads.append(threading.current_thread()))
-    writer.follow(observed("a-1")).observe(Ended(run="a-1", at_s=1.0), ended("a-1", []))
+    writer.follow(observed("a-1")).observe(m.Ended(run="a-1", at_s=1.0), ended("a-1", []))
     writer.flush()
 
     assert threads[0] is not threading.current_thread()

@@ -15,27 +15,7 @@ from typing import Any
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.state import state_of
 from jupyter_distrib.kernel.views.state_delta import StateDelta
-from jupyter_distrib.wire.messages import (
-    Cleared,
-    Displayed,
-    Exited,
-    Failed,
-    Failure,
-    Frame,
-    Measured,
-    Moved,
-    Noted,
-    Progressed,
-    RankPlace,
-    Returned,
-    RunEvent,
-    Sampled,
-    StackSeen,
-    Stalled,
-    Started,
-    WorkerInfo,
-    Wrote,
-)
+from jupyter_distrib.wire import messages as m
 
 FILE = Path(__file__).with_name("golden_run_state.json")
 FAILURES_FILE = Path(__file__).with_name("golden_failures.json")
@@ -47,7 +27,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 def golden_record() -> RunRecord:
     """A GPU run in mid-air: rank 0 went on alone, rank 2 raised, rank 3 was killed, rank 1 waits."""
     workers = [
-        WorkerInfo(rank=n, pid=4000 + n, device=f"cuda:{n}", device_name=f"NVIDIA A100-SXM4-80GB (GPU {n})")
+        m.WorkerInfo(rank=n, pid=4000 + n, device=f"cuda:{n}", device_name=f"NVIDIA A100-SXM4-80GB (GPU {n})")
         for n in range(4)
     ]
     record = RunRecord(
@@ -65,11 +45,11 @@ def golden_record() -> RunRecord:
     return record
 
 
-def events() -> Iterator[RunEvent]:
+def events() -> Iterator[m.RunEvent]:
     for rank in range(4):
-        yield Started(run=RUN, rank=rank, pid=4000 + rank, device=f"cuda:{rank}", at_s=100 + rank / 8)
-    yield Noted(run=RUN, rank=None, text="utils.py has changed and is imported again")
-    yield Noted(run=RUN, rank=2, text="`loader` is a copy: what the cell changes in it stays on the rank")
+        yield m.Started(run=RUN, rank=rank, pid=4000 + rank, device=f"cuda:{rank}", at_s=100 + rank / 8)
+    yield m.Noted(run=RUN, rank=None, text="utils.py has changed and is imported again")
+    yield m.Noted(run=RUN, rank=2, text="`loader` is a copy: what the cell changes in it stays on the rank")
     yield from training()
     yield from output()
     yield from displays()
@@ -79,39 +59,41 @@ def events() -> Iterator[RunEvent]:
     yield from the_end()
 
 
-def training() -> Iterator[RunEvent]:
+def training() -> Iterator[m.RunEvent]:
     for step in range(1, 4):
         for rank in range(4):
             at_s = 100 + step + rank / 16
-            yield Progressed(run=RUN, rank=rank, label="epoch", step=1, total=3, at_s=at_s)
-            yield Progressed(run=RUN, rank=rank, label="batch", step=step, total=50, at_s=at_s)
-            yield Measured(run=RUN, rank=rank, step=step, values={"loss": 2 / step + rank / 100, "lr": 1e-3}, at_s=at_s)
-    yield Measured(run=RUN, rank=3, step=4, values={"loss": float("nan"), "grad_norm": float("inf")}, at_s=104)
+            yield m.Progressed(run=RUN, rank=rank, label="epoch", step=1, total=3, at_s=at_s)
+            yield m.Progressed(run=RUN, rank=rank, label="batch", step=step, total=50, at_s=at_s)
+            yield m.Measured(
+                run=RUN, rank=rank, step=step, values={"loss": 2 / step + rank / 100, "lr": 1e-3}, at_s=at_s
+            )
+    yield m.Measured(run=RUN, rank=3, step=4, values={"loss": float("nan"), "grad_norm": float("inf")}, at_s=104)
 
 
-def output() -> Iterator[RunEvent]:
+def output() -> Iterator[m.RunEvent]:
     for rank in range(4):
-        yield Wrote(run=RUN, rank=rank, stream="stdout", text="loading data\n", at_s=104)
-    yield Wrote(run=RUN, rank=1, stream="stderr", text="<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m\n", at_s=104)
-    yield Wrote(run=RUN, rank=2, stream="stdout", text="step 9000\n", skipped_lines=8999, at_s=104.25)
+        yield m.Wrote(run=RUN, rank=rank, stream="stdout", text="loading data\n", at_s=104)
+    yield m.Wrote(run=RUN, rank=1, stream="stderr", text="<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m\n", at_s=104)
+    yield m.Wrote(run=RUN, rank=2, stream="stdout", text="step 9000\n", skipped_lines=8999, at_s=104.25)
     bar = "train:  25%|##5       | 25/100 [00:05<00:15,  5.00it/s, loss=0.31]"
-    yield Wrote(run=RUN, rank=0, stream="stderr", text=f"\r{bar}", at_s=104.5)
+    yield m.Wrote(run=RUN, rank=0, stream="stderr", text=f"\r{bar}", at_s=104.5)
 
 
-def displays() -> Iterator[RunEvent]:
+def displays() -> Iterator[m.RunEvent]:
     gone = {"text/plain": "cleared again"}
-    yield Displayed(run=RUN, rank=0, data=gone, metadata={}, at_s=105)
-    yield Cleared(run=RUN, rank=0, at_s=105)
+    yield m.Displayed(run=RUN, rank=0, data=gone, metadata={}, at_s=105)
+    yield m.Cleared(run=RUN, rank=0, at_s=105)
     figure = {"image/png": PIXEL, "text/plain": "<Figure size 640x480 with 1 Axes>"}
     size: dict[str, object] = {"image/png": {"width": 640, "height": 480}}
-    yield Displayed(run=RUN, rank=0, data=figure, metadata=size, at_s=105)
+    yield m.Displayed(run=RUN, rank=0, data=figure, metadata=size, at_s=105)
     for update, percent in ((False, 10), (True, 80)):
         data = {"text/html": f"<b>{percent} %</b>", "text/plain": f"{percent} %"}
-        yield Displayed(run=RUN, rank=1, data=data, metadata={}, display_id="bar", update=update, at_s=105.5)
+        yield m.Displayed(run=RUN, rank=1, data=data, metadata={}, display_id="bar", update=update, at_s=105.5)
 
 
-def sampled(rank: int, *, at_s: float, rss_bytes: int, gpu_memory_bytes: int) -> Sampled:
-    return Sampled(
+def sampled(rank: int, *, at_s: float, rss_bytes: int, gpu_memory_bytes: int) -> m.Sampled:
+    return m.Sampled(
         run=RUN,
         rank=rank,
         rss_bytes=rss_bytes,
@@ -125,25 +107,25 @@ def sampled(rank: int, *, at_s: float, rss_bytes: int, gpu_memory_bytes: int) ->
     )
 
 
-def the_end() -> Iterator[RunEvent]:
-    where = RankPlace(rank=0, where="waits in all_reduce #2", line=14, waiting=True)
-    yield Stalled(run=RUN, text="rank 1 has not reached all_reduce #2", places=(where,), at_s=108)
-    yield Moved(run=RUN, at_s=109)
-    at = Frame(filename="Cell In[5]", line=14, function="train", text="dist.all_reduce(total)")
-    yield StackSeen(run=RUN, rank=1, frames=(at,), at_s=109.5)
-    frame = Frame(filename="Cell In[5]", line=9, function="<module>", text="config['lr']")
-    failure = Failure(type_name="KeyError", message="'lr'", frames=(frame,))
-    yield Failed(run=RUN, rank=2, failure=failure, at_s=110)
-    yield Exited(
+def the_end() -> Iterator[m.RunEvent]:
+    where = m.RankPlace(rank=0, where="waits in all_reduce #2", line=14, waiting=True)
+    yield m.Stalled(run=RUN, text="rank 1 has not reached all_reduce #2", places=(where,), at_s=108)
+    yield m.Moved(run=RUN, at_s=109)
+    at = m.Frame(filename="Cell In[5]", line=14, function="train", text="dist.all_reduce(total)")
+    yield m.StackSeen(run=RUN, rank=1, frames=(at,), at_s=109.5)
+    frame = m.Frame(filename="Cell In[5]", line=9, function="<module>", text="config['lr']")
+    failure = m.Failure(type_name="KeyError", message="'lr'", frames=(frame,))
+    yield m.Failed(run=RUN, rank=2, failure=failure, at_s=110)
+    yield m.Exited(
         run=RUN, rank=3, pid=4003, exit_code=-9, asked=False, out_of_memory=True, peak_rss_bytes=31 * GIB, at_s=110.5
     )
-    yield Returned(run=RUN, rank=0, value=None, kept={"model": "Net"}, at_s=111)
+    yield m.Returned(run=RUN, rank=0, value=None, kept={"model": "Net"}, at_s=111)
     places = (
-        RankPlace(rank=0, where="has left the cell", line=None, waiting=False),
-        RankPlace(rank=1, where="waits in all_reduce #3", line=14, waiting=True),
+        m.RankPlace(rank=0, where="has left the cell", line=None, waiting=False),
+        m.RankPlace(rank=1, where="waits in all_reduce #3", line=14, waiting=True),
     )
     text = "rank 0 has left the cell without all_reduce #3; rank 1 waits there (line 14)."
-    yield Stalled(run=RUN, text=text, places=places, at_s=117)
+    yield m.Stalled(run=RUN, text=text, places=places, at_s=117)
 
 
 def failing_record() -> RunRecord:
@@ -152,19 +134,19 @@ def failing_record() -> RunRecord:
     record = RunRecord(run=RUN, label="Cell In[5]", ranks=range(4), world_size=4, strategy="ddp")
     message = "Connection closed by peer"
     for rank, failure in enumerate(
-        (a_failure(12), a_failure(14), a_failure(12), Failure(type_name="E", message=message))
+        (a_failure(12), a_failure(14), a_failure(12), m.Failure(type_name="E", message=message))
     ):
-        record.apply(Started(run=RUN, rank=rank, pid=4000 + rank, device="cpu", at_s=100))
-        record.apply(Failed(run=RUN, rank=rank, failure=failure, at_s=110 + rank))
+        record.apply(m.Started(run=RUN, rank=rank, pid=4000 + rank, device="cpu", at_s=100))
+        record.apply(m.Failed(run=RUN, rank=rank, failure=failure, at_s=110 + rank))
     return record
 
 
-def a_failure(called_at: int) -> Failure:
+def a_failure(called_at: int) -> m.Failure:
     frames = (
-        Frame(filename="Cell In[5]", line=called_at, function="<module>", text="train()"),
-        Frame(filename="Cell In[5]", line=9, function="train", text="config['lr']"),
+        m.Frame(filename="Cell In[5]", line=called_at, function="<module>", text="train()"),
+        m.Frame(filename="Cell In[5]", line=9, function="train", text="config['lr']"),
     )
-    return Failure(type_name="KeyError", message="'lr'", frames=frames)
+    return m.Failure(type_name="KeyError", message="'lr'", frames=frames)
 
 
 def golden_text() -> str:

@@ -17,18 +17,7 @@ from jupyter_distrib.kernel.analysis.stand_in_errors import remote_error
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system.formatting import duration, rank_list
-from jupyter_distrib.wire.messages import (
-    Ended,
-    Exited,
-    Failed,
-    Failure,
-    Frame,
-    Interrupted,
-    Parcel,
-    Returned,
-    RunEvent,
-    Started,
-)
+from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
 
 CELL = "Cell In[5]"
@@ -47,59 +36,59 @@ C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 CLOSED = "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 
 
-def cell_frame(line: int, function: str = "<module>", first: int = -1, last: int = -1) -> Frame:
-    return Frame(filename=CELL, line=line, function=function, first_column=first, last_column=last)
+def cell_frame(line: int, function: str = "<module>", first: int = -1, last: int = -1) -> m.Frame:
+    return m.Frame(filename=CELL, line=line, function=function, first_column=first, last_column=last)
 
 
 IN_TRAIN = (cell_frame(9), cell_frame(7, "train", 13, 25))
 IN_ALL_REDUCE = (
     cell_frame(9),
     cell_frame(8, "train"),
-    Frame(filename=C10D, line=83, function="wrapper", text="return func(*args, **kwargs)"),
-    Frame(filename=C10D, line=2810, function="all_reduce", text="work.wait()"),
+    m.Frame(filename=C10D, line=83, function="wrapper", text="return func(*args, **kwargs)"),
+    m.Frame(filename=C10D, line=2810, function="all_reduce", text="work.wait()"),
 )
-KEY_ERROR = Failure(type_name="KeyError", message="'lr'", frames=IN_TRAIN)
-PEER_CLOSED = Failure(type_name="RuntimeError", message=CLOSED, frames=IN_ALL_REDUCE)
+KEY_ERROR = m.Failure(type_name="KeyError", message="'lr'", frames=IN_TRAIN)
+PEER_CLOSED = m.Failure(type_name="RuntimeError", message=CLOSED, frames=IN_ALL_REDUCE)
 
 
 def source_of(filename: str) -> Sequence[str] | None:
     return SOURCE if filename == CELL else None
 
 
-def no_object(parcel: Parcel) -> BaseException | None:
+def no_object(parcel: m.Parcel) -> BaseException | None:
     return None
 
 
-def unpickled(parcel: Parcel) -> BaseException | None:
+def unpickled(parcel: m.Parcel) -> BaseException | None:
     return pickle.loads(parcel.data)  # type: ignore[no-any-return]
 
 
-def parcel_of(exception: BaseException) -> Parcel:
-    return Parcel(data=pickle.dumps(exception))
+def parcel_of(exception: BaseException) -> m.Parcel:
+    return m.Parcel(data=pickle.dumps(exception))
 
 
-def a_record(*events: RunEvent, ranks: int = 8) -> RunRecord:
+def a_record(*events: m.RunEvent, ranks: int = 8) -> RunRecord:
     record = RunRecord(run="r", label=CELL, ranks=range(ranks), world_size=ranks)
-    starts = [Started(run="r", rank=rank, pid=100 + rank, device="cpu", at_s=1.0) for rank in range(ranks)]
-    for event in (*starts, *events, Ended(run="r", at_s=9.0)):
+    starts = [m.Started(run="r", rank=rank, pid=100 + rank, device="cpu", at_s=1.0) for rank in range(ranks)]
+    for event in (*starts, *events, m.Ended(run="r", at_s=9.0)):
         record.apply(event)
     return record
 
 
-def failed(rank: int, failure: Failure = KEY_ERROR, at_s: float = 2.0) -> Failed:
-    return Failed(run="r", rank=rank, failure=failure, at_s=at_s)
+def failed(rank: int, failure: m.Failure = KEY_ERROR, at_s: float = 2.0) -> m.Failed:
+    return m.Failed(run="r", rank=rank, failure=failure, at_s=at_s)
 
 
-def exited(rank: int, code: int | None = -9, at_s: float = 2.0, *, asked: bool = False) -> Exited:
-    return Exited(run="r", rank=rank, pid=100 + rank, exit_code=code, asked=asked, at_s=at_s)
+def exited(rank: int, code: int | None = -9, at_s: float = 2.0, *, asked: bool = False) -> m.Exited:
+    return m.Exited(run="r", rank=rank, pid=100 + rank, exit_code=code, asked=asked, at_s=at_s)
 
 
-def interrupted(rank: int, frames: tuple[Frame, ...] = IN_ALL_REDUCE) -> Interrupted:
-    return Interrupted(run="r", rank=rank, frames=frames, at_s=2.5)
+def interrupted(rank: int, frames: tuple[m.Frame, ...] = IN_ALL_REDUCE) -> m.Interrupted:
+    return m.Interrupted(run="r", rank=rank, frames=frames, at_s=2.5)
 
 
-def returned(rank: int, *, early: bool = False) -> Returned:
-    return Returned(run="r", rank=rank, value=None, at_s=1.5, exited_early=early)
+def returned(rank: int, *, early: bool = False) -> m.Returned:
+    return m.Returned(run="r", rank=rank, value=None, at_s=1.5, exited_early=early)
 
 
 def rendered(exception: BaseException) -> str:
@@ -131,12 +120,12 @@ def test_the_earliest_failure_is_the_cause() -> None:
     ],
 )
 def test_saying_that_a_peer_went_away_is_a_consequence_even_if_it_came_first(message: str) -> None:
-    consequence = Failure(type_name="torch.distributed.DistBackendError", message=message)
+    consequence = m.Failure(type_name="torch.distributed.DistBackendError", message=message)
     assert cause(a_record(failed(0, consequence, at_s=1.9), failed(2, at_s=2.0))) == 2
 
 
 def test_an_exception_raised_from_a_lost_peer_is_a_consequence_too() -> None:
-    wrapped = Failure(type_name="TrainingError", message="step failed", cause=PEER_CLOSED)
+    wrapped = m.Failure(type_name="TrainingError", message="step failed", cause=PEER_CLOSED)
     assert cause(a_record(failed(0, wrapped, at_s=1.9), failed(2, at_s=2.0))) == 2
 
 
@@ -192,7 +181,7 @@ def test_the_same_failure_of_all_ranks_is_shown_once_and_is_small() -> None:
 
 
 def test_the_same_failure_with_other_words_takes_a_line() -> None:
-    text = shown(a_record(failed(0), failed(1, Failure(type_name="KeyError", message="'wd'", frames=IN_TRAIN), 2.1)))
+    text = shown(a_record(failed(0), failed(1, m.Failure(type_name="KeyError", message="'wd'", frames=IN_TRAIN), 2.1)))
     assert "Rank 1 raised KeyError: 'wd' at Cell In[5], line 7, in train" in text
 
 
@@ -202,11 +191,11 @@ def test_the_same_failure_with_other_words_takes_a_line() -> None:
         replace(KEY_ERROR, frames=(cell_frame(2, "other_way"), *IN_TRAIN[1:])),
         replace(KEY_ERROR, frames=(*IN_TRAIN[:-1], replace(IN_TRAIN[-1], first_column=8, last_column=10))),
         replace(KEY_ERROR, notes=("a hint",)),
-        replace(KEY_ERROR, cause=Failure(type_name="OSError", message="disk full")),
+        replace(KEY_ERROR, cause=m.Failure(type_name="OSError", message="disk full")),
     ],
     ids=["called from another line", "another part of the line", "a note", "another cause"],
 )
-def test_only_tracebacks_that_are_exactly_equal_are_one(other: Failure) -> None:
+def test_only_tracebacks_that_are_exactly_equal_are_one(other: m.Failure) -> None:
     text = shown(a_record(failed(0), failed(1, other, 2.1), failed(2, replace(KEY_ERROR), 2.2), failed(3, other, 2.3)))
     assert "Traceback (ranks 0, 2 of 8)" in text
     assert "Ranks 1, 3 raised KeyError: 'lr' at Cell In[5], line 7, in train (another traceback)" in text
@@ -223,7 +212,7 @@ def test_the_golden_failures_are_grouped_as_the_live_view_does() -> None:
 
 
 def test_tracebacks_are_equal_whatever_object_they_carry() -> None:
-    mine, yours = (replace(KEY_ERROR, parcel=Parcel(data=data)) for data in (b"mine", b"yours"))
+    mine, yours = (replace(KEY_ERROR, parcel=m.Parcel(data=data)) for data in (b"mine", b"yours"))
     assert "Ranks 0-1 raised the same" in shown(a_record(failed(0, mine), failed(1, yours, 2.1)))
 
 
@@ -231,41 +220,41 @@ def test_our_frames_are_dropped_and_one_library_frame_is_kept_for_context() -> N
     import jupyter_distrib.kernel.analysis.failures as ours
 
     frames = (
-        Frame(filename=ours.__file__, line=1, function="execute", text="exec(code)"),
-        Frame(filename="/x/site-packages/jupyter_distrib/worker/main.py", line=1, function="execute"),
+        m.Frame(filename=ours.__file__, line=1, function="execute", text="exec(code)"),
+        m.Frame(filename="/x/site-packages/jupyter_distrib/worker/main.py", line=1, function="execute"),
         *IN_TRAIN,
-        Frame(filename=C10D, line=83, function="wrapper", text="return func()"),
-        Frame(filename=C10D, line=90, function="all_reduce", text="work.wait()"),
+        m.Frame(filename=C10D, line=83, function="wrapper", text="return func()"),
+        m.Frame(filename=C10D, line=90, function="all_reduce", text="work.wait()"),
     )
-    text = shown(a_record(failed(0, Failure(type_name="E", message="m", frames=frames))))
+    text = shown(a_record(failed(0, m.Failure(type_name="E", message="m", frames=frames))))
     assert f"File {C10D}:90, in all_reduce(...)\n----> 90 work.wait()" in text
     assert ("execute" in text, "wrapper" in text) == (False, False)
 
 
 def test_files_of_the_user_are_shown_with_the_home_directory_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
-    frame = Frame(filename="/home/ann/proj/utils.py", line=31, function="lookup", text="return d[k]")
-    text = shown(a_record(failed(0, Failure(type_name="E", message="", frames=(frame,)))))
+    frame = m.Frame(filename="/home/ann/proj/utils.py", line=31, function="lookup", text="return d[k]")
+    text = shown(a_record(failed(0, m.Failure(type_name="E", message="", frames=(frame,)))))
     assert "File ~/proj/utils.py:31, in lookup(...)\n----> 31 return d[k]\nE\n" in text
 
 
 def test_a_deep_recursion_is_shortened() -> None:
     frames = tuple(cell_frame(5, "f") for _ in range(1000))
-    text = shown(a_record(failed(0, Failure(type_name="RecursionError", message="deep", frames=frames))))
+    text = shown(a_record(failed(0, m.Failure(type_name="RecursionError", message="deep", frames=frames))))
     assert "... 994 more frames ..." in text
     assert text.count("in f(...)") == 6
 
 
 def test_what_an_exception_was_raised_from_and_its_notes_are_shown() -> None:
-    inner = Failure(type_name="ValueError", message="bad", frames=(cell_frame(5, "train"),))
-    outer = Failure(type_name="pkg.TrainError", message="no", frames=IN_TRAIN, notes=("hint: try",), cause=inner)
+    inner = m.Failure(type_name="ValueError", message="bad", frames=(cell_frame(5, "train"),))
+    outer = m.Failure(type_name="pkg.TrainError", message="no", frames=IN_TRAIN, notes=("hint: try",), cause=inner)
     text = shown(a_record(failed(0, outer)))
     assert "ValueError: bad\n\nThe above exception was the direct cause of the following exception:\n\nTrain" in text
     assert "TrainError: no\nhint: try\nRank 0 raised it" in text
 
 
 def test_a_very_long_message_is_cut() -> None:
-    assert len(shown(a_record(failed(0, Failure(type_name="E", message="x" * 1_000_000))))) < 4096
+    assert len(shown(a_record(failed(0, m.Failure(type_name="E", message="x" * 1_000_000))))) < 4096
 
 
 def test_colours_come_only_if_asked_for() -> None:
@@ -296,28 +285,30 @@ class Frozen(Exception):
 
 
 def test_the_users_own_object_is_raised() -> None:
-    failure = Failure(type_name="FileNotFoundError", message="x", parcel=parcel_of(FileNotFoundError(2, "no", "a.txt")))
+    failure = m.Failure(
+        type_name="FileNotFoundError", message="x", parcel=parcel_of(FileNotFoundError(2, "no", "a.txt"))
+    )
     exception = to_exception(a_record(failed(2, failure)), unpickled, source_of, 1.0)
     assert isinstance(exception, FileNotFoundError)
     assert (exception.filename, exception.rank, exception.failures) == ("a.txt", 2, {2: failure})  # type: ignore[attr-defined]
 
 
 def test_the_object_still_pickles_with_its_rendering() -> None:
-    failure = Failure(type_name="ValueError", message="x", parcel=parcel_of(ValueError("x")))
+    failure = m.Failure(type_name="ValueError", message="x", parcel=parcel_of(ValueError("x")))
     exception = to_exception(a_record(failed(2, failure)), unpickled, source_of, 1.0)
     again = pickle.loads(pickle.dumps(exception))
     assert (type(again), again.rank, rendered(again)) == (ValueError, 2, rendered(exception))
 
 
 def test_an_exception_that_forbids_new_attributes_is_raised_all_the_same() -> None:
-    failure = Failure(type_name="Frozen", message="7", parcel=Parcel(data=b""))
+    failure = m.Failure(type_name="Frozen", message="7", parcel=m.Parcel(data=b""))
     exception = to_exception(a_record(failed(2, failure)), lambda _: Frozen(7), source_of, 1.0)
     assert isinstance(exception, Frozen)
     assert "Rank 2" in rendered(exception)
 
 
 def test_an_object_that_cannot_be_unpickled_gets_a_stand_in_of_its_name() -> None:
-    failure = Failure(type_name="pkg.Custom", message="1 2", parcel=parcel_of(Custom(1, 2)))
+    failure = m.Failure(type_name="pkg.Custom", message="1 2", parcel=parcel_of(Custom(1, 2)))
     exception = to_exception(a_record(failed(2, failure)), unpickled, source_of, 1.0)
     assert isinstance(exception, RemoteError)
     assert (type(exception).__name__, str(exception)) == ("Custom", "1 2")
@@ -325,7 +316,7 @@ def test_an_object_that_cannot_be_unpickled_gets_a_stand_in_of_its_name() -> Non
 
 @pytest.mark.parametrize("name", ["KeyError", "OSError", "UnicodeDecodeError", "ImportError", "StopIteration"])
 def test_a_stand_in_of_a_builtin_is_caught_as_that_and_pickles(name: str) -> None:
-    exception = to_exception(a_record(failed(2, Failure(type_name=name, message="m"))), no_object, source_of, 1.0)
+    exception = to_exception(a_record(failed(2, m.Failure(type_name=name, message="m"))), no_object, source_of, 1.0)
     again = pickle.loads(pickle.dumps(exception))
     assert [each.__name__ for each in type(again).__mro__[:3]] == [name, "_StandIn", "RemoteError"]
     assert (str(again), again.rank, rendered(again)) == ("m", 2, rendered(exception))
@@ -333,7 +324,7 @@ def test_a_stand_in_of_a_builtin_is_caught_as_that_and_pickles(name: str) -> Non
 
 
 def test_the_name_is_shown_also_when_str_failed() -> None:
-    failure = Failure(type_name="BadStr", message="(its __str__ raised ValueError)")
+    failure = m.Failure(type_name="BadStr", message="(its __str__ raised ValueError)")
     text = shown(a_record(failed(2, failure)))
     assert "\nBadStr: (its __str__ raised ValueError)\n" in text
 
@@ -381,7 +372,7 @@ def test_ipython_shows_exactly_these_lines_for_types_that_it_treats_specially_to
 
 
 def test_sys_exit_with_a_status_is_a_failure_that_says_so() -> None:
-    failure = Failure(type_name="SystemExit", message="3", code=3, frames=(cell_frame(8, "train"),))
+    failure = m.Failure(type_name="SystemExit", message="3", code=3, frames=(cell_frame(8, "train"),))
     exception = to_exception(a_record(failed(1, failure)), no_object, source_of, 1.0)
     assert isinstance(exception, RankLost)
     assert str(exception) == "Rank 1 called sys.exit(3)."
@@ -389,7 +380,7 @@ def test_sys_exit_with_a_status_is_a_failure_that_says_so() -> None:
 
 
 def test_sys_exit_with_a_message_shows_the_message() -> None:
-    failure = Failure(type_name="SystemExit", message="no GPU", code=1)
+    failure = m.Failure(type_name="SystemExit", message="no GPU", code=1)
     assert str(to_exception(a_record(failed(1, failure)), no_object, source_of, 1.0)) == (
         "Rank 1 called sys.exit('no GPU')."
     )
@@ -415,7 +406,7 @@ def test_a_death_says_how(code: int | None, expected: str) -> None:
 
 
 def test_the_out_of_memory_killer_is_named_only_when_the_system_says_so() -> None:
-    killed = Exited(
+    killed = m.Exited(
         run="r", rank=2, pid=1, exit_code=-9, asked=False, out_of_memory=True, peak_rss_bytes=30_800_000_000
     )
     assert str(to_exception(a_record(killed), no_object, source_of, 1.0)) == (
@@ -424,7 +415,7 @@ def test_the_out_of_memory_killer_is_named_only_when_the_system_says_so() -> Non
 
 
 def test_the_limit_of_memory_is_told_where_there_is_one() -> None:
-    killed = Exited(
+    killed = m.Exited(
         run="r", rank=2, pid=1, exit_code=-9, asked=False, out_of_memory=True, peak_rss_bytes=30_800_000_000,
         memory_limit_bytes=32_000_000_000,
     )  # fmt: skip
@@ -435,7 +426,7 @@ def test_the_limit_of_memory_is_told_where_there_is_one() -> None:
 
 
 def test_a_crash_shows_its_python_line_and_the_end_of_standard_error() -> None:
-    crash = Exited(
+    crash = m.Exited(
         run="r",
         rank=2,
         pid=1,

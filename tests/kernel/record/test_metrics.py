@@ -11,17 +11,17 @@ import pytest
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.wire.messages import Measured, Started
+from jupyter_distrib.wire import messages as m
 
 
 def a_run() -> RunRecord:
     record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(2), world_size=2)
     for rank in range(2):
-        record.apply(Started(run="r-7", rank=rank, pid=1, device="cpu", at_s=10.0))
+        record.apply(m.Started(run="r-7", rank=rank, pid=1, device="cpu", at_s=10.0))
     for step in range(2):
         for rank in range(2):
             values = {"loss": step + rank / 10, **({"accuracy": 0.5} if step else {})}
-            record.apply(Measured(run="r-7", rank=rank, step=step, values=values, at_s=11.0 + step))
+            record.apply(m.Measured(run="r-7", rank=rank, step=step, values=values, at_s=11.0 + step))
     return record
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from math import inf, nan
@@ -11,58 +13,38 @@ from math import inf, nan
 import pytest
 
 from jupyter_distrib.kernel.analysis.traceback_text import fingerprint
+from jupyter_distrib.kernel.record import rank_record
+from jupyter_distrib.kernel.record import record as run_record
 from jupyter_distrib.kernel.record.displays import KEPT, KEPT_BYTES
 from jupyter_distrib.kernel.record.record import HISTORY, NOT_FINITE, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, parse_bar
 from jupyter_distrib.kernel.views.state import state_of
 from jupyter_distrib.kernel.views.text import remarks
-from jupyter_distrib.wire.messages import (
-    Cleared,
-    Displayed,
-    Ended,
-    Exited,
-    Failed,
-    Failure,
-    Frame,
-    Interrupted,
-    Measured,
-    Moved,
-    Noted,
-    Parcel,
-    Progressed,
-    Returned,
-    RunEvent,
-    Sampled,
-    Stalled,
-    Started,
-    TimedOut,
-    WorkerInfo,
-    Wrote,
-)
+from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
 
 
-def a_record(*events: RunEvent, ranks: int = 2) -> RunRecord:
+def a_record(*events: m.RunEvent, ranks: int = 2) -> RunRecord:
     record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=ranks, strategy="ddp")
     for event in events:
         record.apply(event)
     return record
 
 
-def started(rank: int, at_s: float = 10.0) -> Started:
-    return Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=at_s)
+def started(rank: int, at_s: float = 10.0) -> m.Started:
+    return m.Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=at_s)
 
 
-def wrote(text: str, rank: int = 0, *, stream: str = "stdout", skipped: int = 0) -> Wrote:
-    return Wrote(run="r-7", rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=11.0)
+def wrote(text: str, rank: int = 0, *, stream: str = "stdout", skipped: int = 0) -> m.Wrote:
+    return m.Wrote(run="r-7", rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=11.0)
 
 
-def returned(rank: int, at_s: float = 12.0) -> Returned:
-    return Returned(run="r-7", rank=rank, value=None, at_s=at_s)
+def returned(rank: int, at_s: float = 12.0) -> m.Returned:
+    return m.Returned(run="r-7", rank=rank, value=None, at_s=at_s)
 
 
-def exited(rank: int, *, code: int | None = -9, asked: bool = False) -> Exited:
-    return Exited(run="r-7", rank=rank, pid=100 + rank, exit_code=code, asked=asked, at_s=12.5)
+def exited(rank: int, *, code: int | None = -9, asked: bool = False) -> m.Exited:
+    return m.Exited(run="r-7", rank=rank, pid=100 + rank, exit_code=code, asked=asked, at_s=12.5)
 
 
 def texts(record: RunRecord) -> list[str]:
@@ -77,8 +59,8 @@ def test_a_rank_waits_runs_and_is_done() -> None:
     assert record.ranks[0].state == "waiting"
     record.apply(started(0))
     assert (record.ranks[0].state, record.ranks[0].pid, record.ranks[0].device) == ("running", 100, "cpu")
-    parcel = Parcel(data=b"x")
-    record.apply(Returned(run="r-7", rank=0, value=parcel, kept={"model": "Net"}, at_s=11.0, exited_early=True))
+    parcel = m.Parcel(data=b"x")
+    record.apply(m.Returned(run="r-7", rank=0, value=parcel, kept={"model": "Net"}, at_s=11.0, exited_early=True))
     rank = record.ranks[0]
     assert (rank.state, rank.value, rank.kept, rank.exited_early, rank.ended_at_s) == (
         "done", parcel, {"model": "Net"}, True, 11.0,
@@ -86,14 +68,14 @@ def test_a_rank_waits_runs_and_is_done() -> None:
 
 
 def test_a_rank_that_returned_at_once_tells_when_it_began() -> None:
-    record = a_record(Returned(run="r-7", rank=0, value=None, began_at_s=10.0, at_s=10.5), started(1, at_s=10.25))
+    record = a_record(m.Returned(run="r-7", rank=0, value=None, began_at_s=10.0, at_s=10.5), started(1, at_s=10.25))
     assert (record.ranks[0].state, record.ranks[0].started_at_s, record.elapsed_s) == ("done", 10.0, 0.5)
-    record.apply(Returned(run="r-7", rank=1, value=None, began_at_s=10.125, at_s=11.0))
+    record.apply(m.Returned(run="r-7", rank=1, value=None, began_at_s=10.125, at_s=11.0))
     assert record.ranks[1].started_at_s == 10.25, "its start was an event of its own"
 
 
 def test_what_is_known_of_workers_before_the_run_is_taken_over() -> None:
-    worker = WorkerInfo(rank=1, pid=7, device="cuda:0", device_name="NVIDIA H200 (GPU 3)", state="starting")
+    worker = m.WorkerInfo(rank=1, pid=7, device="cuda:0", device_name="NVIDIA H200 (GPU 3)", state="starting")
     record = RunRecord(run="r", label="", ranks=(1,), world_size=2, gpus=True, workers=[worker])
     assert (record.ranks[1].state, record.ranks[1].device_name) == ("starting", "NVIDIA H200 (GPU 3)")
 
@@ -101,7 +83,7 @@ def test_what_is_known_of_workers_before_the_run_is_taken_over() -> None:
 def test_a_rank_that_failed_stays_failed_when_its_process_ends() -> None:
     record = a_record(
         started(0),
-        Failed(run="r-7", rank=0, failure=Failure(type_name="KeyError", message="'lr'"), at_s=11.0),
+        m.Failed(run="r-7", rank=0, failure=m.Failure(type_name="KeyError", message="'lr'"), at_s=11.0),
         exited(0, asked=True),
     )
     assert record.ranks[0].state == "failed"
@@ -116,8 +98,8 @@ def test_a_process_that_dies_after_its_value_came_is_lost_unless_we_ended_it(ask
 
 
 def test_an_interrupted_rank_says_where_it_was() -> None:
-    frames = (Frame(filename="Cell In[5]", line=3, function="<module>"),)
-    record = a_record(started(0), Interrupted(run="r-7", rank=0, frames=frames, at_s=12.0))
+    frames = (m.Frame(filename="Cell In[5]", line=3, function="<module>"),)
+    record = a_record(started(0), m.Interrupted(run="r-7", rank=0, frames=frames, at_s=12.0))
     assert (record.ranks[0].state, record.ranks[0].stopped_at) == ("interrupted", frames)
 
 
@@ -125,30 +107,30 @@ def test_a_run_is_ok_when_every_rank_is_done() -> None:
     record = a_record(started(0), started(1), returned(0))
     assert not record.ok
     record.apply(returned(1, at_s=13.5))
-    record.apply(Ended(run="r-7", at_s=14.0, log_directory="/tmp/logs"))
+    record.apply(m.Ended(run="r-7", at_s=14.0, log_directory="/tmp/logs"))
     assert (record.ok, record.ended, record.log_directory, record.elapsed_s) == (True, True, "/tmp/logs", 4.0)
 
 
 def test_the_time_limit_that_ended_a_run_is_kept() -> None:
-    assert a_record(TimedOut(run="r-7", limit_s=60.0, at_s=1.0)).limit_s == 60.0
+    assert a_record(m.TimedOut(run="r-7", limit_s=60.0, at_s=1.0)).limit_s == 60.0
 
 
 def test_an_event_of_another_run_is_refused() -> None:
     with pytest.raises(ValueError, match="r-8"):
-        a_record(Ended(run="r-8", at_s=1.0))
+        a_record(m.Ended(run="r-8", at_s=1.0))
 
 
 def test_metric_history_is_thinned_but_spans_the_whole_run() -> None:
     record = a_record(
-        *(Measured(run="r-7", rank=0, step=n, values={"loss": 1.0 / (n + 1)}, at_s=n) for n in range(5 * HISTORY))
+        *(m.Measured(run="r-7", rank=0, step=n, values={"loss": 1.0 / (n + 1)}, at_s=n) for n in range(5 * HISTORY))
     )
     history = record.ranks[0].history
     assert len(history) <= HISTORY
     assert (history[0].step < HISTORY // 10, history[-1].step) == (True, 5 * HISTORY - 1)
 
 
-def reported(step: int, rank: int = 0, **values: float) -> Measured:
-    return Measured(run="r-7", rank=rank, step=step, values=values, at_s=1.0 + step)
+def reported(step: int, rank: int = 0, **values: float) -> m.Measured:
+    return m.Measured(run="r-7", rank=rank, step=step, values=values, at_s=1.0 + step)
 
 
 def test_a_value_that_becomes_nan_or_infinite_is_named_once_with_its_step_and_ranks() -> None:
@@ -166,16 +148,16 @@ def test_only_the_first_values_that_are_not_finite_are_named() -> None:
 
 
 def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
-    failure = Failure(type_name="E", message="m")
+    failure = m.Failure(type_name="E", message="m")
     record = a_record(
         started(0, at_s=10.0),
         wrote("hello\n"),
-        Progressed(run="r-7", rank=0, label="epoch", step=1, total=3, at_s=11.0),
-        Measured(run="r-7", rank=0, step=1, values={"loss": float("nan")}, at_s=11.5),
-        Noted(run="r-7", rank=None, text="utils.py changed"),
-        Failed(run="r-7", rank=0, failure=failure, at_s=12.0),
+        m.Progressed(run="r-7", rank=0, label="epoch", step=1, total=3, at_s=11.0),
+        m.Measured(run="r-7", rank=0, step=1, values={"loss": float("nan")}, at_s=11.5),
+        m.Noted(run="r-7", rank=None, text="utils.py changed"),
+        m.Failed(run="r-7", rank=0, failure=failure, at_s=12.0),
         exited(1),
-        Ended(run="r-7", at_s=13.0),
+        m.Ended(run="r-7", at_s=13.0),
     )
     state = json.loads(json.dumps(state_of(record), allow_nan=False))
     unused = {
@@ -276,7 +258,7 @@ def test_a_line_without_its_newline_is_partial_until_the_run_ends() -> None:
     record = a_record(wrote("no newline"))
     assert (texts(record), record.ranks[0].last_line) == ([], "no newline")
     assert [line.text for line in record.partial_lines()] == ["no newline"]
-    record.apply(Ended(run="r-7", at_s=12.0))
+    record.apply(m.Ended(run="r-7", at_s=12.0))
     assert texts(record) == ["0: no newline"]
 
 
@@ -360,7 +342,7 @@ def test_a_long_line_of_blanks_is_not_slow_to_reject_as_a_bar() -> None:
     assert _seconds_to_fold(event) < 0.5
 
 
-def _seconds_to_fold(event: Wrote) -> float:
+def _seconds_to_fold(event: m.Wrote) -> float:
     record = a_record()
     began_s = time.process_time()
     record.apply(event)
@@ -371,14 +353,16 @@ def _seconds_to_fold(event: Wrote) -> float:
 
 
 def test_reported_progress_gets_its_rate_from_the_times() -> None:
-    record = a_record(*(Progressed(run="r-7", rank=0, label="epoch", step=n, total=100, at_s=n / 4) for n in range(10)))
+    record = a_record(
+        *(m.Progressed(run="r-7", rank=0, label="epoch", step=n, total=100, at_s=n / 4) for n in range(10))
+    )
     (bar,) = record.ranks[0].progress
     assert (bar.label, bar.step, bar.total) == ("epoch", 9, 100)
     assert bar.rate == pytest.approx(4.0)
 
 
-def moved(label: str, step: int, total: int) -> Progressed:
-    return Progressed(run="r-7", rank=0, label=label, step=step, total=total, at_s=1.0)
+def moved(label: str, step: int, total: int) -> m.Progressed:
+    return m.Progressed(run="r-7", rank=0, label=label, step=step, total=total, at_s=1.0)
 
 
 def labels(record: RunRecord) -> list[tuple[str, float]]:
@@ -433,7 +417,7 @@ def test_a_bar_is_progress_and_never_a_line() -> None:
         wrote("\rtrain:  50%|##| 1/2 [00:00<00:00, 3.00it/s]", stream="stderr"),
         wrote("\rtrain: 100%|####| 2/2 [00:00<00:00, 3.00it/s]\n", stream="stderr"),
         wrote("end\n"),
-        Ended(run="r-7", at_s=13.0),
+        m.Ended(run="r-7", at_s=13.0),
     )
     assert texts(record) == ["0: start", "0: end"]
     assert labels(record) == [("train", 2)]
@@ -452,7 +436,7 @@ def test_a_bar_that_no_carriage_return_started_is_output() -> None:
 class _Terminal(io.StringIO):
     """Gives what tqdm wrote, in pieces of a size."""
 
-    def pieces(self, size: int) -> Iterator[Wrote]:
+    def pieces(self, size: int) -> Iterator[m.Wrote]:
         text = self.getvalue()
         return (wrote(text[k : k + size], stream="stderr") for k in range(0, len(text), size))
 
@@ -494,7 +478,7 @@ def test_lines_written_through_tqdm_stay_lines(size: int) -> None:
 def test_any_text_in_any_pieces_is_folded_without_an_exception() -> None:
     text = "a\x1b[A\r 5%|#| 1/2 [0:1<?, ?\x1b[2K\n\x1b]0;x\r\r\n\x1b[\x1b(B\x1b[999999A\x00\ufffd<b>\n" * 3
     for size in range(1, 40):
-        record = a_record(*(wrote(text[k : k + size]) for k in range(0, len(text), size)), Ended(run="r-7", at_s=1.0))
+        record = a_record(*(wrote(text[k : k + size]) for k in range(0, len(text), size)), m.Ended(run="r-7", at_s=1.0))
         assert all("\x1b" not in line.text and "\n" not in line.text for line in record.lines_since())
 
 
@@ -506,8 +490,8 @@ def test_the_golden_state_is_what_javascript_is_tested_with() -> None:
     assert golden_run.failures_text() == golden_run.FAILURES_FILE.read_text(encoding="utf-8")
 
 
-def sampled(*, rss: int, gpu: int | None = None) -> Sampled:
-    return Sampled(
+def sampled(*, rss: int, gpu: int | None = None) -> m.Sampled:
+    return m.Sampled(
         run="r-7",
         rank=0,
         rss_bytes=rss,
@@ -528,29 +512,29 @@ def test_peaks_are_the_most_that_was_seen() -> None:
 
 def test_the_system_knows_the_peak_of_a_rank_that_died_better_than_samples() -> None:
     record = a_record(started(0), sampled(rss=30))
-    record.apply(Exited(run="r-7", rank=0, pid=1, exit_code=-9, asked=False, peak_rss_bytes=99, at_s=12.0))
+    record.apply(m.Exited(run="r-7", rank=0, pid=1, exit_code=-9, asked=False, peak_rss_bytes=99, at_s=12.0))
     assert (record.peak_rss_bytes, record.peak_gpu_memory_bytes) == (99, None)
 
 
 def test_a_stall_that_was_over_or_did_no_harm_is_forgotten() -> None:
-    stalled = Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
+    stalled = m.Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
     record = a_record(started(0), stalled, ranks=1)
     assert record.stall == stalled
-    record.apply(Moved(run="r-7", at_s=12.0))
+    record.apply(m.Moved(run="r-7", at_s=12.0))
     assert record.stall is None
-    record = a_record(started(0), stalled, returned(0), Ended(run="r-7", at_s=13.0), ranks=1)
+    record = a_record(started(0), stalled, returned(0), m.Ended(run="r-7", at_s=13.0), ranks=1)
     assert record.stall is None
 
 
 def test_a_stall_that_a_run_was_stopped_in_is_kept() -> None:
-    stalled = Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
-    stopped = Interrupted(run="r-7", rank=0, frames=(), at_s=12.0)
-    assert a_record(started(0), stalled, stopped, Ended(run="r-7", at_s=13.0), ranks=1).stall == stalled
+    stalled = m.Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
+    stopped = m.Interrupted(run="r-7", rank=0, frames=(), at_s=12.0)
+    assert a_record(started(0), stalled, stopped, m.Ended(run="r-7", at_s=13.0), ranks=1).stall == stalled
 
 
-def displayed(text: str, *, display_id: str = "", update: bool = False) -> Displayed:
+def displayed(text: str, *, display_id: str = "", update: bool = False) -> m.Displayed:
     data = {"text/plain": text}
-    return Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=11.0)
+    return m.Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=11.0)
 
 
 def shown(record: RunRecord) -> list[str]:
@@ -565,8 +549,8 @@ def test_an_updated_display_stays_in_its_place() -> None:
     assert shown(record) == ["new", "b", "new"]
 
 
-def cleared(number: int, *, wait: bool = False) -> Cleared:
-    return Cleared(run="r-7", rank=0, number=number, wait=wait, at_s=11.0)
+def cleared(number: int, *, wait: bool = False) -> m.Cleared:
+    return m.Cleared(run="r-7", rank=0, number=number, wait=wait, at_s=11.0)
 
 
 def code(number: int, *, wait: bool = False) -> str:
@@ -644,3 +628,12 @@ def test_many_or_large_displays_push_the_oldest_out() -> None:
     assert (len(shown(record)), shown(record)[0], record.ranks[0].displays.skipped) == (KEPT, "5", 5)
     record.apply(displayed("x" * KEPT_BYTES))
     assert (len(shown(record)), record.ranks[0].displays.skipped) == (1, KEPT + 5)
+
+
+def test_every_event_of_a_run_is_named_where_records_fold_them() -> None:
+    """Type checkers cannot say so, since the events have a base and no list."""
+    folded = "".join(inspect.getsource(each) for each in (run_record, rank_record))
+    events = {cls for cls in m.shared.CLASSES.values() if issubclass(cls, m.RunEvent)}
+
+    assert {cls.__name__ for cls in events if not re.search(rf"case .*\bm\.{cls.__name__}\(\)", folded)} == set()
+    assert len(events) > 20

@@ -8,7 +8,7 @@ from jupyter_distrib.kernel.analysis.shares import PARTS, Shares
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import shares as views
 from jupyter_distrib.kernel.views import text
-from jupyter_distrib.wire.messages import PhaseTimes, Returned, Sampled
+from jupyter_distrib.wire import messages as m
 
 EVEN = {"data": 1.0, "forward": 2.0, "backward": 3.0, "collective": 2.0, "optimizer": 1.0, "other": 1.0}
 
@@ -16,7 +16,9 @@ EVEN = {"data": 1.0, "forward": 2.0, "backward": 3.0, "collective": 2.0, "optimi
 def trained(*times: dict[str, float], steps: int = 50) -> RunRecord:
     record = RunRecord(run="r-1", label="Cell", ranks=range(len(times)), world_size=len(times))
     for rank, seconds in enumerate(times):
-        record.apply(Returned(run="r-1", rank=rank, value=None, times=PhaseTimes(steps=steps, seconds=EVEN | seconds)))
+        record.apply(
+            m.Returned(run="r-1", rank=rank, value=None, times=m.PhaseTimes(steps=steps, seconds=EVEN | seconds))
+        )
     return record
 
 
@@ -87,9 +89,9 @@ def test_little_training_says_nothing() -> None:
 
 def test_times_come_with_samples_while_the_cell_runs() -> None:
     record = RunRecord(run="r-1", label="Cell", ranks=[0], world_size=1)
-    sample = Sampled(
+    sample = m.Sampled(
         run="r-1", rank=0, rss_bytes=1, cpu_percent=0.0, gpu_memory_bytes=None, gpu_memory_total_bytes=None,
-        gpu_percent=None, times=PhaseTimes(steps=9, seconds=EVEN), at_s=1.0,
+        gpu_percent=None, times=m.PhaseTimes(steps=9, seconds=EVEN), at_s=1.0,
     )  # fmt: skip
     record.apply(sample)
 

@@ -6,7 +6,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import POINTS, RECENT_S, Course, Place, levels
 from jupyter_distrib.kernel.views import timeline as view
-from jupyter_distrib.wire.messages import PhaseTimes, Progressed, Sampled
+from jupyter_distrib.wire import messages as m
 
 
 def places(*steps: float) -> list[Place]:
@@ -57,20 +57,20 @@ def test_memory_is_bounded_and_spans_the_whole_run() -> None:
 
 def test_steps_are_those_of_bars_else_of_optimizers() -> None:
     record = RunRecord(run="r", label="c", ranks=[0], world_size=1)
-    times = PhaseTimes(
+    times = m.PhaseTimes(
         steps=7, seconds=dict.fromkeys(("data", "forward", "backward", "collective", "optimizer", "other"), 1.0)
     )
 
     def sample(at_s: float) -> None:
         record.apply(
-            Sampled(run="r", rank=0, rss_bytes=500, cpu_percent=40.0, gpu_memory_bytes=None,
+            m.Sampled(run="r", rank=0, rss_bytes=500, cpu_percent=40.0, gpu_memory_bytes=None,
                     gpu_memory_total_bytes=None, gpu_percent=None, times=times, at_s=at_s)
         )  # fmt: skip
 
     sample(1.0)
     assert record.ranks[0].course.places == [Place(1.0, 7)]
-    record.apply(Progressed(run="r", rank=0, label="epoch", step=2, total=5, at_s=1.5))
-    record.apply(Progressed(run="r", rank=0, label="step", step=3, total=10, at_s=1.5))
+    record.apply(m.Progressed(run="r", rank=0, label="epoch", step=2, total=5, at_s=1.5))
+    record.apply(m.Progressed(run="r", rank=0, label="step", step=3, total=10, at_s=1.5))
     sample(2.0)
     assert record.ranks[0].course.places == [Place(2.0, 23)]
     assert view.strips(record.ranks[0]) == ["ee", "zz"]

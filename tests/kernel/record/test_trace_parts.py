@@ -6,12 +6,12 @@ import gzip
 import json
 
 from jupyter_distrib.kernel.analysis.trace_parts import merged, sentence
-from jupyter_distrib.wire.messages import Profiled
+from jupyter_distrib.wire import messages as m
 
 
-def part(rank: int, began_s: float, *, busy_s: float = 0.4, wait_s: float = 0.4, note: str = "") -> Profiled:
+def part(rank: int, began_s: float, *, busy_s: float = 0.4, wait_s: float = 0.4, note: str = "") -> m.Profiled:
     line = f'5.000 {{"ph":"X","name":"aten::mm","pid":{100 * rank},"tid":7,"dur":2.5}}'
-    return Profiled(
+    return m.Profiled(
         run="r",
         rank=rank,
         trace=gzip.compress(line.encode()),
@@ -42,7 +42,7 @@ def test_the_sentence_names_the_steps_the_phases_and_the_slow_rank() -> None:
 
 
 def test_ranks_without_a_part_are_named_with_the_reason() -> None:
-    none = Profiled(run="r", rank=1, note="it is tired")
+    none = m.Profiled(run="r", rank=1, note="it is tired")
 
     assert "on rank 0; " in (text := sentence({0: part(0, 0.0), 1: none}, (0, 1, 2), "f"))
     assert text.endswith("Rank 1: it is tired. Rank 2: it has ended before it could send its part.")

@@ -12,7 +12,7 @@ from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.system import run_list
 from jupyter_distrib.system.run_list import ListedRun
-from jupyter_distrib.wire.messages import PROTOCOL
+from jupyter_distrib.wire import messages as m
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, run: str, at_s: float, *, notebook: str = "", protocol: int = PROTOCOL) -> None:
+def begin(folder: Path, run: str, at_s: float, *, notebook: str = "", protocol: int = m.PROTOCOL) -> None:
     run_list.write(
         folder,
         ListedRun(
@@ -69,7 +69,7 @@ def test_a_number_that_several_runs_have_is_this_notebooks_or_refused(folder: Pa
 
 
 def test_a_run_of_another_version_is_told_with_what_to_do(folder: Path) -> None:
-    begin(folder, "aaa-1", 1.0, protocol=PROTOCOL + 1)
+    begin(folder, "aaa-1", 1.0, protocol=m.PROTOCOL + 1)
     with pytest.raises(PoolError) as refused:
         chosen(None)
     assert str(refused.value) == (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib.kernel.session.pools.next_rank import next_rank
-from jupyter_distrib.wire.messages import GpuStatus, NodeStatus, ServerStatus
+from jupyter_distrib.wire import messages as m
 
 
-def node(name: str = "a", **more: object) -> NodeStatus:
-    return NodeStatus(name=name, cpus=4.0, memory_bytes=8, **more)  # type: ignore[arg-type]
+def node(name: str = "a", **more: object) -> m.NodeStatus:
+    return m.NodeStatus(name=name, cpus=4.0, memory_bytes=8, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ def node(name: str = "a", **more: object) -> NodeStatus:
         ),
     ],
 )
-def test_nodes_tell(nodes: tuple[NodeStatus, ...] | None, told: str) -> None:
-    assert next_rank(ServerStatus(state="", nodes=nodes)) == told
+def test_nodes_tell(nodes: tuple[m.NodeStatus, ...] | None, told: str) -> None:
+    assert next_rank(m.ServerStatus(state="", nodes=nodes)) == told
 
 
 def test_the_engine_knows_better() -> None:
-    assert next_rank(ServerStatus(state="", nodes=(node(),), next_rank="at once, on n1")) == "at once, on n1"
+    assert next_rank(m.ServerStatus(state="", nodes=(node(),), next_rank="at once, on n1")) == "at once, on n1"
 
 
 def test_the_holders_of_one_machines_gpus_are_named() -> None:
-    held = GpuStatus(index=0, number="0", name="A10", memory_bytes=1, used_bytes=1, holder="b.ipynb since 12:31")
-    told = next_rank(ServerStatus(state="", nodes=(node(gpus=2, free_gpus=0),), gpus=(held, held)))
+    held = m.GpuStatus(index=0, number="0", name="A10", memory_bytes=1, used_bytes=1, holder="b.ipynb since 12:31")
+    told = next_rank(m.ServerStatus(state="", nodes=(node(gpus=2, free_gpus=0),), gpus=(held, held)))
     assert told.startswith("all 2 GPUs are held (b.ipynb since 12:31): wait for one by --wait S")

@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_distrib.kernel.session.pools import missing_modules, notebook_packages
 from jupyter_distrib.system import distributions
-from jupyter_distrib.wire.messages import Failure
+from jupyter_distrib.wire import messages as m
 from tests.wheels import install, wheel
 
 
@@ -104,8 +104,8 @@ def test_a_wheel_of_what_is_installed_can_be_installed(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- a failed import
 
 
-def failure(message: str, type_name: str = "ModuleNotFoundError", cause: Failure | None = None) -> Failure:
-    return Failure(type_name=type_name, message=message, cause=cause)
+def failure(message: str, type_name: str = "ModuleNotFoundError", cause: m.Failure | None = None) -> m.Failure:
+    return m.Failure(type_name=type_name, message=message, cause=cause)
 
 
 def test_the_side_that_lacks_a_module_is_named_with_the_line_to_install() -> None:

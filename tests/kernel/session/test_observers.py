@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs import observers
 from jupyter_distrib.kernel.session.runs.observers import ObserverThread
-from jupyter_distrib.wire.messages import Noted, RunEvent, Wrote
+from jupyter_distrib.wire import messages as m
 from tests.installed_package import bring
 from tests.notebook import Notebook
 
@@ -246,9 +246,9 @@ def test_detached_and_attached_runs_are_observed(tmp_path: Path, package: dict[s
 
 class Blocked(Observer):
     def __init__(self) -> None:
-        self.free, self.events = threading.Event(), list[RunEvent]()
+        self.free, self.events = threading.Event(), list[m.RunEvent]()
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         self.free.wait()
         self.events.append(event)
 
@@ -263,7 +263,7 @@ def thread_of(observer: Observer, notes: list[str], noted: threading.Event) -> O
         detached=False, attached=False, began_at_s=0.0, note=note,
     )  # fmt: skip
     record = RunRecord(run="r", label="l", ranks=[0], world_size=1)
-    record.apply(Noted(run="r", rank=None, text="before"))
+    record.apply(m.Noted(run="r", rank=None, text="before"))
     return ObserverThread("slow", facts, lambda: observer, record, on_hung=lambda _: None)
 
 
@@ -274,7 +274,7 @@ def test_one_that_falls_behind_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
     thread.start()
     record = RunRecord(run="r", label="l", ranks=[0], world_size=1)
     for _ in range(20):
-        thread.observe(Wrote(run="r", rank=0, stream="stdout", text="x"), record)
+        thread.observe(m.Wrote(run="r", rank=0, stream="stdout", text="x"), record)
     assert noted.wait(10)
     assert notes == ["The observer slow was dropped: it has fallen too far behind the events. The run is not affected."]
     observer.free.set()

@@ -16,8 +16,8 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity, RunQueue, Submission
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
-from jupyter_distrib.wire.messages import Ended
 
 ONE = GroupSize(count=1, gpus=False)
 
@@ -61,7 +61,7 @@ class Bed:
         return self.begun.get(timeout=10).id
 
     def end(self, run: Run) -> None:
-        run.deliver(Ended(run=run.id, at_s=time.monotonic()), NO_DESCRIPTORS)
+        run.deliver(m.Ended(run=run.id, at_s=time.monotonic()), NO_DESCRIPTORS)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from jupyter_distrib.kernel.session.pools.selection import fits
 from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.wire.messages import WorkerInfo
+from jupyter_distrib.wire import messages as m
 
 TWO_CPUS = GroupSize(count=2, gpus=False)
 
@@ -19,7 +19,7 @@ def request(size: GroupSize, **more: Any) -> GroupRequest:
 
 
 def group(asked: GroupRequest, *, ranks: int = 0, gpus: bool = False, state: str = "open") -> WorkerGroup:
-    workers = tuple(WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(ranks))
+    workers = tuple(m.WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(ranks))
     return WorkerGroup(name="g", connection=None, asked=asked, workers=workers, gpus=gpus, state=state)  # type: ignore[arg-type]
 
 

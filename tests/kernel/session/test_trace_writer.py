@@ -13,16 +13,16 @@ import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.trace_writer import TraceWriter
-from jupyter_distrib.wire.messages import Profiled, Started
+from jupyter_distrib.wire import messages as m
 
 
 def written(notebook: Path) -> list[str]:
     """Write the trace of a run into a notebook's folder; return the notes about it."""
     notes: list[str] = []
     record = RunRecord(run="aaa-1", label="Cell In[1]", ranks=range(1), world_size=1)
-    record.apply(Started(run="aaa-1", rank=0, pid=1, device="cpu", at_s=1.0))
+    record.apply(m.Started(run="aaa-1", rank=0, pid=1, device="cpu", at_s=1.0))
     trace, memory = gzip.compress(b'1.0 {"name": "x"}'), zlib.compress(b"memory")
-    event = Profiled(run="aaa-1", rank=0, began_s=0.0, trace=trace, memory=memory)
+    event = m.Profiled(run="aaa-1", rank=0, began_s=0.0, trace=trace, memory=memory)
     TraceWriter(cast("Any", SimpleNamespace(id="aaa-1", note=notes.append)), notebook).observe(event, record)
     return notes
 

@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
 from jupyter_distrib.kernel.trackers import mlflow, wandb
-from jupyter_distrib.wire.messages import OpenWorkerGroup, Package, Packages
+from jupyter_distrib.wire import messages as m
 from tests.installed_package import bring
 from tests.notebook import Notebook
 from tests.settings_files import write_trusted
@@ -37,7 +37,7 @@ class Observer_(Observer):
 """
 
 
-ORDER = OpenWorkerGroup(group="g", size=1, gpus=False, packages=Packages(mode="check", packages=(), limit_bytes=1))
+ORDER = m.OpenWorkerGroup(group="g", size=1, gpus=False, packages=m.Packages(mode="check", packages=(), limit_bytes=1))
 
 
 def options(line: str) -> Options:
@@ -97,7 +97,7 @@ def test_parameters_of_a_run_have_no_password() -> None:
 def test_packages_that_are_lacking_are_named_without_passwords(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = Package(name="x", version="1", requirement="x @ https://u:hunter2@host/x.whl")
+    package = m.Package(name="x", version="1", requirement="x @ https://u:hunter2@host/x.whl")
 
     def refuse(_: object) -> None:
         raise install_packages.Refused(install_packages._lacking([package]))

@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.sidebar.overview import overview
-from jupyter_distrib.wire.messages import GpuStatus, GroupStatus, NodeStatus, ServerStatus, WorkerInfo
+from jupyter_distrib.wire import messages as m
 from tests.kernel.record.golden_run import golden_record
 
 GOLDEN = Path(__file__).parent / "golden_overview.json"
@@ -31,7 +31,7 @@ def golden_overview() -> dict[str, Any]:
     session.identity = KernelIdentity(name="a1b2c3", pid=4000)
     session.runs.all = (Run(golden_record(), PoolLink(pool="local"), cell_id="cell-5"),)
     session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
-    gpu = GpuStatus(
+    gpu = m.GpuStatus(
         index=2,
         number="2",
         name="NVIDIA A100-SXM4-80GB",
@@ -39,12 +39,12 @@ def golden_overview() -> dict[str, Any]:
         used_bytes=31000000000,
         holder="",
     )
-    node = NodeStatus(name="node", cpus=16, memory_bytes=128 * 2**30, gpus=1, free_gpus=1, gpu_type=gpu.name)
-    workers = tuple(WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(2))
-    other = GroupStatus(
+    node = m.NodeStatus(name="node", cpus=16, memory_bytes=128 * 2**30, gpus=1, free_gpus=1, gpu_type=gpu.name)
+    workers = tuple(m.WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(2))
+    other = m.GroupStatus(
         group="g", session="other", holder="b.ipynb (kernel 7)", workers=workers, label="Cell In[3]", kept={"r/x": 0.0}
     )
-    server = ServerStatus(state="forkserver ready", name="node", nodes=(node,), gpus=(gpu,), groups=(other,))
+    server = m.ServerStatus(state="forkserver ready", name="node", nodes=(node,), gpus=(gpu,), groups=(other,))
     status = replace(PoolStatus.of("local", server, session), at_s=1800000000.0)
     seen = overview(session, session.settings, {"local": status})
     for run in seen["runs"]:
@@ -72,12 +72,12 @@ def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> N
     (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "ray"\n')
     session = Session()
     node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
-    nodes = tuple(NodeStatus(name=name, **node) for name in ("10.0.0.7", "10.0.0.8"))  # type: ignore[arg-type]
-    ranks = tuple(WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2))
-    group = GroupStatus(group="g", holder="", session=session.identity.name, workers=ranks)
-    server = ServerStatus(state="joined", name="Ray at 10.0.0.7:6379", nodes=nodes, groups=(group,))
+    nodes = tuple(m.NodeStatus(name=name, **node) for name in ("10.0.0.7", "10.0.0.8"))  # type: ignore[arg-type]
+    ranks = tuple(m.WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2))
+    group = m.GroupStatus(group="g", holder="", session=session.identity.name, workers=ranks)
+    server = m.ServerStatus(state="joined", name="Ray at 10.0.0.7:6379", nodes=nodes, groups=(group,))
 
-    def told(server: ServerStatus) -> Any:
+    def told(server: m.ServerStatus) -> Any:
         pools = overview(session, session.settings, {"lab": PoolStatus.of("lab", server, session)})["pools"]
         return next(pool["node"] for pool in pools if pool["name"] == "lab")
 

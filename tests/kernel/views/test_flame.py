@@ -5,11 +5,11 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from jupyter_distrib.kernel.views.flame import WIDTH, FlameGraph
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 
-def stack(*functions: str) -> tuple[Frame, ...]:
-    return tuple(Frame(filename="/home/me/train.py", line=1, function=each) for each in functions)
+def stack(*functions: str) -> tuple[m.Frame, ...]:
+    return tuple(m.Frame(filename="/home/me/train.py", line=1, function=each) for each in functions)
 
 
 GRAPH = FlameGraph.of(

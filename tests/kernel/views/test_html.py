@@ -16,7 +16,7 @@ from jupyter_distrib.kernel.views import chart, png, sanitize_html
 from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.kernel.views.text import as_text
-from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Noted, Returned, RunEvent, Started, Wrote
+from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
 
 ATTACKS = [
@@ -134,26 +134,26 @@ def is_harmless(html: str) -> bool:
     return True
 
 
-def a_record(*events: RunEvent, ranks: int = 2, ended: bool = True) -> RunRecord:
+def a_record(*events: m.RunEvent, ranks: int = 2, ended: bool = True) -> RunRecord:
     record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=ranks)
     for rank in range(ranks):
-        record.apply(Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
+        record.apply(m.Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
     for event in events:
         record.apply(event)
     if ended:
         for rank in range(ranks):
-            record.apply(Returned(run="r-7", rank=rank, value=None, at_s=2.0))
-        record.apply(Ended(run="r-7", at_s=3.0))
+            record.apply(m.Returned(run="r-7", rank=rank, value=None, at_s=2.0))
+        record.apply(m.Ended(run="r-7", at_s=3.0))
     return record
 
 
-def displayed(rank: int = 0, **data: str) -> Displayed:
+def displayed(rank: int = 0, **data: str) -> m.Displayed:
     bundle = {kind.replace("_", "/"): content for kind, content in data.items()}
-    return Displayed(run="r-7", rank=rank, data=bundle, metadata={}, at_s=2.0)
+    return m.Displayed(run="r-7", rank=rank, data=bundle, metadata={}, at_s=2.0)
 
 
-def measured(step: int, rank: int = 0, **values: float) -> Measured:
-    return Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0)
+def measured(step: int, rank: int = 0, **values: float) -> m.Measured:
+    return m.Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0)
 
 
 # ---------------------------------------------------------------------------------------------------- nothing can run
@@ -161,7 +161,7 @@ def measured(step: int, rank: int = 0, **values: float) -> Measured:
 
 def test_addresses_in_notes_are_links_and_nothing_else_is() -> None:
     notes = ('see https://a.example/x?y=1&z="2".', "javascript:alert(1) <a href='http://b.example'>")
-    html = as_html(a_record(*(Noted(run="r-7", rank=None, text=text) for text in notes)), 1.0)
+    html = as_html(a_record(*(m.Noted(run="r-7", rank=None, text=text) for text in notes)), 1.0)
     assert is_harmless(html)
     links = [attributes["href"] for tag, attributes in Elements(html).found if tag == "a"]
     assert links == ["https://a.example/x?y=1&z=", "http://b.example"]
@@ -172,7 +172,7 @@ def test_addresses_in_notes_are_links_and_nothing_else_is() -> None:
 def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
     html = as_html(
         a_record(
-            Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
+            m.Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
             displayed(text_html=attack, text_plain=attack),
             displayed(text_plain=attack),
             displayed(text_markdown=attack),
@@ -192,8 +192,8 @@ def test_no_formula_that_a_rank_writes_or_displays_can_do_anything(attack: str) 
     """Front ends typeset formulas in all text of a page but `pre`; over some tags and comments in it they read."""
     html = as_html(
         a_record(
-            Noted(run="r-7", rank=None, text=attack),
-            Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
+            m.Noted(run="r-7", rank=None, text=attack),
+            m.Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
             *(displayed(**{kind: attack}) for kind in ("text_html", "text_markdown", "text_latex", "text_plain")),
             *(measured(step, **{attack: step}) for step in range(3)),
         ),
@@ -208,7 +208,7 @@ def test_other_formulas_and_output_stay() -> None:
     formula = r"$\frac{\partial f}{\partial x} \text{ where } \mathcal{L}\textstyle\dataset$"
     assert formula in as_html(a_record(displayed(text_latex=formula)), 1.0)
     printed = r"$\href{https://pytorch.org}{x}$ C:\data"
-    assert printed in as_html(a_record(Wrote(run="r-7", rank=0, stream="stdout", text=f"{printed}\n")), 1.0)
+    assert printed in as_html(a_record(m.Wrote(run="r-7", rank=0, stream="stdout", text=f"{printed}\n")), 1.0)
     assert r"C:\data" in TextTable(rows=[(r"C:\data",)]).as_html()
     assert "<div>$ {x}$</div>" in as_html(a_record(displayed(text_latex=r"$\href{https://pytorch.org}{x}$")), 1.0)
 
@@ -254,7 +254,7 @@ def test_a_styled_table_keeps_its_colours_and_weights_and_nothing_else() -> None
 
 
 def test_what_ranks_print_keeps_its_colours() -> None:
-    html = as_html(a_record(Wrote(run="r-7", rank=0, stream="stdout", text="\x1b[1;31m<b>\x1b[0m plain\n")), 1.0)
+    html = as_html(a_record(m.Wrote(run="r-7", rank=0, stream="stdout", text="\x1b[1;31m<b>\x1b[0m plain\n")), 1.0)
 
     assert '[0] <span style="color:#c62f33;font-weight:bold">&lt;b&gt;</span> plain' in html
     assert is_harmless(html)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from jupyter_distrib.kernel.views.stacks import as_text, lines
-from jupyter_distrib.wire.messages import Frame, StackSeen
+from jupyter_distrib.wire import messages as m
 
-CELL = Frame(filename="Cell In[5]", line=14, function="<module>", text="loss.backward()")
+CELL = m.Frame(filename="Cell In[5]", line=14, function="<module>", text="loss.backward()")
 TORCH = "/env/lib/python3.11/site-packages/torch/"
 
 
-def library(file: str, line: int, function: str) -> Frame:
-    return Frame(filename=TORCH + file, line=line, function=function)
+def library(file: str, line: int, function: str) -> m.Frame:
+    return m.Frame(filename=TORCH + file, line=line, function=function)
 
 
-def stack(rank: int, *frames: Frame, trouble: str = "") -> StackSeen:
-    return StackSeen(run="r-1", rank=rank, frames=frames, trouble=trouble, at_s=1.0)
+def stack(rank: int, *frames: m.Frame, trouble: str = "") -> m.StackSeen:
+    return m.StackSeen(run="r-1", rank=rank, frames=frames, trouble=trouble, at_s=1.0)
 
 
 def test_equal_stacks_are_shown_once_and_others_apart() -> None:
-    other = Frame(filename="Cell In[5]", line=3, function="load", text="time.sleep(1)")
+    other = m.Frame(filename="Cell In[5]", line=3, function="load", text="time.sleep(1)")
     text = as_text({2: stack(2, CELL), 0: stack(0, CELL), 1: stack(1, other)})
 
     assert text.splitlines() == [

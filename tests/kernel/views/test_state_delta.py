@@ -22,24 +22,24 @@ from jupyter_distrib.kernel.views.state_delta import (
     RING,
     StateDelta,
 )
-from jupyter_distrib.wire.messages import Cleared, Displayed, Measured, Sampled, Started, Wrote
+from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
 
 
 def a_record(ranks: int = 2) -> RunRecord:
     record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=ranks)
     for rank in range(ranks):
-        record.apply(Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
+        record.apply(m.Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
     return record
 
 
-def wrote(text: str, rank: int = 0) -> Wrote:
-    return Wrote(run="r-7", rank=rank, stream="stdout", text=text, at_s=2.0)
+def wrote(text: str, rank: int = 0) -> m.Wrote:
+    return m.Wrote(run="r-7", rank=rank, stream="stdout", text=text, at_s=2.0)
 
 
-def displayed(text: str, *, display_id: str = "", update: bool = False) -> Displayed:
+def displayed(text: str, *, display_id: str = "", update: bool = False) -> m.Displayed:
     data = {"text/plain": text}
-    return Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=2.0)
+    return m.Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=2.0)
 
 
 def entries(pieces: StateDelta) -> list[dict[str, Any]]:
@@ -109,13 +109,13 @@ def test_histories_are_thinned_and_seldom() -> None:
     record, pieces = a_record(), StateDelta("local")
     for step in range(900):
         for rank in range(2):
-            record.apply(Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / (step + 1)}, at_s=2.0))
+            record.apply(m.Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / (step + 1)}, at_s=2.0))
     assert pieces.changed(record, 0.0).keys() >= {"history_0", "history_1"}
     columns = pieces.now["history_0"]
     assert len(columns["step"]) == len(columns["=loss"]) <= POINTS // 2 // FEWEST_CHARTS + 1
     assert columns["step"][-1] == 899
 
-    record.apply(Measured(run="r-7", rank=0, step=900, values={"loss": float("nan")}, at_s=3.0))
+    record.apply(m.Measured(run="r-7", rank=0, step=900, values={"loss": float("nan")}, at_s=3.0))
     assert "history_0" not in pieces.changed(record, HISTORY_EVERY_S / 2)
     assert pieces.changed(record, HISTORY_EVERY_S)["history_0"]["=loss"][-1] == "nan"
 
@@ -131,7 +131,7 @@ def test_a_display_is_sent_once_and_again_when_it_is_updated() -> None:
     assert [key for key in changed if key.startswith("display")] == ["display_0_0"]
     assert changed["display_0_0"]["data"] == {"text/plain": "three"}
 
-    record.apply(Cleared(run="r-7", rank=0, at_s=3.0))
+    record.apply(m.Cleared(run="r-7", rank=0, at_s=3.0))
     pieces.changed(record, 0.2)
     assert pieces.now["rank_0"]["shown"]["count"] == 0
 
@@ -153,7 +153,7 @@ def test_any_thread_may_read_what_was_given_out() -> None:
     copy = json.dumps(before)
     record.apply(wrote("x\n"))
     record.apply(
-        Sampled(run="r-7", rank=0, rss_bytes=5, cpu_percent=1.0, gpu_memory_bytes=None, gpu_memory_total_bytes=None, gpu_percent=None, at_s=3.0)
+        m.Sampled(run="r-7", rank=0, rss_bytes=5, cpu_percent=1.0, gpu_memory_bytes=None, gpu_memory_total_bytes=None, gpu_percent=None, at_s=3.0)
     )  # fmt: skip
     pieces.changed(record, 1.0)
 
@@ -165,7 +165,7 @@ def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
     record, pieces = a_record(ranks), StateDelta("local")
     for step in range(1, 200):
         values = {f"number {index}": float(step) for index in range(30)}
-        record.apply(Measured(run="r-7", rank=1, step=step, values=values, at_s=2.0))
+        record.apply(m.Measured(run="r-7", rank=1, step=step, values=values, at_s=2.0))
     pieces.changed(record, 0.0)
 
     columns = pieces.now["history_1"]
@@ -178,9 +178,9 @@ def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
 def test_numbers_that_are_reported_now_and_then_are_all_sent() -> None:
     record, pieces = a_record(512), StateDelta("local")
     for step in range(900):
-        record.apply(Measured(run="r-7", rank=0, step=step, values={"loss": 0.1}, at_s=1.0 + step))
+        record.apply(m.Measured(run="r-7", rank=0, step=step, values={"loss": 0.1}, at_s=1.0 + step))
         if step % 91 == 90:
-            record.apply(Measured(run="r-7", rank=0, step=step, values={"val/loss": 0.2}, at_s=1.5 + step))
+            record.apply(m.Measured(run="r-7", rank=0, step=step, values={"val/loss": 0.2}, at_s=1.5 + step))
     pieces.changed(record, 0.0)
 
     columns = pieces.now["history_0"]
@@ -192,7 +192,7 @@ def test_numbers_that_are_reported_now_and_then_are_all_sent() -> None:
 def test_metrics_that_are_not_sent_with_their_rank_are_counted() -> None:
     record, pieces = a_record(1), StateDelta("local")
     values = {f"m{number}": float(number) for number in range(NAMES + 3)}
-    record.apply(Measured(run="r-7", rank=0, step=1, values=values, at_s=2.0))
+    record.apply(m.Measured(run="r-7", rank=0, step=1, values=values, at_s=2.0))
     row = pieces.changed(record, 0.0)["rank_0"]
     assert list(row["metrics"]) == list(values)[:NAMES]
     assert row["unsent_metrics"] == 3

@@ -7,48 +7,35 @@ import pytest
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.html import as_html
 from jupyter_distrib.kernel.views.text import amount, as_text, clock, header, is_worth_showing, stream_lines
-from jupyter_distrib.wire.messages import (
-    Ended,
-    Exited,
-    Failed,
-    Failure,
-    Interrupted,
-    Measured,
-    Noted,
-    Progressed,
-    Returned,
-    RunEvent,
-    Started,
-    Wrote,
-)
+from jupyter_distrib.wire import messages as m
 
 
-def a_record(*events: RunEvent, ranks: int = 2, world_size: int | None = None, strategy: str = "ddp") -> RunRecord:
+def a_record(*events: m.RunEvent, ranks: int = 2, world_size: int | None = None, strategy: str = "ddp") -> RunRecord:
     record = RunRecord(
         run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=world_size or ranks, strategy=strategy
     )
     for rank in range(ranks):
-        record.apply(Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
+        record.apply(m.Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
     for event in events:
         record.apply(event)
     return record
 
 
-def ended(*events: RunEvent, ranks: int = 2) -> RunRecord:
-    returns = [Returned(run="r-7", rank=rank, value=None, at_s=2.0) for rank in range(ranks)]
-    return a_record(*returns, *events, Ended(run="r-7", at_s=3.0), ranks=ranks)
+def ended(*events: m.RunEvent, ranks: int = 2) -> RunRecord:
+    returns = [m.Returned(run="r-7", rank=rank, value=None, at_s=2.0) for rank in range(ranks)]
+    return a_record(*returns, *events, m.Ended(run="r-7", at_s=3.0), ranks=ranks)
 
 
-def wrote(text: str, rank: int = 0, stream: str = "stdout", skipped: int = 0) -> Wrote:
-    return Wrote(run="r-7", rank=rank, stream=stream, text=text, skipped_lines=skipped)
+def wrote(text: str, rank: int = 0, stream: str = "stdout", skipped: int = 0) -> m.Wrote:
+    return m.Wrote(run="r-7", rank=rank, stream=stream, text=text, skipped_lines=skipped)
 
 
-def moved(rank: int, step: int, at_s: float = 1.0, total: int | None = 100) -> Progressed:
-    return Progressed(run="r-7", rank=rank, label="epoch", step=step, total=total, at_s=at_s)
+def moved(rank: int, step: int, at_s: float = 1.0, total: int | None = 100) -> m.Progressed:
+    return m.Progressed(run="r-7", rank=rank, label="epoch", step=step, total=total, at_s=at_s)
 
 
-def measured(rank: int, **values: float) -> Measured:
-    return Measured(run="r-7", rank=rank, step=1, values=values, at_s=2.0)
+def measured(rank: int, **values: float) -> m.Measured:
+    return m.Measured(run="r-7", rank=rank, step=1, values=values, at_s=2.0)
 
 
 def body(record: RunRecord, elapsed_s: float = 0.3) -> list[str]:
@@ -68,9 +55,9 @@ def test_a_silent_run_is_shown_once_it_takes_a_while(elapsed_s: float, shown: bo
 
 
 @pytest.mark.parametrize(
-    "event", [wrote("x\n"), moved(0, 1), measured(0, loss=1.0), Noted(run="r-7", rank=None, text="utils.py changed")]
+    "event", [wrote("x\n"), moved(0, 1), measured(0, loss=1.0), m.Noted(run="r-7", rank=None, text="utils.py changed")]
 )
-def test_a_run_with_something_to_tell_is_shown(event: RunEvent) -> None:
+def test_a_run_with_something_to_tell_is_shown(event: m.RunEvent) -> None:
     assert is_worth_showing(ended(event), 0.1)
 
 
@@ -91,12 +78,12 @@ def test_the_header_names_the_ranks_of_a_part_of_the_pool() -> None:
 
 
 def test_notes_are_shown_once_with_their_ranks() -> None:
-    notes = (Noted(run="r-7", rank=rank, text="utils.py was imported again") for rank in (0, 1))
+    notes = (m.Noted(run="r-7", rank=rank, text="utils.py was imported again") for rank in (0, 1))
     assert body(ended(*notes)) == ["· ranks 0-1: utils.py was imported again"]
 
 
 def test_ranks_that_left_early_are_told() -> None:
-    record = ended(Returned(run="r-7", rank=1, value=None, exited_early=True))
+    record = ended(m.Returned(run="r-7", rank=1, value=None, exited_early=True))
     assert body(record) == ["· rank 1: left the cell early with sys.exit()"]
 
 
@@ -230,33 +217,33 @@ def test_the_final_progress_stays_without_a_rate() -> None:
 
 
 def test_a_failure_is_told_and_ranks_that_fell_over_it_are_not_blamed() -> None:
-    peer = Failure(type_name="RuntimeError", message="Connection closed by peer")
+    peer = m.Failure(type_name="RuntimeError", message="Connection closed by peer")
     record = a_record(
-        Failed(run="r-7", rank=0, failure=Failure(type_name="KeyError", message="'lr'"), at_s=2.0),
-        Failed(run="r-7", rank=1, failure=peer, at_s=2.1),
+        m.Failed(run="r-7", rank=0, failure=m.Failure(type_name="KeyError", message="'lr'"), at_s=2.0),
+        m.Failed(run="r-7", rank=1, failure=peer, at_s=2.1),
     )
     assert body(record) == ["rank 0  failed  KeyError: 'lr'", "rank 1  failed  stopped because of rank 0"]
 
 
 def test_a_rank_that_was_stopped_because_of_another_says_so() -> None:
-    failed = Failed(run="r-7", rank=1, failure=Failure(type_name="KeyError", message="'lr'"), at_s=2.0)
-    record = a_record(failed, Interrupted(run="r-7", rank=0, frames=(), at_s=2.1))
+    failed = m.Failed(run="r-7", rank=1, failure=m.Failure(type_name="KeyError", message="'lr'"), at_s=2.0)
+    record = a_record(failed, m.Interrupted(run="r-7", rank=0, frames=(), at_s=2.1))
     assert body(record)[1] == "rank 0  interrupted  stopped because of rank 1"
 
 
 def test_a_message_of_many_lines_is_one_in_the_table() -> None:
-    failure = Failure(type_name="RuntimeError", message="\n".join(f"line {n}" for n in range(60)))
-    record = a_record(Failed(run="r-7", rank=0, failure=failure, at_s=2.0), ranks=1)
+    failure = m.Failure(type_name="RuntimeError", message="\n".join(f"line {n}" for n in range(60)))
+    record = a_record(m.Failed(run="r-7", rank=0, failure=failure, at_s=2.0), ranks=1)
     assert body(record) == ["rank 0  failed  RuntimeError: line 0 ... (59 more lines)"]
 
 
 def test_a_death_is_told() -> None:
-    record = a_record(Exited(run="r-7", rank=1, pid=1, exit_code=-11, asked=False, at_s=2.0))
+    record = a_record(m.Exited(run="r-7", rank=1, pid=1, exit_code=-11, asked=False, at_s=2.0))
     assert body(record)[0].endswith("crashed with SIGSEGV (segmentation fault)")
 
 
 def test_an_interrupted_run_is_told_also_when_it_printed_nothing() -> None:
-    record = a_record(Interrupted(run="r-7", rank=0, frames=(), at_s=2.0), Ended(run="r-7", at_s=2.0))
+    record = a_record(m.Interrupted(run="r-7", rank=0, frames=(), at_s=2.0), m.Ended(run="r-7", at_s=2.0))
     assert body(record)[0] == "rank 0  interrupted"
 
 
@@ -264,7 +251,7 @@ def test_many_ranks_in_the_same_state_share_a_line() -> None:
     record = a_record(
         *(moved(rank, 45 + rank % 3) for rank in range(64)),
         *(measured(rank, loss=0.3 + rank / 100, epoch=1) for rank in range(64)),
-        Exited(run="r-7", rank=5, pid=1, exit_code=-9, asked=False, at_s=2.0),
+        m.Exited(run="r-7", rank=5, pid=1, exit_code=-9, asked=False, at_s=2.0),
         ranks=64,
     )
     assert body(record) == [
@@ -289,10 +276,10 @@ def test_the_markup_escapes_everything_and_needs_no_script() -> None:
     evil = "<script>alert(1)</script>"
     record = a_record(
         wrote(f"{evil}\n"),
-        Noted(run="r-7", rank=0, text=evil),
-        Progressed(run="r-7", rank=0, label=evil, step=1, total=2, at_s=1.0),
-        Measured(run="r-7", rank=0, step=1, values={evil: 1.0}, at_s=1.0),
-        Failed(run="r-7", rank=1, failure=Failure(type_name=evil, message=evil), at_s=2.0),
+        m.Noted(run="r-7", rank=0, text=evil),
+        m.Progressed(run="r-7", rank=0, label=evil, step=1, total=2, at_s=1.0),
+        m.Measured(run="r-7", rank=0, step=1, values={evil: 1.0}, at_s=1.0),
+        m.Failed(run="r-7", rank=1, failure=m.Failure(type_name=evil, message=evil), at_s=2.0),
     )
     html = as_html(record, 1.0, evil)
     assert ("<script" in html, "<style" in html, ">[0] &lt;script&gt;" in html) == (False, False, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.pools.ray.nodes import statuses
-from jupyter_distrib.wire.messages import NodeStatus
+from jupyter_distrib.wire import messages as m
 
 NODES = [
     {
@@ -17,8 +17,8 @@ NODES = [
 ]
 
 
-SMALL = NodeStatus(name="10.0.0.7", cpus=4.0, memory_bytes=8_000_000_000)
-LARGE = NodeStatus(name="10.0.0.8", cpus=16.0, memory_bytes=64_000_000_000, gpus=2, gpu_type="A10")
+SMALL = m.NodeStatus(name="10.0.0.7", cpus=4.0, memory_bytes=8_000_000_000)
+LARGE = m.NodeStatus(name="10.0.0.8", cpus=16.0, memory_bytes=64_000_000_000, gpus=2, gpu_type="A10")
 
 
 def test_each_node_is_told_with_what_is_free() -> None:

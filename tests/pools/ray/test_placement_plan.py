@@ -11,9 +11,9 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted
 from jupyter_distrib.pools.ray.serve import read_wanted as wanted
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
-COMMAND = OpenWorkerGroup(group="c", size=0, gpus=True)
+COMMAND = m.OpenWorkerGroup(group="c", size=0, gpus=True)
 
 
 def node(cpus: float, gpus: float = 0, kind: str = "") -> dict[str, Any]:

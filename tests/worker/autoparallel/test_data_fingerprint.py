@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
 
 rank, world_size = 1, 2  # as a cell has them
@@ -20,7 +20,7 @@ rank, world_size = 1, 2  # as a cell has them
 @pytest.fixture(autouse=True)
 def _on_a_rank() -> Iterator[None]:
     with identity.taken(
-        WorkerOrder(group="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
+        m.WorkerOrder(group="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
     ):
         yield
 

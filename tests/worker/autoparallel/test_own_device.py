@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
 from jupyter_distrib.worker.environment import cell
@@ -33,7 +33,7 @@ class Rank:
     def run(self, source: str, **captured: object) -> object:
         names: dict[str, object] = {"torch": torch, "nn": nn, **captured}
         self.own.begin(names, self.patches)
-        return cell.execute(Cell(source=source, filename="Cell In[1]"), names, self.own.adapted)
+        return cell.execute(m.Cell(source=source, filename="Cell In[1]"), names, self.own.adapted)
 
 
 def moving(original: Any, moves: list[Any]) -> Any:

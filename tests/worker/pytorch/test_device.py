@@ -11,7 +11,7 @@ import torch
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import DeviceState
-from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import device, process_group
 from jupyter_distrib.worker.pytorch.device import Device
 
@@ -116,7 +116,7 @@ def test_a_gpu_that_is_warmed_has_multiplied_and_no_memory_is_taken(
 
 @pytest.fixture
 def gpu_rank() -> Iterator[None]:
-    order = WorkerOrder(
+    order = m.WorkerOrder(
         group="g",
         worker="w",
         agent_pid=1,

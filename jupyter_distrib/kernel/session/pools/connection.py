@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables
@@ -22,41 +22,19 @@ from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, p
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import endings, versions
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import (
-    Answered,
-    Ask,
-    Attach,
-    Attached,
-    Ended,
-    Failed,
-    Hello,
-    Leaving,
-    NotAttached,
-    Packages,
-    RunEvent,
-    Welcomed,
-    WorkerGroupChanged,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupQueued,
-    WorkerGroupRefused,
-    WorkerGroupStarting,
-)
-
-if TYPE_CHECKING:
-    from jupyter_distrib.wire.messages import Event, ServerStatus
 
 ANSWER_S = 5.0
 GONE_S = 2.0
 """The most seconds between the end of an agent and the end of what this notebook had of it."""
 GroupEvent = (
-    WorkerGroupOpened
-    | WorkerGroupRefused
-    | WorkerGroupClosed
-    | WorkerGroupChanged
-    | WorkerGroupQueued
-    | WorkerGroupStarting
+    m.WorkerGroupOpened
+    | m.WorkerGroupRefused
+    | m.WorkerGroupClosed
+    | m.WorkerGroupChanged
+    | m.WorkerGroupQueued
+    | m.WorkerGroupStarting
 )
 
 
@@ -88,7 +66,7 @@ class GpuVisibility:
         self.broken = False
         """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
 
-    def learn(self, event: WorkerGroupOpened) -> None:
+    def learn(self, event: m.WorkerGroupOpened) -> None:
         """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
         if event.gpus or event.node_has_gpus is not None:
             self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
@@ -102,14 +80,14 @@ class GpuVisibility:
 class VersionCheck:
     """The outcome of comparing the kernel's Python and torch with those of the ranks."""
 
-    def __init__(self, hello: Hello, pool: str) -> None:
+    def __init__(self, hello: m.Hello, pool: str) -> None:
         self.refusal = ""
         """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
         self.remark = ""
         """A sentence on the differences that do no harm."""
         self._hello, self._pool = hello, pool
 
-    def compare(self, welcomed: Welcomed) -> None:
+    def compare(self, welcomed: m.Welcomed) -> None:
         self.refusal = versions.refusal(self._hello, welcomed, self._pool)
         self.remark = versions.remark(self._hello, welcomed)
 
@@ -119,24 +97,24 @@ class Requests:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._answers: dict[int, queue.SimpleQueue[ServerStatus | PoolError]] = {}
+        self._answers: dict[int, queue.SimpleQueue[m.ServerStatus | PoolError]] = {}
         self._numbers = itertools.count(1)
-        self._attachments: queue.SimpleQueue[Run | NotAttached | PoolError] = queue.SimpleQueue()
-        self._make: Callable[[Attached], Run] | None = None
+        self._attachments: queue.SimpleQueue[Run | m.NotAttached | PoolError] = queue.SimpleQueue()
+        self._make: Callable[[m.Attached], Run] | None = None
 
-    def ask(self, node: Node) -> ServerStatus:
+    def ask(self, node: Node) -> m.ServerStatus:
         """Return the status that the pool's process tells. Raises `PoolError`."""
         number = next(self._numbers)
         answers = self._answers[number] = queue.SimpleQueue()
-        node.send(Ask(question=number))
-        status: ServerStatus = self._within(answers)
+        node.send(m.Ask(question=number))
+        status: m.ServerStatus = self._within(answers)
         return status
 
-    def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+    def attach(self, node: Node, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
         """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
         self._make = make
-        node.send(Attach(run=run))
-        answer: Run | NotAttached = self._within(self._attachments)
+        node.send(m.Attach(run=run))
+        answer: Run | m.NotAttached = self._within(self._attachments)
         return answer
 
     def _within(self, box: queue.SimpleQueue[Any]) -> Any:
@@ -155,11 +133,11 @@ class Requests:
             box.put(refusal)
         self._attachments.put(refusal)
 
-    def answered(self, event: Answered) -> None:
+    def answered(self, event: m.Answered) -> None:
         if (box := self._answers.pop(event.question, None)) is not None:
             box.put(event.status)
 
-    def attached(self, event: Attached) -> Run | None:
+    def attached(self, event: m.Attached) -> Run | None:
         """Return the run that `attach` has requested; None without such a request."""
         if self._make is None:
             return None
@@ -167,7 +145,7 @@ class Requests:
         self._attachments.put(run)
         return run
 
-    def not_attached(self, event: NotAttached) -> None:
+    def not_attached(self, event: m.NotAttached) -> None:
         self._attachments.put(event)
 
 
@@ -185,7 +163,7 @@ class Connection:
     def __init__(
         self,
         address: PoolAddress,
-        hello: Hello,
+        hello: m.Hello,
         *,
         opened: Pool | None = None,
         on_lost: Callable[[Connection], object],
@@ -247,7 +225,7 @@ class Connection:
         """Return whether its ranks run, or may run, under another interpreter than the kernel."""
         return self.remote or bool(self.options.get("python"))
 
-    def packages(self) -> Packages | None:
+    def packages(self) -> m.Packages | None:
         """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
         mode, limit_bytes = packages_wanted(self.options) if self.elsewhere else ("off", 0)
         if mode == "off":
@@ -264,29 +242,29 @@ class Connection:
 
         return notebook_packages.source_folders()
 
-    def take(self, event: Event, descriptors: Descriptors) -> None:
+    def take(self, event: m.Event, descriptors: Descriptors) -> None:
         """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
         match event:
             case (
-                WorkerGroupOpened()
-                | WorkerGroupRefused()
-                | WorkerGroupClosed()
-                | WorkerGroupChanged()
-                | WorkerGroupQueued()
-                | WorkerGroupStarting()
+                m.WorkerGroupOpened()
+                | m.WorkerGroupRefused()
+                | m.WorkerGroupClosed()
+                | m.WorkerGroupChanged()
+                | m.WorkerGroupQueued()
+                | m.WorkerGroupStarting()
             ):
                 self._group_event(event)
                 self._on_change()
-            case Answered():
+            case m.Answered():
                 self._requests.answered(event)
-            case Attached():
+            case m.Attached():
                 if (run := self._requests.attached(event)) is not None:
                     self.runs[event.run] = run
-            case NotAttached():
+            case m.NotAttached():
                 self._requests.not_attached(event)
-            case Leaving():
+            case m.Leaving():
                 self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
-            case Welcomed():
+            case m.Welcomed():
                 self.process = event.pid_namespace, event.pid
                 self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0
                 self.versions.compare(event)
@@ -298,38 +276,38 @@ class Connection:
         if group is None:
             return
         match event:
-            case WorkerGroupOpened():
+            case m.WorkerGroupOpened():
                 group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
                 self.gpus.learn(event)
                 group.state = "open"
                 group.settle()
-            case WorkerGroupQueued():
+            case m.WorkerGroupQueued():
                 group.news.put(event.reason)
-            case WorkerGroupStarting():
+            case m.WorkerGroupStarting():
                 group.starting = event
-            case WorkerGroupChanged():
+            case m.WorkerGroupChanged():
                 group.workers = event.workers
                 text, run = group.lose_values(event.lost), group.executing
                 if text and run is not None:  # it is started again on the new ranks
                     run.note(text)
-            case WorkerGroupRefused() | WorkerGroupClosed():
+            case m.WorkerGroupRefused() | m.WorkerGroupClosed():
                 self.groups.pop(event.group, None)
                 group.close(event.reason)
 
-    def _run_event(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def _run_event(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         run = self.runs.get(event.run)
         if run is None:
             return descriptors.close()
-        if isinstance(event, Ended):
+        if isinstance(event, m.Ended):
             self.runs.pop(event.run, None)
-        elif isinstance(event, Failed) and self.elsewhere:
+        elif isinstance(event, m.Failed) and self.elsewhere:
             event = self._explained(event, run)
         run.deliver(event, descriptors)
         if self._leaving and not self.runs:
             self.node.close()
         return None
 
-    def _explained(self, event: Failed, run: Run) -> Failed:
+    def _explained(self, event: m.Failed, run: Run) -> m.Failed:
         """Return the event with what is known of a module that its rank lacks."""
         from jupyter_distrib.kernel.session.pools import missing_modules
 
@@ -393,10 +371,10 @@ class Connection:
         if not self.runs:
             self.node.close()
 
-    def ask(self) -> ServerStatus:
+    def ask(self) -> m.ServerStatus:
         """Return the status that the pool's process tells. Raises `PoolError`."""
         return self._requests.ask(self.node)
 
-    def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+    def attach(self, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
         """Return the detached run with this id, made from the agent's answer; the newest one for an empty id."""
         return self._requests.attach(self.node, run, make)

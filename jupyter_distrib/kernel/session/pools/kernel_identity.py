@@ -10,7 +10,7 @@ from dataclasses import field
 
 from jupyter_distrib.system import confinement, process_environment
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import PROTOCOL, Hello
+from jupyter_distrib.wire import messages as m
 
 
 @data_class
@@ -32,10 +32,10 @@ class KernelIdentity:
         notebook = os.path.basename(self.notebook)
         return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
 
-    def hello(self) -> Hello:
+    def hello(self) -> m.Hello:
         """Return the first message on every link."""
-        return Hello(
-            protocol=PROTOCOL,
+        return m.Hello(
+            protocol=m.PROTOCOL,
             session=self.name,
             pid=self.pid,
             label=self.label,

@@ -11,12 +11,12 @@ from dataclasses import replace
 from jupyter_distrib.kernel.session.pools import notebook_packages
 from jupyter_distrib.system import distributions
 from jupyter_distrib.system.distributions import Distribution
-from jupyter_distrib.wire.messages import Failure
+from jupyter_distrib.wire import messages as m
 
 _NO_MODULE = re.compile(r"No module named '([^'.]+)")
 
 
-def explained(failure: Failure, python: str, node: str) -> Failure:
+def explained(failure: m.Failure, python: str, node: str) -> m.Failure:
     """Return the failure with a note for each missing module in it and its causes.
 
     Args:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jupyter_distrib.wire.messages import NodeStatus, ServerStatus
+from jupyter_distrib.wire import messages as m
 
 
-def next_rank(server: ServerStatus) -> str:
+def next_rank(server: m.ServerStatus) -> str:
     """Return the end of a sentence that begins with `next rank`; empty if nobody knows.
 
     Args:
@@ -36,7 +36,7 @@ def _told(what: str, total: float, free: float, holders: Sequence[str]) -> str:
     return f"{which} held{held}: wait for one by --wait S, or give back yours by %distributed_pool stop"
 
 
-def _holders(server: ServerStatus, nodes: Sequence[NodeStatus]) -> list[str]:
+def _holders(server: m.ServerStatus, nodes: Sequence[m.NodeStatus]) -> list[str]:
     """Return those who hold something, each once."""
     told = [gpu.holder for gpu in server.gpus] + [holder for node in nodes for holder in node.holders]
     return list(dict.fromkeys(filter(None, told or [group.holder for group in server.groups if group.workers])))

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import distributions, formatting
 from jupyter_distrib.system.distributions import Distribution
-from jupyter_distrib.wire.messages import Package, Packages
+from jupyter_distrib.wire import messages as m
 
 WHEEL_LIMIT_BYTES = 64 << 20
 """The largest package that travels itself."""
@@ -40,17 +40,17 @@ class _Known:
     """Result of the last look, and the state of the folders that it was of."""
 
     stamps: tuple[tuple[str, int], ...] = ()
-    packages: tuple[Package, ...] = ()
+    packages: tuple[m.Package, ...] = ()
     source_folders: tuple[str, ...] = ()
 
 
 _known = _Known()
 
 
-def of_notebook(mode: str, limit_bytes: int) -> Packages:
+def of_notebook(mode: str, limit_bytes: int) -> m.Packages:
     """Return the packages as they are now. Raises `PoolError` for one that cannot travel."""
     _look()
-    return Packages(mode=mode, packages=_known.packages, limit_bytes=limit_bytes)
+    return m.Packages(mode=mode, packages=_known.packages, limit_bytes=limit_bytes)
 
 
 def source_folders() -> tuple[str, ...]:
@@ -143,16 +143,16 @@ def requirement(each: Distribution) -> str:
     return f"{each.name} @ {url}"
 
 
-def _package(each: Distribution) -> Package:
+def _package(each: Distribution) -> m.Package:
     if asked := requirement(each):
-        return Package(name=each.name, version=each.version, requirement=asked)
+        return m.Package(name=each.name, version=each.version, requirement=asked)
     file, wheel = as_wheel(each)
     if len(wheel) > WHEEL_LIMIT_BYTES:
         raise PoolError(
             f"{each.name} {each.version} was installed from a file of this machine and takes "
             f"{formatting.size(len(wheel))}, too much to send: install it on the hosts, or use --environment off."
         )
-    return Package(name=each.name, version=each.version, file=file, wheel=wheel)
+    return m.Package(name=each.name, version=each.version, file=file, wheel=wheel)
 
 
 def as_wheel(each: Distribution) -> tuple[str, bytes]:

@@ -29,7 +29,7 @@ from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
 from jupyter_distrib.system import interrupts, load_time, open_files
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
-from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
+from jupyter_distrib.wire import messages as m
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class PoolManager:
                 self.close_group(other)
         name = f"{self._identity.name}-c{next(self._numbers)}"
         group = WorkerGroup(name=name, connection=connection, asked=request)
-        command = OpenWorkerGroup(
+        command = m.OpenWorkerGroup(
             group=name,
             size=request.size.count or 0,
             gpus=request.size.gpus,
@@ -264,7 +264,7 @@ class PoolManager:
         with interrupts.Uninterrupted():
             group.connection.groups.pop(group.name, None)
             group.close("it was stopped")
-            group.connection.node.send(CloseWorkerGroup(group=group.name, reason=f"its ranks were stopped from {by}"))
+            group.connection.node.send(m.CloseWorkerGroup(group=group.name, reason=f"its ranks were stopped from {by}"))
         self._on_change()
 
     def close(self) -> None:

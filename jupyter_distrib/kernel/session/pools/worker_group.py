@@ -14,7 +14,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Packages, WorkerGroupStarting, WorkerInfo
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.pools.connection import Connection
@@ -29,7 +29,7 @@ class GroupRequest:
     """The variables, from `--env` and the notebook, that programs read when they load."""
     changed: dict[str, str] = field(default_factory=dict)
     """The GPU libraries' variables that the notebook has set since it reached its pool."""
-    packages: Packages | None = None
+    packages: m.Packages | None = None
     """The packages that the ranks must have; None if they are not compared."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
@@ -42,7 +42,7 @@ class WorkerGroup:
     name: str
     connection: Connection
     asked: GroupRequest
-    workers: tuple[WorkerInfo, ...] = ()
+    workers: tuple[m.WorkerInfo, ...] = ()
     gpus: bool = False
     """Whether its ranks have GPUs."""
     notes: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class WorkerGroup:
     """The state: `opening`, `open`, or `closed`."""
     reason: str = ""
     """The reason why it is closed."""
-    starting: WorkerGroupStarting | None = None
+    starting: m.WorkerGroupStarting | None = None
     """The progress of the start of its ranks, if it takes a while."""
     opened: threading.Event = field(default_factory=threading.Event)
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jupyter_distrib.wire.messages import Exited, Failed, Failure, Frame, Interrupted, RunEvent, StackSeen
+from jupyter_distrib.wire import messages as m
 
 
 class CellSources:
@@ -23,12 +23,12 @@ class CellSources:
         self._files: dict[str, str] = {}
         """Shown name -> the file name under which `linecache` has the lines."""
 
-    def named(self, event: RunEvent) -> RunEvent:
+    def named(self, event: m.RunEvent) -> m.RunEvent:
         """Return the event with the front end's names of cells, such as `Cell In[2]`: functions of plain cells have
         file names that only ipykernel knows."""
-        if isinstance(event, Failed):
+        if isinstance(event, m.Failed):
             return replace(event, failure=self._failure(event.failure))
-        if isinstance(event, (Interrupted, Exited, StackSeen)) and event.frames:
+        if isinstance(event, (m.Interrupted, m.Exited, m.StackSeen)) and event.frames:
             return replace(event, frames=self._frames(event.frames))
         return event
 
@@ -36,11 +36,11 @@ class CellSources:
         """Return the lines of the file or cell that tracebacks call `filename`; None if they cannot be found."""
         return self._cell.get(filename) or linecache.getlines(self._files.get(filename, filename)) or None
 
-    def _failure(self, failure: Failure) -> Failure:
+    def _failure(self, failure: m.Failure) -> m.Failure:
         cause = failure.cause and self._failure(failure.cause)
         return replace(failure, frames=self._frames(failure.frames), cause=cause)
 
-    def _frames(self, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    def _frames(self, frames: Sequence[m.Frame]) -> tuple[m.Frame, ...]:
         named = []
         for frame in frames:
             name = cell_name(frame.filename)

@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import DebuggerPrompted
+from jupyter_distrib.wire import messages as m
 
 POLL_S = 0.01
 BACK_S = 0.3
@@ -85,7 +85,7 @@ class Conversation:
         self._run, self._advice, self._is_over, self._meanwhile = run, advice, is_over, meanwhile
         self._changes, self._changed_at_s = 0, 0.0
         """The number of events so far, and the time at which the last was noticed."""
-        self._shown: dict[int, DebuggerPrompted] = {}
+        self._shown: dict[int, m.DebuggerPrompted] = {}
         """The prompt of each rank whose text was printed last."""
 
     @property
@@ -128,7 +128,7 @@ class Conversation:
             self._send(rank, line)
         return rank
 
-    def _is_wanted(self, rank: int, prompt: DebuggerPrompted) -> bool:
+    def _is_wanted(self, rank: int, prompt: m.DebuggerPrompted) -> bool:
         """Pass on news, and return whether the rank still waits for its line. Called while the user is asked."""
         if self._changes != self._run.record.changes:
             self._changes, self._changed_at_s = self._run.record.changes, time.monotonic()
@@ -136,10 +136,10 @@ class Conversation:
             self._meanwhile()
         return self._is_waiting(rank, prompt)
 
-    def _is_waiting(self, rank: int, prompt: DebuggerPrompted) -> bool:
+    def _is_waiting(self, rank: int, prompt: m.DebuggerPrompted) -> bool:
         return self._run.record.ranks[rank].prompt is prompt
 
-    def _show(self, rank: int, prompt: DebuggerPrompted) -> None:
+    def _show(self, rank: int, prompt: m.DebuggerPrompted) -> None:
         if self._shown.get(rank) is prompt:
             return
         if rank not in self._shown:
@@ -170,7 +170,7 @@ class Conversation:
         if prompt is not None:
             self._wait(rank, prompt, first=lambda: self._run.link.debug(rank, "read", line))
 
-    def _wait(self, rank: int, prompt: DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
+    def _wait(self, rank: int, prompt: m.DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
         """Call `first`, and wait until the rank has answered or gone on; stop the run if the user has quit.
 
         An interrupt is for the rank, at whatever step of the wait it comes.
@@ -193,14 +193,14 @@ class Conversation:
             if left.quit and not self._run.done():
                 self._run.cancel()
 
-    def _leave(self, rank: int, prompt: DebuggerPrompted) -> None:
+    def _leave(self, rank: int, prompt: m.DebuggerPrompted) -> None:
         """Act on an interrupt at the prompt: it has stopped the run; an examination ends."""
         if self._run.done():
             self._run.link.debug(rank, "end", "")
         self._wait(rank, prompt)
 
 
-def _at(prompt: DebuggerPrompted) -> str:
+def _at(prompt: m.DebuggerPrompted) -> str:
     return "" if prompt.line is None else f" at line {prompt.line}"
 
 

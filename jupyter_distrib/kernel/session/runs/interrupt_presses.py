@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.session.runs.cell_sources import cell_name
-from jupyter_distrib.wire.messages import Frame
+from jupyter_distrib.wire import messages as m
 
 Handler = Callable[[int, types.FrameType | None], object]
 LATE_S = 1.0
@@ -67,7 +67,7 @@ def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
         return interrupt
     return failures.to_early_interrupt(
         [
-            Frame(filename=cell_name(frame.f_code.co_filename), line=line, function=frame.f_code.co_name)
+            m.Frame(filename=cell_name(frame.f_code.co_filename), line=line, function=frame.f_code.co_name)
             for frame, line in traceback.walk_tb(interrupt.__traceback__)
             if line
         ]

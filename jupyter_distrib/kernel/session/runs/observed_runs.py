@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.wire.messages import Cell, Ended
+from jupyter_distrib.wire import messages as m
 
 
 def facts(
     run: Run,
-    cell: Cell | None = None,
+    cell: m.Cell | None = None,
     options: Options | None = None,
     *,
     track: tuple[str, ...] = (),
@@ -50,5 +50,5 @@ def told_of_a_failed_start(run: Run) -> Iterator[None]:
         yield
     except BaseException:
         if not run.done():
-            run.observers.tell(Ended(run=run.id, at_s=time.monotonic()), run.record)
+            run.observers.tell(m.Ended(run=run.id, at_s=time.monotonic()), run.record)
         raise

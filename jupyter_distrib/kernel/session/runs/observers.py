@@ -28,7 +28,7 @@ from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import entry_points, interrupts
-from jupyter_distrib.wire.messages import Displayed, Ended, RunEvent, Wrote
+from jupyter_distrib.wire import messages as m
 
 ENTRY_POINTS = "jupyter_distrib.observers"
 BEGIN_S = 2.0
@@ -67,7 +67,7 @@ class RunObservers:
         self._threads = (*self._threads, thread)
         self.add(thread)
 
-    def tell(self, event: RunEvent, record: RunRecord) -> None:
+    def tell(self, event: m.RunEvent, record: RunRecord) -> None:
         """Pass an event that the record has just folded to all observers. Returns at once."""
         for observer in self._observers:
             observer.observe(event, record)
@@ -210,7 +210,7 @@ class ObserverThread(Observer):
             self._hang(f"its begin() has not returned within {BEGIN_S:g} s")
         return self._environment
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         if self._finished.is_set() or self._dropped.locked():
             return
         if not self._backlog.put(event) and self._dropped.acquire(blocking=False):
@@ -252,7 +252,7 @@ class ObserverThread(Observer):
             self._called_at_s = time.monotonic()
             observer.observe(event, self._record)
             self._called_at_s = math.inf
-            if isinstance(event, Ended):
+            if isinstance(event, m.Ended):
                 return
 
     def _drop(self, why: str) -> None:
@@ -274,10 +274,10 @@ class Backlog:
     """The queue of events that wait for one observer: put by one thread at a time, taken by another."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[m.RunEvent | None] = queue.SimpleQueue()
         self._put_bytes = self._taken_bytes = 0
 
-    def put(self, event: RunEvent) -> bool:
+    def put(self, event: m.RunEvent) -> bool:
         """Add an event unless too many bytes wait already. Return whether it was added."""
         self._put_bytes += _size_bytes(event)
         if self._put_bytes - self._taken_bytes > BACKLOG_BYTES:
@@ -285,7 +285,7 @@ class Backlog:
         self._events.put(event)
         return True
 
-    def take(self) -> RunEvent | None:
+    def take(self) -> m.RunEvent | None:
         """Wait for the next event and return it; None if the backlog was closed."""
         if (event := self._events.get()) is not None:
             self._taken_bytes += _size_bytes(event)
@@ -296,11 +296,11 @@ class Backlog:
         self._events.put(None)
 
 
-def _size_bytes(event: RunEvent) -> int:
+def _size_bytes(event: m.RunEvent) -> int:
     match event:
-        case Wrote():
+        case m.Wrote():
             return EVENT_BYTES + len(event.text)
-        case Displayed():
+        case m.Displayed():
             return EVENT_BYTES + sum(map(len, event.data.values()))
         case _:
             return EVENT_BYTES
@@ -335,6 +335,6 @@ class EndObserver(Observer):
     def __init__(self, ended: Callable[[], object]) -> None:
         self._ended = ended
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if isinstance(event, Ended):
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
+        if isinstance(event, m.Ended):
             self._ended()

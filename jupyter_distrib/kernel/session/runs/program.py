@@ -12,7 +12,7 @@ from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.wire import messages as m
 
 LITERAL_CHARACTERS = 2000
 """The length up to which a value is written as a literal."""
@@ -40,7 +40,7 @@ class Program:
         return self.settings.filled(self.given)
 
     @classmethod
-    def of(cls, cell: Cell, inputs: tuple[Input, ...], given: Options, settings: Settings) -> Program:
+    def of(cls, cell: m.Cell, inputs: tuple[Input, ...], given: Options, settings: Settings) -> Program:
         kept = {
             each.name: each.value
             for each in inputs

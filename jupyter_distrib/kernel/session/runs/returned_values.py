@@ -10,8 +10,8 @@ from typing import Any
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import interrupts
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Parcel, Restarted, Returned, RunEvent
 
 
 class ReturnedValues:
@@ -20,7 +20,7 @@ class ReturnedValues:
     def __init__(self) -> None:
         self.held: object = ()
         """The kernel's classes and functions that were sent, kept alive until the values have come."""
-        self._parcels: dict[int, tuple[Parcel, Descriptors]] = {}
+        self._parcels: dict[int, tuple[m.Parcel, Descriptors]] = {}
         self._results: Results | None = None
 
     @property
@@ -28,12 +28,12 @@ class ReturnedValues:
         """Return whether no value is left to be unpacked."""
         return not self._parcels
 
-    def taken(self, event: RunEvent, descriptors: Descriptors) -> RunEvent:
+    def taken(self, event: m.RunEvent, descriptors: Descriptors) -> m.RunEvent:
         """Keep the event's value and return the event without it. Owns the descriptors."""
-        if isinstance(event, Returned) and event.value is not None:
+        if isinstance(event, m.Returned) and event.value is not None:
             self._parcels[event.rank] = event.value, descriptors
             return replace(event, value=None)
-        if isinstance(event, Restarted):
+        if isinstance(event, m.Restarted):
             self._close_parcels()
         descriptors.close()
         return event
@@ -69,5 +69,5 @@ class ReturnedValues:
             interrupts.come_again()
 
 
-def unpack_exception(parcel: Parcel) -> BaseException | None:
+def unpack_exception(parcel: m.Parcel) -> BaseException | None:
     return exceptions.unpack_exception(*payload.from_parcel(parcel, None))

@@ -31,8 +31,8 @@ from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues, 
 from jupyter_distrib.kernel.session.runs.start import PoolLink, RunStart
 from jupyter_distrib.kernel.session.runs.stop_order import StopOrder
 from jupyter_distrib.system import formatting, interrupts, log_folder, paths, record_file
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.analysis.metrics import Metrics
@@ -187,7 +187,7 @@ class Run:
         """End the run, which has no ranks: it was refused, or for None cancelled."""
         self.start.refuse(refusal)
         self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
-        self.deliver(Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
+        self.deliver(m.Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
         self.start.settle()
 
     # ------------------------------------------------------------------------------------------------ its end
@@ -256,7 +256,7 @@ class Run:
         log_folder.check(folder)
         return folder / f"rank{rank}.log"
 
-    def stacks(self, timeout_s: float = STACKS_S) -> dict[int, StackSeen]:
+    def stacks(self, timeout_s: float = STACKS_S) -> dict[int, m.StackSeen]:
         """Return the Python stack of each rank that executes the cell now, as soon as all have answered.
 
         A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
@@ -326,17 +326,17 @@ class Run:
 
     def note(self, text: str) -> None:
         """Add a sentence to the output of the run; from any thread."""
-        self.deliver(Noted(run=self.id, rank=None, text=text))
+        self.deliver(m.Noted(run=self.id, rank=None, text=text))
 
     def _pressed(self) -> None:
         self.stop_order.give(force=self.interrupted, late=self.done())
 
-    def deliver(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def deliver(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Fold one event into the record; called in the node's thread. Owns the descriptors."""
         event = self._sources.named(self.values.taken(event, descriptors))
         with self._lock:
             self.record.apply(event)
-            if not isinstance(event, Ended):
+            if not isinstance(event, m.Ended):
                 self.observers.tell(event, self.record)
                 return
         try:

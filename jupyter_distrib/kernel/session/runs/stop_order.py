@@ -7,7 +7,7 @@ import threading
 import time
 
 from jupyter_distrib.kernel.session.runs.start import PoolLink
-from jupyter_distrib.wire.messages import KILL_AFTER_S
+from jupyter_distrib.wire import messages as m
 
 UNANSWERED_S = 1.0
 """The seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
@@ -48,4 +48,4 @@ class StopOrder:
         are killed; empty without a request."""
         if self.asked_at_s is None:
             return ""
-        return "killed" if self.kill_asked or now_s >= self.asked_at_s + KILL_AFTER_S else "asked"
+        return "killed" if self.kill_asked or now_s >= self.asked_at_s + m.KILL_AFTER_S else "asked"

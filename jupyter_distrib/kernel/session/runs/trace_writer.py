@@ -18,7 +18,7 @@ from typing import IO
 from jupyter_distrib.kernel.analysis import trace_parts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.wire.messages import Ended, Profiled, Restarted, RunEvent
+from jupyter_distrib.wire import messages as m
 
 FOLDER = "runs"
 TRACE = "trace.json.gz"
@@ -36,18 +36,18 @@ class TraceWriter(Observer):
 
     def __init__(self, run: ObservedRun, directory: Path) -> None:
         self._run, self._directory = run, directory
-        self._parts: dict[int, Profiled] = {}
+        self._parts: dict[int, m.Profiled] = {}
         self._written = False
 
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
+    def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         match event:
-            case Profiled():
+            case m.Profiled():
                 self._parts[event.rank] = event
-            case Restarted():
+            case m.Restarted():
                 self._parts, self._written = {}, False
             case _:
                 pass
-        over = isinstance(event, Ended) or self._parts.keys() == record.ranks.keys()
+        over = isinstance(event, m.Ended) or self._parts.keys() == record.ranks.keys()
         if over and self._parts and not self._written:
             self._written = True
             self._write(tuple(record.ranks))
