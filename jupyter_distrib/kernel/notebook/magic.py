@@ -176,7 +176,7 @@ class CellMagics(Magics):
         before = {name: notebook.get(name) for name in options.keep}
 
         def take_over(run: Run) -> None:
-            handles_module.note_missing(run, options.keep)
+            handles_module.note_missing(run, options.keep, notebook)
             handles = current.handles(run, options.keep)
             for name, handle in handles.items():
                 if not options.detach or notebook.get(name) is before[name]:

@@ -44,9 +44,10 @@ def explain_unknown(
     return None
 
 
-def note_missing(run: Run, names: Iterable[str]) -> None:
-    """Add a note on the names of `--keep` that no rank had at the end of the cell."""
+def note_missing(run: Run, names: Iterable[str], notebook: Mapping[str, object]) -> None:
+    """Add a note on the names of `--keep` that no rank had at the end of the cell; what ranks keep already stays."""
     kept = {name for rank in run.record.ranks.values() for name in rank.kept}
+    kept |= {name for name in names if isinstance(notebook.get(name), RankValue)}
     if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
         has = "has this name" if len(missing) == 1 else "has one of these names"
         text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"

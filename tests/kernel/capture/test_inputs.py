@@ -167,5 +167,12 @@ def test_a_name_to_keep_that_no_rank_had_in_the_end_is_noted(book: Notebook) -> 
     assert "`other`" not in outcome.view
 
 
+def test_a_name_to_keep_that_the_cell_does_not_use_and_ranks_keep_already_is_not_noted(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep model,other\nmodel, other = rank, 1")
+
+    assert "nothing is kept" not in book.ok("%%distributed --ranks 2 --keep model,other\nmodel").view
+    assert book.ok("%%distributed --ranks 2\nother").result == "ranks 0-1: 1"
+
+
 def test_a_name_to_keep_that_one_rank_has_is_not_noted(book: Notebook) -> None:
     assert book.ok("%%distributed --ranks 2 --keep model\nif rank == 1: model = 1").view == ""
