@@ -46,6 +46,6 @@ class DataParallelStrategy(TrainingStrategy):
         # On some of the ranks only, a new group would wait for the others for ever.
         met_again = run.everyone and process_group.current.ensure(process_group.default_backend(identity.device()))
         if run.everyone:
-            randomness.begin_alike()
+            randomness.begin_alike(run.note)
         self.training = training = DataParallel(run)
         training.begin(met_again=met_again)

@@ -59,7 +59,7 @@ class DeepSpeedStrategy(TrainingStrategy):
         check(config, run.options.get("zero", ""), ranks=size, on_cpu=identity.device().type == "cpu")
         from jupyter_distrib.worker.autoparallel.training.engines import EngineTraining
 
-        randomness.begin_alike()
+        randomness.begin_alike(run.note)
         full = completed(config, run.options.get("zero", ""), size)
         said = "train_batch_size" in config or "train_micro_batch_size_per_gpu" in config
         samples = full["train_micro_batch_size_per_gpu"] if said else None

@@ -97,7 +97,7 @@ class FullyShardedStrategy(TrainingStrategy):
                 "or take --strategy none."
             )
         process_group.current.ensure(process_group.default_backend(identity.device()))
-        randomness.begin_alike()
+        randomness.begin_alike(run.note)
         groups_reset = meshes.follow()
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)
