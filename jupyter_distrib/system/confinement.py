@@ -137,9 +137,14 @@ def environment(pid: int | str, proc: Path = _PROC) -> dict[str, str]:
     return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
 
 
-def pid_namespace() -> str:
-    """Return the namespace in which this process has its id; empty where the system has none."""
-    return _link(_PROC / _OWN / "ns" / "pid")
+def pid_namespace(pid: int | str = _OWN) -> str:
+    """Return the namespace in which the id of a process, and the time of its start, mean the same as for others in it;
+    empty where the system has none, or does not tell.
+
+    The system shows the start of each process in the time of who asks, time_namespaces(7).
+    """
+    found = [_link(_PROC / str(pid) / "ns" / name) for name in ("pid", "time")]
+    return " ".join(filter(None, found))
 
 
 def _binding(names: str, path: str, mount: Path) -> str:

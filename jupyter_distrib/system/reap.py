@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from jupyter_distrib.system.confinement import pid_namespace
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.system.launch import AGENT, began
 
@@ -66,17 +67,10 @@ def kill_orphans() -> None:
 
 
 def _is_orphan(pid: int) -> bool:
+    """Return whether the agent of a process is gone. Processes of a container have numbers and times of their own, and
+    agents that cannot be seen from outside."""
     agent, _, since = (mark_of(pid, AGENT) or "").partition(".")
-    return agent.isdecimal() and began(int(agent)) != since and _pid_namespace(pid) == _pid_namespace(os.getpid())
-
-
-def _pid_namespace(pid: int) -> str:
-    """Return the namespace of pids: processes of a container have numbers of their own, and agents that cannot be seen
-    from outside."""
-    try:
-        return os.readlink(_PROC / str(pid) / "ns" / "pid")
-    except OSError:
-        return ""
+    return agent.isdecimal() and began(int(agent)) != since and pid_namespace(pid) == pid_namespace()
 
 
 def children(pid: int) -> list[int]:

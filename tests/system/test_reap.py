@@ -211,3 +211,49 @@ print(*states)
     process = program(text, cwd=ROOT)
     assert line_of(process) == "-9 None None"
     end(process)
+
+
+AGENT_IN_ANOTHER_TIME = """
+import os, subprocess, sys
+from jupyter_distrib.system import launch, run_list
+from jupyter_distrib.system.confinement import pid_namespace
+from pathlib import Path
+rank = subprocess.Popen(["sleep", "60"], env={**os.environ, launch.AGENT: launch.own_mark()})
+run = run_list.ListedRun(run="a-1", label="", holder="", notebook="", began_at_s=1.0, ended=False, server="agent-0",
+                         pid=os.getpid(), protocol=1, pid_namespace=pid_namespace())
+run_list.write(Path(sys.argv[1]), run)
+print(rank.pid, flush=True)
+sys.stdin.read()
+rank.kill()
+"""
+LOOKS_FROM_OUTSIDE = f"""
+import os, signal, socket, subprocess, sys
+from pathlib import Path
+from jupyter_distrib.system import reap, run_list
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1] + "/agent-0.sock")
+    listener.listen()
+    inside = ["unshare", "--time", "--boottime", "5000", sys.executable, "-c", {AGENT_IN_ANOTHER_TIME!r}, sys.argv[1]]
+    agent = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    rank = int(agent.stdout.readline())
+    reap.kill_orphans()
+    state = Path(f"/proc/{{rank}}/stat").read_text().rpartition(")")[2].split()[0]
+    print(state not in "ZX", [run.run for run in run_list.listed(Path(sys.argv[1]))], flush=True)
+    agent.communicate()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root")
+def test_an_agent_whose_clock_is_another_is_alive(tmp_path: Path) -> None:
+    """In a namespace of times, processes began at other times: an agent inside is none that has taken the number of a
+    dead one. The test has a namespace of processes, so that it looks at nothing else."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run(
+        [*alone, "unshare", "--time", "--boottime", "5000", "true"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("this system makes no namespaces of times and processes")
+    looked = subprocess.run(
+        [*alone, sys.executable, "-c", LOOKS_FROM_OUTSIDE, str(tmp_path)],
+        capture_output=True, text=True, check=True, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert looked.stdout.split("\n")[0] == "True ['a-1']"
