@@ -1,7 +1,7 @@
 """Takes from the settings file of a project what that may set before the user has trusted it.
 
-That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, and a
-strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key, `Option.unasked` of
+That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, up to what
+that has, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key, `Option.unasked` of
 each option of a pool, and `Capabilities.unasked` of each kind, all with No as their default. A cell that needs none of
 what waits runs with the user's own settings. Kernel side, no state."""
 
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, ProjectFile
 from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped
+from jupyter_distrib.wire.messages import number_of_ranks
 
 Pools = Mapping[str, NamedPool]
 VALUE_CHARACTERS = 120
+DEVICES = Path("/dev")
 
 
 def _never(value: object, pools: Pools) -> bool:
@@ -134,11 +138,21 @@ def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, opti
     of_user = own is not None and own.origin != BUILT_IN
     every = of_user or not capabilities_of(pool.kind).unasked
     unasked = set() if every else {"kind", *(option.name for option in options if option.unasked)}
-    asks = {key: pool.options.get(key, value) for key, value in table.items() if key not in unasked}
+    is_more = not every and (pool.size.count or 0) > _most_ranks(gpus=pool.size.gpus)
+    too_many = {"ranks", "gpus"} if is_more else set()
+    asks = {key: pool.options.get(key, value) for key, value in table.items() if key not in unasked - too_many}
     told = {
         key: _printable(str(value)) if value is not True else "" for key, value in asks.items() if value is not False
     }
-    return [f"{key} = {value}" if value else key for key, value in told.items()]
+    more = {key: " (more than this machine has)" for key in too_many}
+    return [f"{key} = {value}{more.get(key, '')}" if value else key for key, value in told.items()]
+
+
+def _most_ranks(*, gpus: bool) -> int:
+    """Return the number of ranks for which this machine has cores or, for ranks with one each, GPUs; at least as many
+    as a cell gets that names no number. Ranks with GPUs are CPU ranks where there are none."""
+    devices = len([*DEVICES.glob("nvidia[0-9]*")]) if gpus else 0
+    return max(number_of_ranks(0, 0), control_groups.cores(), devices)
 
 
 def _printable(text: str) -> str:

@@ -294,6 +294,49 @@ def test_a_new_pool_of_a_project_needs_trust_unless_it_is_some_ranks_here(place:
     assert (file.sets if file is not None else "") == asks
 
 
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 4 cores and 6 GPUs."""
+    monkeypatch.setattr(project_files.control_groups, "cores", lambda: 4)
+    monkeypatch.setattr(project_files, "DEVICES", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+    for name in (*(f"nvidia{number}" for number in range(6)), "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("number", "asks"),
+    [
+        ("ranks = 4", ""),
+        ("ranks = 5", "ranks = 5 (more than this machine has)"),
+        ('ranks = "100000"', "ranks = 100000 (more than this machine has)"),
+        ("ranks = 0x186a0", "ranks = 100000 (more than this machine has)"),
+        ("gpus = 6", ""),
+        ("gpus = 7", "gpus = 7 (more than this machine has)"),
+    ],
+)
+@pytest.mark.usefixtures("machine")
+def test_more_ranks_than_the_machine_has_need_trust(place: Place, number: str, asks: str) -> None:
+    table = f'kind = "local"\n{number}\n'
+    new = project(place, f'pool = "lab"\n[pools.lab]\n{table}')
+    file = new.pools["lab"].project_file
+    assert (file.sets if file is not None else "") == asks
+    assert new.pool == ("local" if asks else "lab")
+    built_in = project(place, f"[pools.local]\n{table}")
+    assert (built_in.pools["local"].size.count is None) == bool(asks)
+    if asks:
+        trust(built_in)
+    assert place.load().pools["local"].size.count is not None
+
+
+def test_a_machine_with_one_core_has_two_ranks_as_every_cell_gets(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_files.control_groups, "cores", lambda: 1)
+    assert project(place, '[pools.lab]\nkind = "local"\nranks = 2').pools["lab"].project_file is None
+    assert project(place, '[pools.lab]\nkind = "local"\nranks = 3').pools["lab"].project_file is not None
+
+
 def test_only_these_keys_options_and_kinds_of_pools_need_no_trust() -> None:
     """Whoever adds one has to decide that it is harmless in the hands of a stranger: the default is that it is not."""
     options = {option.name for option in (*OPTIONS, *(each for kind in base.kinds().values() for each in kind))}

@@ -22,9 +22,9 @@ kind = "local"
 ranks = 2
 strategy = "ddp"
 
-[pools.three]
+[pools.one]
 kind = "local"
-ranks = 3
+ranks = 1
 """
 
 
@@ -67,17 +67,17 @@ def test_a_cell_uses_the_default_pool_of_the_file(book: Notebook) -> None:
 
 def test_pools_are_up_side_by_side(book: Notebook) -> None:
     book.ok("%%distributed --pool two --keep a\na = rank")
-    book.ok("%%distributed --pool three --keep b\nb = rank * 2")
+    book.ok("%%distributed --pool one --keep b\nb = rank * 2")
     assert book.ok("%%distributed --pool two\na + world_size").result == "rank 0: 2\nrank 1: 3"
-    assert book.ok("%%distributed --pool three\nb + world_size").result == "rank 0: 3\nrank 1: 5\nrank 2: 7"
+    assert book.ok("%%distributed --pool one\nb + world_size").result == "rank 0: 1"
     found = rows(book)
     assert found["two"][1:] == ["local", "yes", "2 CPU", "a", "jupyter_distrib.toml"]
-    assert found["three"][1:] == ["local", "3 CPU", "b", "jupyter_distrib.toml"]
-    assert "`a` is not kept on the three pool" in book.fails("%%distributed --pool three\na").traceback
+    assert found["one"][1:] == ["local", "1 CPU", "b", "jupyter_distrib.toml"]
+    assert "`a` is not kept on the one pool" in book.fails("%%distributed --pool one\na").traceback
     status = book.ok("%distributed_status").result
-    assert {"two", "three"} <= {line.split()[-1] for line in status.splitlines() if " idle " in line}
-    book.ok("%distributed_pool stop three")
-    assert "none up" in rows(book)["three"]
+    assert {"two", "one"} <= {line.split()[-1] for line in status.splitlines() if " idle " in line}
+    book.ok("%distributed_pool stop one")
+    assert "none up" in rows(book)["one"]
     assert "2 CPU" in rows(book)["two"]
 
 
