@@ -24,6 +24,8 @@ from jupyter_distrib.system import paths
 from jupyter_distrib.system.record_file import DamagedFile
 
 DAY_S = 86_400.0
+TOTAL_BYTES = 1_000_000_000
+"""The size up to which all runs together are kept."""
 _NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
 _LAST = 99_999_999
 
@@ -63,7 +65,7 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
     """Write runs with the next numbers, unless they are there already, and remove what is too old or too much.
 
     Raises:
-        OSError, PoolError: They cannot be written.
+        OSError, PoolError: One cannot be written; those before it are.
     """
     texts = {
         saved.run: f"{json.dumps(saved.summary())}\n{json.dumps(saved_run.metrics_to(record))}\n"
@@ -73,17 +75,19 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
     with _alone(at):
         names = _names(at)
         there = {name.partition("_")[2] for name in names}
-        for run, text in texts.items():
-            if f"{run}.json" in there:
-                continue  # a detached run that is attached again
-            number = 1 + max((each for each in map(_number, names) if each < _LAST), default=0)
-            names.append(f"{number:08}_{run}.json")
-            paths.write_whole(at / names[-1], text)
-        _remove_old(at, names, limits)
+        try:
+            for run, text in texts.items():
+                if f"{run}.json" in there:
+                    continue  # a detached run that is attached again
+                number = 1 + max((each for each in map(_number, names) if each < _LAST), default=0)
+                paths.write_whole(at / f"{number:08}_{run}.json", text)
+                names.append(f"{number:08}_{run}.json")
+        finally:  # also where the disk is full
+            _remove_old(at, names, limits)
 
 
 def _remove_old(at: Path, names: list[str], limits: Limits) -> None:
-    left = _pruned(at, names, limits.runs, limits.days)
+    left = _within_total(at, _pruned(at, names, limits.runs, limits.days))
     if limits.project_runs is not None or limits.project_days is not None:
         own = [name for name in left if (run := _read(at / name)) is not None and run.project == limits.project]
         _pruned(at, own, limits.project_runs, limits.days if limits.project_days is None else limits.project_days)
@@ -99,6 +103,20 @@ def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[s
                 return names[place:]
             (at / name).unlink()
     return []
+
+
+def _within_total(at: Path, names: list[str]) -> list[str]:
+    """Remove the oldest of these files until all together are small enough. Return the names of the others."""
+    total = 0
+    for place, name in reversed([*enumerate(names)]):
+        with suppress(OSError):
+            total += (at / name).lstat().st_size
+        if total > TOTAL_BYTES:
+            for each in names[: place + 1]:
+                with suppress(OSError):
+                    (at / each).unlink()
+            return names[place + 1 :]
+    return names
 
 
 def load() -> list[SavedRun]:

@@ -21,6 +21,8 @@ from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile
 
 ROWS = 2000
 """The number of reports that are saved, of all ranks together, evenly spaced over the run."""
+VALUES = 400_000
+"""The number of values in them, of all metrics together."""
 SOURCE_CHARACTERS = 100_000
 ERROR_CHARACTERS = 500
 
@@ -130,7 +132,7 @@ def metrics_to(record: RunRecord) -> dict[str, Any]:
     rows = defaultdict(list)
     for row in metrics:
         rows[row["rank"]].append([row[name] for name in columns])
-    most = max(2, ROWS // max(1, len(rows)))
+    most = max(2, min(ROWS, VALUES // len(columns)) // max(1, len(rows)))
     return {"columns": columns, "rows": [row for each in rows.values() for row in thinned(each, most)]}
 
 

@@ -73,10 +73,16 @@ class HistoryWriter:
                 if not runs:
                     self._thread = None
                     return
-            try:
-                self._write(runs)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the runs are not to suffer
-                self.trouble = str(error)
+            self._save(runs)
+
+    def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
+        """Write runs together, or each by itself if that fails: one that cannot be written costs no other."""
+        try:
+            self._write(runs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the runs are not to suffer
+            self.trouble = str(error)
+            for each in runs if len(runs) > 1 else ():
+                self._save([each])
 
     def _gather(self) -> None:
         """Wait until no run has ended for a while: one look at the folder costs as much as several runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -91,6 +92,47 @@ def test_the_oldest_make_room_and_numbers_go_on() -> None:
         save(f"a-{number}", [], limits=Limits(runs=3, days=90.0))
 
     assert [run.number for run in run_files.load()] == [3, 4, 5]
+
+
+def test_all_runs_together_stay_below_a_total(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        save(f"a-{number}", [0.5] * 50)
+    one = max(path.stat().st_size for path in home.glob("*.json"))
+    monkeypatch.setattr(run_files, "TOTAL_BYTES", int(3.5 * one))
+    save("a-4", [0.5] * 50)
+
+    assert [run.run for run in run_files.load()] == ["a-2", "a-3", "a-4"]
+    assert sum(path.stat().st_size for path in home.glob("*.json")) <= 3.5 * one
+
+
+def test_a_run_with_very_many_metrics_is_saved_so_that_it_can_be_read(home: Path) -> None:
+    record = RunRecord(run="a-1", label="", ranks=[0], world_size=1, strategy="none")
+    names = [f"metric {number}" for number in range(1500)]
+    record.apply(Started(run="a-1", rank=0, pid=1, device="cpu", at_s=1.0))
+    for step in range(500):
+        values = dict.fromkeys(names, step + 0.123456789012345)
+        record.apply(Measured(run="a-1", rank=0, step=step, values=values, at_s=2.0))
+    record.apply(Ended(run="a-1", at_s=51.0))
+    run_files.save([(saved_run.of(observed("a-1"), record, ""), record)], ROOMY)
+
+    assert next(home.glob("*.json")).stat().st_size < 12_000_000
+    points = run_files.find("a-1").metrics["metric 1499"][0]
+    assert (points[0][0], points[-1][0]) == (0, 499)
+
+
+def test_on_a_full_disk_old_runs_are_removed_all_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        save(f"a-{number}", [])
+    with monkeypatch.context() as disk:
+        disk.setattr(run_files.paths, "write_whole", _full)
+        with pytest.raises(OSError, match="No space left"):
+            save("a-5", [], limits=Limits(runs=3, days=90.0))
+
+    assert [run.run for run in run_files.load()] == ["a-2", "a-3", "a-4"]
+
+
+def _full(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def test_old_runs_are_removed(home: Path) -> None:
@@ -318,6 +360,30 @@ def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
         writer.flush()
 
     assert [note.partition(":")[0] for note in notes] == ["Runs are not saved in the history"]
+
+
+@pytest.mark.parametrize("broken", ["a-1", "a-2", "a-3"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), TypeError("not JSON")], ids=["disk", "record"])
+def test_a_run_that_cannot_be_written_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception
+) -> None:
+    whole = run_files.paths.write_whole
+
+    def write(path: Path, text: str) -> None:
+        if path.name.endswith(f"_{broken}.json"):
+            raise error
+        whole(path, text)
+
+    monkeypatch.setattr(run_files.paths, "write_whole", write)
+    writer = HistoryWriter(
+        lambda runs: run_files.save([(saved_run.of(run, record, ""), record) for run, record in runs], ROOMY)
+    )
+    for run in ("a-1", "a-2", "a-3"):
+        writer.put(observed(run), ended(run, []))
+    writer.flush()
+
+    assert [run.run for run in run_files.load()] == [run for run in ("a-1", "a-2", "a-3") if run != broken]
+    assert writer.trouble == str(error)
 
 
 def test_runs_that_end_while_others_wait_are_written_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
