@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
-from tests.processes import agents, wait_until
+from tests.processes import agents, wait_until, wait_until_gone
 from tests.product.control_groups import members, memory_group
 from tests.settings_files import write_trusted
 
@@ -111,6 +111,22 @@ def test_an_agent_that_was_moved_elsewhere_serves_no_further_notebook(groups: tu
 
     assert len(set(agents(_runtime())) - before) == 2, "the third kernel shares the agent of the second"
     assert _pids(first) == first_pids, "who has ranks there keeps them"
+
+
+def test_a_notebook_that_is_moved_has_new_ranks_where_it_is(groups: tuple[Path, Path], kernels: Open) -> None:
+    """As by a daemon that sorts processes by rules. Values stay where they are kept; idle ranks do not."""
+    book = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
+    kept = _pids(book)
+    cell = "%%distributed --ranks 1\nimport os\nprint('pid', os.getpid(), flush=True)"
+    (idle,) = map(int, re.findall(r"pid (\d+)", book.ok(cell).view))
+    (groups[1] / "cgroup.procs").write_text(str(book.pid))
+
+    (new,) = map(int, re.findall(r"pid (\d+)", book.ok(cell).view))
+    assert new in members(groups[1])
+    assert not wait_until_gone([idle])
+    assert book.ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
+    assert set(kept) <= set(members(groups[0])), "who has ranks there keeps them"
+    assert [int(pid) for pid in re.findall(r"pid (\d+)", book.ok(cell).view)] == [new], "they are warm now"
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="there is no `ip`, which starts loopback in a namespace")

@@ -40,17 +40,24 @@ class Connections:
         """Iterate over the pools that are in use, in the order of their first use."""
         return iter(list(self._open))
 
-    def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
-        """Reach a pool, once for each set of options. Raises `PoolError`."""
+    def connect(self, pool: str, options: Mapping[str, str] | None = None, group: str = "") -> Connection:
+        """Reach a pool, once for each set of options. Raises `PoolError`.
+
+        Args:
+            pool: Its name.
+            options: The options of its kind; None: those of its definition.
+            group: The name of the worker group that is wanted, for which a pool counts that has moved since.
+        """
         for connection in list(self._open):
             connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
-                if connection.pool == pool and connection.options == options and connection.is_current():
-                    return connection
+                if connection.pool == pool and connection.options == options:
+                    if group in connection.groups or connection.is_current():
+                        return connection
             named = self._choices.settings.pools[pool]
             if options is None:
-                return self.connect(pool, named.options)
+                return self.connect(pool, named.options, group)
             self._choices.check_trusted(named)
             address = PoolAddress(name=pool, kind=named.kind, options=dict(options))
             with open_files.as_pool_error():

@@ -125,7 +125,8 @@ class PoolManager:
             return group
 
     def _choose(self, options: Options, handles: Sequence[RankValue] = (), beside: Beside | None = None) -> WorkerGroup:
-        connection = self.connect(options.pool or self._choices.pool, options.pool_options)
+        keeps = handles[0].group if handles else ""
+        connection = self.connections.connect(options.pool or self._choices.pool, options.pool_options, keeps)
         connection.gpus.update(_visible())
         request = _request(options, connection)
         if handles:
@@ -156,7 +157,8 @@ class PoolManager:
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
-        for other in list(connection.groups.values()):
+        moved = [each for each in self.connections if each.pool == connection.pool and not each.is_current()]
+        for other in [group for each in (connection, *moved) for group in list(each.groups.values())]:
             if not other.busy and not other.kept:
                 self.close_group(other)
         name = f"{self._identity.name}-c{next(self._numbers)}"
