@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from jupyter_distrib.checkpoints import part
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity, make_folder
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system import outside_text
 
 _DATA = "__*.distcp"
 _BESIDE = f"{METADATA}.*"
@@ -122,7 +123,7 @@ class Writer(FileSystemWriter):
         self._is_complete = True
         needed = {each.relative_path for each in metadata.storage_data.values()}
         for name in self.place.names():
-            if name not in needed and (fnmatch.fnmatch(name, _DATA) or fnmatch.fnmatch(name, _BESIDE)):
+            if name not in needed and name != METADATA and is_of_checkpoint(name):
                 self.place.remove(name)
 
     def clean_up(self) -> None:
@@ -145,7 +146,8 @@ class Writer(FileSystemWriter):
         """Refuse a folder that has taken the place of the new one: to finish there would remove its files."""
         if found := [name for name in place.names() if not name.startswith(self._marks)]:
             self._is_new = False
-            raise DistributedError(f"{self.folder} holds {min(found)} and was empty: nothing was written there.")
+            other = outside_text.shown(min(found))
+            raise DistributedError(f"{self.folder} holds {other} and was empty: nothing was written there.")
 
     @property
     def _marks(self) -> tuple[str, str]:
@@ -161,6 +163,11 @@ class Writer(FileSystemWriter):
 
 def new_save_id() -> str:
     return str(uuid4())
+
+
+def is_of_checkpoint(name: str) -> bool:
+    """Return whether a file with this name is one that a save writes."""
+    return name == METADATA or fnmatch.fnmatchcase(name, _DATA) or fnmatch.fnmatchcase(name, _BESIDE)
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -190,6 +197,8 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
             looked_at = [] if may_be_of_others else [place.info]
             if stat.S_ISLNK((link := folder.lstat()).st_mode):
                 looked_at.append(link)
+            elif (link.st_dev, link.st_ino) != place.identity:
+                raise DistributedError(taken_away(folder))
             owners = [place.owner_beside_me(each) for each in looked_at if each.st_uid != 0]
         finally:
             place.close()
@@ -222,11 +231,12 @@ def refusal_to_read(folder: Path) -> str | None:
 
 
 def _holds_something_else(folder: Path) -> bool:
-    return any(not (each.match(_DATA) or each.match(f"{METADATA}.*")) for each in folder.iterdir())
+    return not all(is_of_checkpoint(each.name) for each in folder.iterdir())
 
 
 def _listed(folder: Path) -> str:
-    names = sorted(each.name for each in folder.iterdir() if is_checkpoint(each)) if folder.is_dir() else []
+    found = [each.name for each in folder.iterdir() if is_checkpoint(each)] if folder.is_dir() else []
+    names = sorted(map(outside_text.shown, found))
     if not names:
         return "none"
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

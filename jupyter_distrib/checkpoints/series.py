@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jupyter_distrib.checkpoints.folder import is_checkpoint, taken_away
+from jupyter_distrib.checkpoints.folder import is_checkpoint, is_of_checkpoint, taken_away
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.system import other_users
+from jupyter_distrib.system import other_users, outside_text
 
 _NAME = re.compile(r"save-([0-9]{1,18})")
 _TRIES = 100
+_LAST = 10**18 - 1
+"""The greatest number that `_NAME` knows: what came after it would never be found."""
 
 
 def newest(folder: Path) -> Path | None:
@@ -56,7 +57,7 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
     with _held_open(folder, held) as place:
         members, _ = _members(folder, place.fd)
         first = max(map(_number, members), default=0) + 1
-        for number in range(first, first + _TRIES):
+        for number in range(first, min(first + _TRIES, _LAST + 1)):
             made = folder / f"save-{number:06d}"
             try:
                 place.make_folder(made.name)
@@ -65,7 +66,10 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
             except OSError as error:
                 raise DistributedError(f"{made} cannot be written: {error.strerror or error}.") from None
             return made
-    raise DistributedError(f"{folder} has no room: save-{first:06d} and the names after it belong to others.")
+    raise DistributedError(
+        f"{folder} has no room for another checkpoint: of the names from save-{min(first, _LAST):06d} on none is free. "
+        "Choose another folder."
+    )
 
 
 def refusal_to_extend(folder: Path) -> str | None:
@@ -83,7 +87,8 @@ def refusal_to_extend(folder: Path) -> str | None:
     if foreign:
         return f"{_whose(foreign[0])}: choose a folder of your own for the checkpoints."
     if others := {*folder.iterdir()} - {*members}:
-        return f"{folder} holds other files ({min(others).name}): choose another folder for the checkpoints."
+        found = outside_text.shown(min(others).name)
+        return f"{folder} holds other files ({found}): choose another folder for the checkpoints."
     return None
 
 
@@ -105,14 +110,17 @@ def prune(folder: Path, keep: int, held: Identity | None = None) -> None:
 
 
 def _remove(place: CheckpointFolder, name: str) -> None:
+    """Remove the files of a checkpoint, and its folder, unless that holds something else: another program may have
+    given a folder such a name, or somebody notes to a checkpoint."""
     with suppress(OSError):  # a link that has taken its place
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
         try:
-            with suppress(FileNotFoundError):
-                os.unlink(METADATA, dir_fd=fd)  # first: a half-removed checkpoint is none
+            for each in sorted(filter(is_of_checkpoint, os.listdir(fd))):  # `.metadata` first: half of one is none
+                with suppress(OSError):
+                    os.unlink(each, dir_fd=fd)
         finally:
             os.close(fd)
-            shutil.rmtree(name, ignore_errors=True, dir_fd=place.fd)
+        os.rmdir(name, dir_fd=place.fd)
 
 
 @contextmanager

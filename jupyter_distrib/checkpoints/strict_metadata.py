@@ -50,10 +50,24 @@ def metadata_from(content: bytes) -> Metadata:
     entries = _dict(found["state_dict_metadata"])
     paths = found.get("planner_data")
     return Metadata(
-        state_dict_metadata={text(name): _entry(value) for name, value in entries.items()},
-        planner_data=paths and {text(name): checked_path(path) for name, path in _dict(paths).items()},
+        state_dict_metadata={_shown(name): _entry(value) for name, value in entries.items()},
+        planner_data=paths and {_shown(name): _shown_path(path) for name, path in _dict(paths).items()},
         storage_data={_index(key): _stored(value) for key, value in _dict(found["storage_data"]).items()},
     )
+
+
+def _shown(name: object) -> str:
+    """Return a name that messages may show: it adds no line and no terminal code to them."""
+    if not text(name).isprintable():
+        refuse("a name without control characters", name)
+    return str(name)
+
+
+def _shown_path(value: object) -> tuple[str | int, ...]:
+    path = checked_path(value)
+    for each in path:
+        _shown(str(each))
+    return path
 
 
 def _check_operations(content: bytes) -> None:
@@ -144,7 +158,7 @@ def _index(value: object) -> MetadataIndex:
     found = _fields(value, "MetadataIndex")
     offset, index = found.get("offset"), found.get("index")
     return MetadataIndex(
-        text(found["fqn"]), None if offset is None else shape(offset), None if index is None else count(index)
+        _shown(found["fqn"]), None if offset is None else shape(offset), None if index is None else count(index)
     )
 
 

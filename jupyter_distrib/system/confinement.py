@@ -113,6 +113,24 @@ def is_here(pid: int | None) -> bool:
     return pid != 0 and (not environment(pid) or not place(pid).differs(place()))
 
 
+class Companion:
+    """The question whether another process, which was where this one is, still is. Either may be moved into another
+    control group at any time; namespaces do not change so."""
+
+    def __init__(self) -> None:
+        self._groups = control_groups.memberships()
+
+    def is_here(self, pid: int) -> bool:
+        """Return whether it is here, as far as it can be told; 0 for a process that is not known. Reads one small file,
+        unless this process was moved."""
+        groups = control_groups.memberships()
+        if pid and groups != self._groups:
+            if not is_here(pid):
+                return False
+            self._groups = groups
+        return True
+
+
 def job(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return a scheduler, its job and the part of the job that these variables name; empty without a job."""
     for scheduler, names in JOBS.items():

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from jupyter_distrib import DistributedError, load, resume, save
-from jupyter_distrib.checkpoints import part, periodic, series, strict_metadata
+from jupyter_distrib.checkpoints import folder, part, periodic, series, strict_metadata
 from jupyter_distrib.checkpoints.folder import Writer
 from jupyter_distrib.checkpoints.place import CheckpointFolder, ThisUser
 from jupyter_distrib.checkpoints.snapshot import Snapshot
@@ -130,6 +130,28 @@ def test_what_root_has_saved_into_a_folder_of_somebody_else_is_read_without_runn
     save("host", a=Fraction(1, 3))
 
     assert f"is in a folder that belongs to {THEY}, and `a` in it is more" in refused(load, "host")
+
+
+@pytest.mark.parametrize("to_link", [True, False])
+def test_a_folder_that_is_swapped_while_it_is_looked_at_is_none_to_save_into(
+    monkeypatch: pytest.MonkeyPatch, to_link: bool
+) -> None:
+    """Whoever may rename it can have the link in place when it is opened, and not when its owner is looked at."""
+    save("precious", a="precious")
+    save("team", a=1)
+    before = sorted(os.listdir("precious"))
+
+    def swapped(path: Path) -> CheckpointFolder:
+        os.rename("team", "away")
+        os.symlink("precious", "team") if to_link else os.rename("precious", "team")
+        opened = CheckpointFolder(path)
+        os.unlink("team") if to_link else os.rename("team", "precious")
+        os.rename("away", "team")
+        return opened
+
+    monkeypatch.setattr(folder, "CheckpointFolder", swapped)
+    assert refused(folder.make_ready, Path("team")).startswith("another folder has taken the place of team")
+    assert sorted(os.listdir("precious")) == before
 
 
 @pytest.fixture
@@ -296,6 +318,62 @@ def test_prune_follows_no_link_and_counts_none() -> None:
     assert load("precious") == {"a": 1}
     assert series.newest(Path("ckpt")) == Path("ckpt/save-000003")
     assert "holds other files (save-000001)" in refused(save, "ckpt", keep=1, a=2)
+
+
+def test_prune_removes_only_what_a_save_has_written() -> None:
+    """Other programs name folders so, too, and whoever may rename folders beside one's checkpoints can do it."""
+    for path in ("ckpt/save-100/model.safetensors", "ckpt/save-7/sub/notes.txt"):
+        Path(path).parent.mkdir(parents=True)
+        Path(path).touch()
+    save("ckpt", keep=1, a=1)
+    finish()
+    Path("ckpt/save-000101/notes.txt").touch()
+    save("ckpt", keep=1, a=2)
+    finish()
+
+    files = sorted(str(path) for path in Path("ckpt").rglob("*") if path.is_file() and "000102" not in str(path))
+    assert files == ["ckpt/save-000101/notes.txt", "ckpt/save-100/model.safetensors", "ckpt/save-7/sub/notes.txt"]
+    assert resume("ckpt") == {"a": 2}
+
+
+def test_no_checkpoint_gets_a_name_that_is_never_found() -> None:
+    """Whoever may rename folders there can give one the greatest number."""
+    save("ckpt", keep=2, a=1)
+    finish()
+    os.rename("ckpt/save-000001", "ckpt/save-999999999999999999")
+
+    assert refused(save, "ckpt", keep=2, a=2).startswith("ckpt has no room for another checkpoint")
+    assert resume("ckpt") == {"a": 1}
+
+
+HOSTILE = "x\x1b]0;title\x07\nAll is well: \u202e"
+
+
+def test_names_of_others_add_no_line_or_terminal_code_to_a_message(tmp_path: Path) -> None:
+    for each in (f"ckpt/{HOSTILE}", f"beside/{HOSTILE}/.metadata"):
+        Path(each).parent.mkdir(parents=True)
+        Path(each).touch()
+    writer, place = Writer(tmp_path / "ckpt", "id", 0, is_new=True), CheckpointFolder(tmp_path / "ckpt")
+    said = [
+        refused(save, "ckpt", keep=1, a=1),
+        refused(load, "beside/none"),
+        refused(writer._check_new, place),
+    ]
+    place.close()
+    for each in said:
+        assert each.isprintable(), each
+        assert "All is well" in each
+
+
+@as_two_users
+@pytest.mark.parametrize("value", [torch.ones(2), Fraction(1, 3), {HOSTILE: 1}], ids=["tensor", "object", "dict"])
+def test_names_in_a_checkpoint_of_somebody_else_add_nothing_to_a_message(value: object) -> None:
+    save("ckpt", **{HOSTILE: value})
+    give("ckpt")
+
+    said = refused(load, "ckpt")
+    assert "cannot be read" in said
+    assert said.isprintable(), said
 
 
 def test_prune_takes_no_link_for_the_folder_whose_place_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Takes from the settings file of a project what that may set before the user has trusted it.
 
 That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, up to what
-that has, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key, `Option.unasked` of
-each option of a pool, and `Capabilities.unasked` of each kind, all with No as their default. A cell that needs none of
-what waits runs with the user's own settings. Kernel side, no state."""
+that has, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key,
+`Option.unasked` of each option of a pool, and `Capabilities.unasked` of each kind, all with No as their default. A cell
+that needs none of what waits runs with the user's own settings. Kernel side, no state."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, opti
     told = {
         key: _printable(str(value)) if value is not True else "" for key, value in asks.items() if value is not False
     }
-    more = {key: " (more than this machine has)" for key in too_many}
+    more = dict.fromkeys(too_many, " (more than this machine has)")
     return [f"{key} = {value}{more.get(key, '')}" if value else key for key, value in told.items()]
 
 

@@ -19,7 +19,7 @@ from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
-from jupyter_distrib.system import confinement, control_groups, interrupts, process
+from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire import messages as m
@@ -183,8 +183,7 @@ class Connection:
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._variables = self._read_variables()
-        self._memberships = control_groups.memberships()
-        """The kernel's control groups, in which the process at the other end is or was known to be."""
+        self._companion = confinement.Companion()
         self._leaving = False
         self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
@@ -202,17 +201,9 @@ class Connection:
 
     def is_current(self) -> bool:
         """Return whether the pool is still where the notebook is, and where its environment says."""
-        is_where_said = not self._variables or self._variables == self._read_variables()
-        return is_where_said and (self.remote or self._is_here())
-
-    def _is_here(self) -> bool:
-        """Return whether new ranks would be in the kernel's control groups, into which it may just have been moved."""
-        memberships = control_groups.memberships()
-        if self.pid and memberships != self._memberships:
-            if not confinement.is_here(self.pid):
-                return False
-            self._memberships = memberships
-        return True
+        if self._variables and self._variables != self._read_variables():
+            return False
+        return self.remote or self._companion.is_here(self.pid)
 
     @property
     def pool(self) -> str:

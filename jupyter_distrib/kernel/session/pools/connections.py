@@ -52,9 +52,9 @@ class Connections:
             connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
-                if connection.pool == pool and connection.options == options:
-                    if group in connection.groups or connection.is_current():
-                        return connection
+                is_meant = connection.pool == pool and connection.options == options
+                if is_meant and (group in connection.groups or connection.is_current()):
+                    return connection
             named = self._choices.settings.pools[pool]
             if options is None:
                 return self.connect(pool, named.options, group)
