@@ -8,16 +8,20 @@ when its sockets are cut.
 from __future__ import annotations
 
 import json
+import selectors
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 _FIRST_WORD_S = 5.0
 """The seconds that a peer has for its text once it has connected: a peer that sends nothing is no rank."""
 _LINE_BYTES = 1 << 20
 """The longest text of a rank, which is the limit on what a stranger can send."""
+_MOST_WAITING = 256
+"""The peers that have connected and said nothing yet; with more, the one that has waited longest is closed."""
 
 
 class PlainGroups:
@@ -82,11 +86,11 @@ class PlainGroups:
         if self._listener is None:
             raise ConnectionError("this rank has not met the others yet: run the cell again.")
         texts, peers = {0: text}, []
-        self._listener.setblocking(True)
+        callers = _Callers(self._listener)
         try:
             while len(texts) < self._world_size:
-                sock, _ = self._listener.accept()
-                greeting = _first_word(sock)
+                sock, line = callers.next()
+                greeting = _greeting(line)
                 if greeting is None or greeting[0] != occasion or not 0 < greeting[1] < self._world_size:
                     sock.close()
                     continue
@@ -97,27 +101,82 @@ class PlainGroups:
                 with suppress(OSError):
                     sock.sendall(answer)
         finally:
+            callers.close()
             for sock in peers:
                 sock.close()
         return tuple(texts[rank] for rank in range(self._world_size))
 
 
-def _first_word(sock: socket.socket) -> tuple[str, int, str] | None:
+@dataclass(slots=True)
+class _Caller:
+    """A peer that has connected, and has not sent its line yet."""
+
+    until_s: float
+    line: bytearray = field(default_factory=bytearray)
+
+
+class _Callers:
+    """The peers that connect. None of them is waited for while another one has something to say."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener, self._waiting = listener, dict[socket.socket, _Caller]()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def next(self) -> tuple[socket.socket, bytes]:
+        """Return the next peer that has sent a line, and the line. Raises `OSError` if the listener is cut."""
+        while True:
+            first = next(iter(self._waiting.values()), None)
+            left_s = None if first is None else max(0.0, first.until_s - time.monotonic())
+            for key, _ in self._selector.select(left_s):
+                said: tuple[socket.socket, bytes] | None = key.data()
+                if said is not None:
+                    return said
+            for sock in [sock for sock, each in self._waiting.items() if each.until_s <= time.monotonic()]:
+                self._drop(sock)
+
+    def close(self) -> None:
+        for sock in [*self._waiting]:
+            self._drop(sock)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            self._waiting[sock] = _Caller(until_s=time.monotonic() + _FIRST_WORD_S)
+            self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(sock))
+        if len(self._waiting) > _MOST_WAITING:
+            self._drop(next(iter(self._waiting)))  # a rank speaks at once
+
+    def _read(self, sock: socket.socket) -> tuple[socket.socket, bytes] | None:
+        """Return a peer and its line, once that is complete. A peer that has left, or says too much, is dropped."""
+        if (caller := self._waiting.get(sock)) is None:
+            return None  # it was dropped a moment ago
+        part = b""
+        with suppress(OSError):
+            part = sock.recv(_LINE_BYTES - len(caller.line))
+        caller.line += part
+        if caller.line.endswith(b"\n"):
+            self._selector.unregister(sock)
+            del self._waiting[sock]
+            sock.setblocking(True)
+            return sock, bytes(caller.line)
+        if not part or len(caller.line) >= _LINE_BYTES:
+            self._drop(sock)
+        return None
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._waiting[sock]
+        sock.close()
+
+
+def _greeting(line: bytes) -> tuple[str, int, str] | None:
     """Return the first message of a peer, as (occasion, rank, text); None for a peer that is no rank."""
-    with suppress(OSError, ValueError, RecursionError):
-        match json.loads(_first_line(sock)):
+    with suppress(ValueError, RecursionError):
+        match json.loads(line):
             case [str(occasion), int(rank), str(text)]:
-                sock.settimeout(None)
                 return occasion, rank, text
     return None
-
-
-def _first_line(sock: socket.socket) -> bytes:
-    """Return what a peer sends up to the end of a line, or what there is of it when its time or length is over."""
-    line, until_s = bytearray(), time.monotonic() + _FIRST_WORD_S
-    while not line.endswith(b"\n") and (left_s := until_s - time.monotonic()) > 0:
-        sock.settimeout(left_s)
-        if not (part := sock.recv(_LINE_BYTES - len(line))):
-            break
-        line += part
-    return bytes(line)

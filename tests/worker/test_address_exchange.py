@@ -85,6 +85,36 @@ def test_a_stranger_who_does_not_end_a_line_is_not_waited_for(
         speaking.join()
 
 
+def test_many_strangers_who_say_nothing_are_not_waited_for(
+    ranks: list[PlainGroups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its time, and all of them together no more, nor more descriptors than there are."""
+    monkeypatch.setattr(address_exchange, "_FIRST_WORD_S", 60.0)
+    monkeypatch.setattr(address_exchange, "_MOST_WAITING", 20)
+    port = int(ranks[0].environment()["MASTER_PORT"]) - 1
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+    try:
+        began_s = time.monotonic()
+        assert exchanged(ranks, "now") == [("now 0", "now 1", "now 2")] * 3
+        assert exchanged(ranks, "then") == [("then 0", "then 1", "then 2")] * 3
+        assert time.monotonic() - began_s < 10
+        for stranger in strangers:
+            assert stranger.recv(1) == b""
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_rank_that_waits_is_freed_when_its_socket_is_cut(ranks: list[PlainGroups]) -> None:
+    listener = ranks[0]._listener
+    assert listener is not None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ranks[0].exchange, "x")
+        listener.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(OSError, match="Invalid argument"):
+            waiting.result(10)
+
+
 def test_a_rank_that_has_not_met_the_others_says_so() -> None:
     with pytest.raises(ConnectionError, match="run the cell again"):
         PlainGroups(0, 2).exchange("x")
