@@ -114,21 +114,27 @@ def is_here(pid: int | None) -> bool:
 
 
 class Companion:
-    """The question whether another process, which was where this one is, still is. Either may be moved into another
-    control group at any time; namespaces do not change so."""
+    """Tells whether another process, which was where this one is, still is. Either may be moved into another control
+    group at any time; namespaces do not change so.
 
-    def __init__(self) -> None:
-        self._groups = control_groups.memberships()
+    Args:
+        pid: The process. If it is not here now, the system puts it elsewhere, and would do so with another one: then it
+            counts as one that is here.
+    """
 
-    def is_here(self, pid: int) -> bool:
-        """Return whether it is here, as far as it can be told; 0 for a process that is not known. Reads one small file,
-        unless this process was moved."""
+    def __init__(self, pid: int) -> None:
+        self._pid, self._groups = pid, control_groups.memberships()
+        self._counts = is_here(pid)
+        self._is_away = False
+
+    def is_here(self, *, surely: bool = False) -> bool:
+        """Return whether it is here. Reads one small file, unless this process was moved or `surely` asks for more."""
         groups = control_groups.memberships()
-        if pid and groups != self._groups:
-            if not is_here(pid):
-                return False
-            self._groups = groups
-        return True
+        if self._counts and (surely or self._is_away or groups != self._groups):
+            self._is_away = not is_here(self._pid)
+            if not self._is_away:
+                self._groups = groups
+        return not self._is_away
 
 
 def job(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
-from tests.processes import agents, wait_until, wait_until_gone
+from tests.processes import agents, tree, wait_until, wait_until_gone
 from tests.product.control_groups import members, memory_group
 from tests.settings_files import write_trusted
 
@@ -74,6 +74,7 @@ def _empty(*folders: Path) -> None:
     assert wait_until(lambda: not any(map(members, folders)), 20), [*map(members, folders)]
 
 
+ONE = "%%distributed --ranks 1\nimport os\nprint('pid', os.getpid(), flush=True)"
 KEPT = "%%distributed --ranks 2 --keep kept\nimport os\nkept = rank\nprint('pid', os.getpid(), flush=True)"
 
 
@@ -96,13 +97,14 @@ def test_ranks_are_in_the_control_group_of_their_notebook(groups: tuple[Path, Pa
     assert books[1].ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
 
 
-def test_an_agent_that_was_moved_elsewhere_serves_no_further_notebook(groups: tuple[Path, Path], kernels: Open) -> None:
+def test_an_agent_that_was_moved_elsewhere_starts_no_further_ranks(groups: tuple[Path, Path], kernels: Open) -> None:
     """As by `cgclassify`, or by a daemon that sorts processes by rules."""
     before = set(agents(_runtime()))
     first = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
     first_pids = _pids(first)
     (agent,) = set(agents(_runtime())) - before
-    (groups[1] / "cgroup.procs").write_text(str(agent))
+    for pid in set(tree(agent)) - set(first_pids):  # and its forkserver
+        (groups[1] / "cgroup.procs").write_text(str(pid))
 
     second = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
     assert set(_pids(second)) <= set(members(groups[0]))
@@ -111,22 +113,24 @@ def test_an_agent_that_was_moved_elsewhere_serves_no_further_notebook(groups: tu
 
     assert len(set(agents(_runtime())) - before) == 2, "the third kernel shares the agent of the second"
     assert _pids(first) == first_pids, "who has ranks there keeps them"
+    (new,) = map(int, re.findall(r"pid (\d+)", first.ok(ONE).view))
+    assert new in members(groups[0]), "the same notebook, too, gets no more of them"
+    assert len(set(agents(_runtime())) - before) == 2
 
 
 def test_a_notebook_that_is_moved_has_new_ranks_where_it_is(groups: tuple[Path, Path], kernels: Open) -> None:
     """As by a daemon that sorts processes by rules. Values stay where they are kept; idle ranks do not."""
     book = kernels("sh", "-c", IN_A_GROUP, str(groups[0]))
     kept = _pids(book)
-    cell = "%%distributed --ranks 1\nimport os\nprint('pid', os.getpid(), flush=True)"
-    (idle,) = map(int, re.findall(r"pid (\d+)", book.ok(cell).view))
+    (idle,) = map(int, re.findall(r"pid (\d+)", book.ok(ONE).view))
     (groups[1] / "cgroup.procs").write_text(str(book.pid))
 
-    (new,) = map(int, re.findall(r"pid (\d+)", book.ok(cell).view))
+    (new,) = map(int, re.findall(r"pid (\d+)", book.ok(ONE).view))
     assert new in members(groups[1])
     assert not wait_until_gone([idle])
     assert book.ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
     assert set(kept) <= set(members(groups[0])), "who has ranks there keeps them"
-    assert [int(pid) for pid in re.findall(r"pid (\d+)", book.ok(cell).view)] == [new], "they are warm now"
+    assert [int(pid) for pid in re.findall(r"pid (\d+)", book.ok(ONE).view)] == [new], "they are warm now"
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="there is no `ip`, which starts loopback in a namespace")

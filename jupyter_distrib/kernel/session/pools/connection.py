@@ -183,7 +183,8 @@ class Connection:
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._variables = self._read_variables()
-        self._companion = confinement.Companion()
+        self._companion: confinement.Companion | None = None
+        """The process at the other end, if the place of the ranks is its place."""
         self._leaving = False
         self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
@@ -199,11 +200,11 @@ class Connection:
             if self._address.options.get(option, "auto") == "auto"
         }
 
-    def is_current(self) -> bool:
+    def is_current(self, *, surely: bool = False) -> bool:
         """Return whether the pool is still where the notebook is, and where its environment says."""
         if self._variables and self._variables != self._read_variables():
             return False
-        return self.remote or self._companion.is_here(self.pid)
+        return self._companion is None or self._companion.is_here(surely=surely)
 
     @property
     def pool(self) -> str:
@@ -270,6 +271,7 @@ class Connection:
             case m.Welcomed():
                 self.process = event.pid_namespace, event.pid
                 self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0
+                self._companion = confinement.Companion(self.pid) if self.pid and not self.remote else None
                 self.versions.compare(event)
             case _:
                 self._run_event(event, descriptors)  # type: ignore[arg-type]

@@ -151,9 +151,11 @@ class PoolManager:
         if options.fresh and not busy:
             while fitting:
                 self.close_group(fitting.pop())
-        free = fitting or busy
-        wait_s = beside.wait_s if beside else options.wait_s or 0.0
-        return free[-1] if free else self._open(connection, request, wait_s)
+        if free := fitting or busy:
+            return free[-1]
+        if not connection.is_current(surely=True):
+            return self._choose(options, handles, beside)  # on another process, which is here
+        return self._open(connection, request, beside.wait_s if beside else options.wait_s or 0.0)
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
