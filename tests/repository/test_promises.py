@@ -29,8 +29,9 @@ HELD: dict[str, dict[str, str]] = {
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing"
         ),
-        "| a folder that you have opened | by its settings file, choose numbers of ranks on this machine and a strategy, and keep its runs out of the history; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that lie in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
+        "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that lie in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
             "kernel/settings/test_config_files.py::test_only_these_keys_options_and_kinds_of_pools_need_no_trust "
+            "kernel/settings/test_config_files.py::test_more_ranks_than_the_machine_has_need_trust "
             "kernel/settings/test_config_files.py::test_what_a_project_may_set_is_taken_unasked "
             "kernel/settings/test_config_files.py::test_what_a_project_may_not_set_leaves_the_users_own_and_is_told "
             "kernel/settings/test_config_files.py::test_a_project_that_saves_nothing_keeps_only_its_own_runs_out "
@@ -112,7 +113,8 @@ HELD: dict[str, dict[str, str]] = {
             "compat/test_spark_log_server.py::test_a_line_that_does_not_end_is_given_up"
         ),
         "TensorFlow's ranks send their addresses to rank 0, as JSON.": "worker/test_address_exchange.py::test_every_rank_has_all_texts_by_rank",
-        "Rank 0 closes a connection that has sent no such line within 5 s or 1 MB (`worker/address_exchange.py`).": (
+        "Rank 0 closes a connection that has sent no such line within 5 s or 1 MB, and listens to the others meanwhile (`worker/address_exchange.py`).": (
+            "worker/test_address_exchange.py::test_many_strangers_who_say_nothing_are_not_waited_for "
             "worker/test_address_exchange.py::test_who_is_no_rank_of_this_run_is_not_heard "
             "worker/test_address_exchange.py::test_a_stranger_who_does_not_end_a_line_is_not_waited_for"
         ),

@@ -108,11 +108,11 @@ def test_all_runs_together_stay_below_a_total(home: Path, monkeypatch: pytest.Mo
 def test_a_run_with_very_many_metrics_is_saved_so_that_it_can_be_read(home: Path) -> None:
     record = RunRecord(run="a-1", label="", ranks=[0], world_size=1, strategy="none")
     names = [f"metric {number}" for number in range(1500)]
-    record.apply(Started(run="a-1", rank=0, pid=1, device="cpu", at_s=1.0))
+    record.apply(m.Started(run="a-1", rank=0, pid=1, device="cpu", at_s=1.0))
     for step in range(500):
         values = dict.fromkeys(names, step + 0.123456789012345)
-        record.apply(Measured(run="a-1", rank=0, step=step, values=values, at_s=2.0))
-    record.apply(Ended(run="a-1", at_s=51.0))
+        record.apply(m.Measured(run="a-1", rank=0, step=step, values=values, at_s=2.0))
+    record.apply(m.Ended(run="a-1", at_s=51.0))
     run_files.save([(saved_run.of(observed("a-1"), record, ""), record)], ROOMY)
 
     assert next(home.glob("*.json")).stat().st_size < 12_000_000
