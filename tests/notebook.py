@@ -105,6 +105,7 @@ class Notebook:
                 if not attempts_left:
                     raise
         self._outcome, self._message, self._began_s = Outcome(), "", 0.0
+        self._ended = False
         self._bundles: dict[str, dict[str, str]] = {}
         """The last bundle of each display, whichever cell it was sent from."""
         self._closed: set[str] = set()
@@ -146,7 +147,7 @@ class Notebook:
 
     def start(self, code: str, cell_id: str = "", *, keyboard: bool = False) -> None:
         """Send a cell; with its id, as JupyterLab does it, which then is given widgets; with a keyboard, as a console."""
-        self._outcome, self._began_s = Outcome(), time.monotonic()
+        self._outcome, self._began_s, self._ended = Outcome(), time.monotonic(), False
         content = {
             "code": code,
             "silent": False,
@@ -163,17 +164,23 @@ class Notebook:
 
     def until(self, text: str, timeout_s: float = 60.0) -> Outcome:
         """Wait until this text can be read under the running cell."""
+        if not self.shows(text, timeout_s):
+            raise AssertionError(f"the cell ended without {text!r}:\n{self._outcome.text}")
+        return self._outcome
+
+    def shows(self, text: str, timeout_s: float = 60.0) -> bool:
+        """Wait until this text can be read under the running cell; False if the cell ends without."""
         deadline = time.monotonic() + timeout_s
         while text not in self._outcome.text and text not in str(self._outcome.live):
             if self._take(deadline):
-                raise AssertionError(f"the cell ended without {text!r}:\n{self._outcome.text}")
-        return self._outcome
+                return False
+        return True
 
     def finish(self, timeout_s: float = 60.0) -> Outcome:
         """Wait for the end of the running cell."""
         deadline = time.monotonic() + timeout_s
-        while not self._take(deadline):
-            continue
+        while not self._ended:
+            self._take(deadline)
         outcome = self._outcome
         while True:
             reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
@@ -229,7 +236,8 @@ class Notebook:
         self._note(message)
         if message["parent_header"].get("msg_id") != self._message:
             return False
-        return self._fold(message["msg_type"], message["content"])
+        self._ended = self._fold(message["msg_type"], message["content"])
+        return self._ended
 
     def _note(self, message: dict[str, Any]) -> None:
         content = message["content"]
