@@ -74,7 +74,7 @@ class DetachedRuns:
                 last_seen.write(replace(seen, checkpoints=folders))
             if journal.ended:
                 run_list.write(self._directory, replace(listed, ended=True))
-                last_seen.write(replace(seen, ended=True))
+                last_seen.write(replace(seen, checkpoints=folders, ended=True))
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.server import server
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.wire import messages as m
@@ -58,6 +59,12 @@ class Told:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server gather for longer than any test takes, also on a busy machine."""
+    monkeypatch.setattr(server, "GATHER_S", 600.0)
+
+
+@pytest.fixture
 def told(tmp_path: Path) -> Iterator[Told]:
     one = Told(tmp_path)
     yield one
@@ -72,6 +79,7 @@ def returned(rank: int) -> m.Returned:
     return m.Returned(run="r", rank=rank, value=None)
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_ends_of_ranks_wait_for_the_end_of_the_run(told: Told) -> None:
     told.tell(started(0), returned(0))
     told.turn()
@@ -88,6 +96,7 @@ def test_but_not_for_long(told: Told) -> None:
     assert told.received() == [m.Started]
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_a_rank_prints_takes_them_along_at_once(told: Told) -> None:
     told.tell(started(0), m.Wrote(run="r", rank=0, stream="stdout", text="x"))
     told.turn()

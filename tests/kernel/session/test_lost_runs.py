@@ -138,9 +138,9 @@ def test_damaged_files_are_left_out(state: Path) -> None:
 
 CELL = """%%distributed --ranks 2 --detach
 import time, torch, jupyter_distrib
-model = torch.nn.Linear(1, 1)
-jupyter_distrib.save("ckpt", model=model)
-print("saved", flush=True)
+if rank == 0:
+    jupyter_distrib.save("ckpt", model=torch.nn.Linear(1, 1))
+    print("saved", flush=True)
 time.sleep(600)"""
 
 
