@@ -30,12 +30,13 @@ class Listener:
         return self._sock.fileno()
 
     def listen(self) -> None:
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._keep_spare()
         self._sock.setblocking(False)
         self._sock.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
 
     def accept(self) -> socket.socket | None:
         """Return the connection of a kernel; None if there is none, or it is another user's, or there is no room."""
+        self._keep_spare()
         try:
             sock, _ = self._sock.accept()
         except OSError as error:
@@ -49,12 +50,18 @@ class Listener:
         return sock
 
     def _turn_away(self) -> None:
-        os.close(self._spare)
-        try:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        with suppress(OSError):
+            sock, _ = self._sock.accept()
+            with sock:
+                sock.setblocking(False)
+                sock.send(encode(m.NotServed(reason=open_files.advice())))
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        """Open the spare descriptor, unless it is open or another thread has just taken its place."""
+        if self._spare < 0:
             with suppress(OSError):
-                sock, _ = self._sock.accept()
-                with sock:
-                    sock.setblocking(False)
-                    sock.send(encode(m.NotServed(reason=open_files.advice())))
-        finally:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+                self._spare = os.open(os.devnull, os.O_RDONLY)

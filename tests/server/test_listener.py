@@ -12,21 +12,40 @@ FULL = """
 import os, resource, socket, sys
 from jupyter_distrib.server.listener import Listener
 from jupyter_distrib.wire.link import Link
-sock, clients = socket.socket(socket.AF_UNIX), [socket.socket(socket.AF_UNIX) for _ in range(3)]
+sock, clients = socket.socket(socket.AF_UNIX), [socket.socket(socket.AF_UNIX) for _ in range(5)]
 sock.bind(sys.argv[1])
-listener = Listener(sock)
+listener, (_, hard) = Listener(sock), resource.getrlimit(resource.RLIMIT_NOFILE)
 listener.listen()
 assert listener.accept() is None
 for client in clients:
     client.connect(sys.argv[1])
 served = listener.accept()
+assert not served.getblocking()
 free = os.dup(0)
 os.close(free)
-resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+
+def turned_away(client):
+    assert listener.accept() is None
+    told, _ = Link(client).receive()
+    assert told.reason.startswith(f"Too many open files: the limit is {free} for each process"), told
+    try:
+        client.recv(1)
+    except ConnectionError:
+        pass
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return
+    raise SystemExit("somebody else can have the spare descriptor")
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+turned_away(clients[1])
+turned_away(clients[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+assert listener.accept() is None, "not even the spare descriptor can be had"
 assert listener.accept() is None
-told, _ = Link(clients[1]).receive()
-assert told.reason.startswith(f"Too many open files: the limit is {free} for each process"), told
-resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+turned_away(clients[3])
 served.close()
 assert listener.accept() is not None, "room again"
 assert listener.accept() is None

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
 from jupyter_distrib.system import open_files
+from jupyter_distrib.wire.descriptors import Descriptors
 from tests.notebook import ROOT
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
     error.__cause__ = cause
+    return error
+
+
+def raised_during(error: BaseException, other: BaseException) -> BaseException:
+    error.__context__ = other
     return error
 
 
@@ -24,12 +32,33 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         OSError(errno.ENFILE, "Too many open files in system"),
         RuntimeError("unable to open shared memory object </torch_1>: Too many open files (24)"),
         RuntimeError("Failed to init uv loop"),
+        RuntimeError("uv_accept failed: EMFILE"),
+        raised_during(ImportError("no such module"), OSError(errno.EMFILE, "")),
         caused(ImportError("no such module"), OSError(errno.EMFILE, "")),
     ],
 )
 def test_an_error_by_the_limit_is_told_with_what_to_do(error: BaseException) -> None:
     assert "the limit is " in open_files.told(error)
     assert "(ulimit -n). Raise it with `ulimit -n 4096`" in open_files.reason(error)
+
+
+def test_errors_that_caused_one_another_come_to_an_end() -> None:
+    error, other = ValueError("one"), ValueError("other")
+    assert open_files.told(caused(error, caused(other, error))) == ""
+
+
+def test_without_a_limit_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert open_files.has_room(1_000_000)
+
+
+def test_what_has_not_arrived_is_not_closed() -> None:
+    read_fd, write_fd = os.pipe()
+    descriptors = Descriptors([open_files.LOST, write_fd])
+    assert not descriptors.complete
+    descriptors.close()
+    with os.fdopen(read_fd, "rb") as file:
+        assert file.read() == b"", "the other one is closed"
 
 
 class Strange(Exception):
