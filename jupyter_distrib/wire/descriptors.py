@@ -34,10 +34,12 @@ class Descriptors:
 
     @classmethod
     def duplicates(cls, fds: Iterable[int]) -> Descriptors:
-        """Own duplicates of descriptors that are borrowed."""
+        """Own duplicates of descriptors that are borrowed. Raises `OSError`, also where one of them has not arrived."""
         owned = cls()
         try:
             for fd in fds:
+                if fd == open_files.LOST:
+                    raise open_files.error()
                 owned._fds += (os.dup(fd),)
         except OSError:
             owned.close()

@@ -10,18 +10,19 @@ import os
 import queue
 import random
 import re
+import resource
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.notebook import ROOT, Notebook, Outcome
-from tests.processes import agents, wait_until_gone
+from tests.processes import agents, tree, wait_until_gone
 
 LIMIT_S = 40.0
 LIMITS = {"forkserver": (24, 26, 28, 32, 36, 40), "agent": (24, 28, 32, 36, 40, 48), "kernel": (67, 69, 72, 76, 80)}
@@ -135,8 +136,8 @@ class FewDescriptors:
         where: The process that begins with the limit: kernel, agent or forkserver.
     """
 
-    def __init__(self, book: Notebook, where: str, limit: int) -> None:
-        self._book, self._where, self._limit = book, where, limit
+    def __init__(self, book: Notebook, where: str, limit: int, env: dict[str, str]) -> None:
+        self.book, self._where, self._limit, self.env = book, where, limit, env
         self.told: list[str] = []
         """The cells so far, with their ends."""
         assert book.cell("%load_ext jupyter_distrib\nlarge = bytes(100_000_000)").status == "ok"
@@ -146,31 +147,31 @@ class FewDescriptors:
         self._ends_well(kind, self._cell(kind))
         empty = f"%%distributed --ranks 2\n{self._check()}{EMPTY}"
         for code in (empty, FEWER):
-            outcome = self._book.cell(code, LIMIT_S)
+            outcome = self.book.cell(code, LIMIT_S)
             self._ends_well(f"after {kind}", outcome)
         if self._has_room:
             assert outcome.result == "rank 0: [0, 2]\nrank 1: [1, 2]", f"{self}\n{outcome.text}"
 
     def magic(self, line: str) -> None:
-        self._ends_well(line, self._book.cell(line, LIMIT_S))
+        self._ends_well(line, self.book.cell(line, LIMIT_S))
 
     def debug(self) -> None:
         """Answer the debugger, which comes unless the ranks cannot be started."""
-        self._book.start(f"%%distributed --ranks 2 --debug\n{self._check()}1 / 0", keyboard=True)
-        if self._book.shows("is stopped at", LIMIT_S):
-            self._book.types("p rank", "q")
+        self.book.start(f"%%distributed --ranks 2 --debug\n{self._check()}1 / 0", keyboard=True)
+        if self.book.shows("is stopped at", LIMIT_S):
+            self.book.types("p rank", "q")
         else:
-            assert not self._has_room, f"{self}\n{self._book.finish(LIMIT_S).text}"
-        self._ends_well("debug", self._book.finish(LIMIT_S), wanted="ZeroDivisionError")
+            assert not self._has_room, f"{self}\n{self.book.finish(LIMIT_S).text}"
+        self._ends_well("debug", self.book.finish(LIMIT_S), wanted="ZeroDivisionError")
 
     def detach(self) -> None:
         """Detach a run, look at its stacks, and fetch its result."""
         code = f"{self._check()}import time\nend = time.monotonic() + 6\nwhile time.monotonic() < end: sum(range(99))\nrank"
-        outcome = self._book.cell(f"%%distributed --ranks 2 --detach --out run\n{code}", LIMIT_S)
+        outcome = self.book.cell(f"%%distributed --ranks 2 --detach --out run\n{code}", LIMIT_S)
         self._ends_well("detach", outcome)
         if outcome.status == "ok":
-            self._ends_well("flame", self._book.cell("%distributed_flame", LIMIT_S))
-            self._ends_well("attach", self._book.cell("run.result()", LIMIT_S))
+            self._ends_well("flame", self.book.cell("%distributed_flame", LIMIT_S))
+            self._ends_well("attach", self.book.cell("run.result()", LIMIT_S))
 
     def __str__(self) -> str:
         return f"{self._where} {self._limit}: {self.told}"
@@ -185,7 +186,7 @@ class FewDescriptors:
 
     def _cell(self, kind: str) -> Outcome:
         options, body = CELLS[kind]
-        return self._book.cell(f"%%distributed --ranks 2 {options}\n{self._check()}{body}", LIMIT_S)
+        return self.book.cell(f"%%distributed --ranks 2 {options}\n{self._check()}{body}", LIMIT_S)
 
     def _ends_well(self, kind: str, outcome: Outcome, wanted: str = "") -> None:
         self.told.append(f"{kind}: {outcome.ename or outcome.status}")
@@ -210,7 +211,7 @@ def few_descriptors(folder: Path, where: str, limit: int) -> Iterator[FewDescrip
     }
     try:
         with Notebook(folder, env) as book:
-            yield FewDescriptors(book, where, limit)
+            yield FewDescriptors(book, where, limit, env)
     finally:
         found = agents(runtime)
         for agent in found:
@@ -228,6 +229,104 @@ def test_a_cell_with_few_descriptors_ends_and_says_why(tmp_path: Path, where: st
         cells.debug()
         for line in MAGICS:
             cells.magic(line)
+
+
+LOST = "import os\nif rank == 1: os._exit(3)"
+AT_EACH: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
+    "agent": (
+        (0, 1, 2, 3, 5, 8, 16, 17, 28),
+        {"b'x' * 10_000_000": "--ranks 2", "len(large)": "--ranks 2", "rank": "--ranks 3", LOST: "--ranks 2"},
+    ),
+    "forkserver": ((0, 3, 7, 11, 12, 28), {LOST: "--ranks 2", "rank": "--ranks 3"}),
+    "rank": (
+        (0, 1, 2, 3, 16),
+        {
+            "len(large)": "--ranks 2",
+            "b'x' * 10_000_000": "--ranks 2",
+            CELLS["collective"][1]: "--ranks 2 --strategy ddp",
+            "import subprocess\nprogram = subprocess.Popen(['sleep', '0'])": "--ranks 2",
+        },
+    ),
+    "kernel": ((0, 1, 2, 16), {"b'x' * 10_000_000": "--ranks 2", "len(large)": "--ranks 2", "rank": "--ranks 3"}),
+}
+"""The numbers of files that one process may still open, and the cells that then need some, with their options."""
+
+
+def give_room(pid: int, room: int) -> int:
+    """Let a process open just so many more files; returns its limit."""
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    limit = [number for number in range(room + len(used) + 1) if number not in used][room]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    return limit
+
+
+def give_all(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+
+
+def limited(where: str, book: Notebook, runtime: Path) -> list[int]:
+    """The processes that are to have little room."""
+    cell = "%%distributed --ranks 2\nimport os\nf'rank {os.getpid()}'"
+    outcome = book.cell(cell)
+    if outcome.ename == "RankLost":  # of a rank that could not get what comes between two cells
+        assert ADVICE.search(outcome.text), outcome.text
+        outcome = book.ok(cell)
+    found = re.findall(r"'(\w+) (\d+)'", outcome.result)
+    (agent,) = agents(runtime)
+    of_ranks = [int(pid) for _, pid in found]
+    match where:
+        case "kernel":
+            return [book.pid]
+        case "agent":
+            return [agent]
+        case "rank":
+            return of_ranks
+        case _:
+            return [pid for pid in tree(agent)[1:] if pid not in of_ranks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", AT_EACH)
+def test_whatever_room_is_left_a_cell_ends_and_says_why(tmp_path: Path, where: str) -> None:
+    rooms, bodies = AT_EACH[where]
+    failed: dict[int, set[str]] = {room: set() for room in rooms}
+    with few_descriptors(tmp_path, "kernel", 4096) as cells:
+        for room in rooms:
+            for body, options in bodies.items():
+                pids = limited(where, cells.book, tmp_path / "run")
+                limits = {give_room(pid, room) for pid in pids}
+                outcome = cells.book.cell(f"%%distributed {options}\n{body}", LIMIT_S)
+                give_all(pids)
+                if outcome.status != "ok" and not (body == LOST and outcome.ename == "RankLost"):
+                    named = {int(limit) for limit in ADVICE.findall(outcome.text)}
+                    assert named, f"{where} with room for {room}: {body}\n{outcome.text}"
+                    assert named <= limits
+                    failed[room].add(body)
+    assert failed[rooms[0]], "something needs more"
+    assert not failed[rooms[-1]]
+
+
+@pytest.mark.slow
+def test_a_notebook_for_which_there_is_no_room_is_told_so_and_served_later(tmp_path: Path) -> None:
+    with few_descriptors(tmp_path, "kernel", 4096) as cells, Notebook(tmp_path, cells.env) as book:
+        limited("agent", cells.book, tmp_path / "run")
+        (agent,) = agents(tmp_path / "run")
+        book.ok("import jupyter_distrib")
+        for pid, words in (
+            (agent, "the agent that looks after the ranks cannot serve this notebook: "),
+            (book.pid, ""),
+        ):
+            limit = give_room(pid, 0)
+            if pid == agent:
+                book.ok("%load_ext jupyter_distrib")
+            outcome = book.cell("%%distributed --ranks 1\nrank", LIMIT_S)
+            give_all([pid])
+            assert outcome.ename == "PoolError", outcome.text
+            assert f"{words}Too many open files: the limit is {limit} " in outcome.text
+        assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
 
 
 def _main() -> None:
