@@ -233,6 +233,33 @@ def test_the_last_words_of_a_forkserver_that_was_killed_are_told(stage: Stage) -
     assert len(failure) < 2200
 
 
+def test_the_last_words_of_one_failure_are_not_told_at_the_next(stage: Stage) -> None:
+    for words in (b"no space left\n", b""):
+        stage.log = words
+        stage.order(0)
+        for _ in range(2):
+            stage.forkservers.ended(stage.forkservers.session, -9)
+    assert ["no space left" in failure for failure in stage.failures] == [True, False]
+
+
+def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first(stage: Stage) -> None:
+    stage.order(0)
+    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.turn()
+    stage.answer(stage.early, stage.take(stage.early), 10)
+    stage.early.close()
+    stage.preloaded.close()
+    for _ in range(2):
+        stage.turn()
+    stage.order(1)
+    stage.forkservers.ended(stage.forkservers.session, -9)
+    assert not stage.failures
+    stage.early.send(ForkserverReady(pid=2, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [1]
+
+
 def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage: Stage) -> None:
     stage.forkservers.start()
     stage.forkservers.ended(stage.forkservers.session, -9)
@@ -296,6 +323,17 @@ def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage:
         "the process that starts them has ended while it did so, as the one before it had: try again."
     )
     assert not stage.forkservers.busy
+    started = len(stage.started)
+    stage.order(1)
+    for link in stage.started[0]:
+        link.close()
+    stage.forkservers.ended(40_000_001, -9)
+    for _ in range(3):
+        stage.turn()
+    assert len(stage.started) == started + 1, "the next order starts one"
+    stage.early.send(ForkserverReady(pid=3, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [1], "and it is not given to a third one"
 
 
 def test_ranks_that_cannot_be_forked_fail_for_the_reason_that_the_forkserver_gives(stage: Stage) -> None:
@@ -324,6 +362,25 @@ def test_a_forkserver_that_cannot_be_started_fails_its_orders(stage: Stage, monk
     assert "could not be started: [Errno 11] Resource temporarily unavailable" in stage.failures[0]
     stage.order(1)
     assert len(stage.started) == 1, "the next order starts one"
+
+
+def test_an_order_that_cannot_be_sent_for_want_of_files_fails_and_the_next_one_is_sent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.turn()
+    with monkeypatch.context() as context:
+        context.setattr(Link, "post", full)
+        stage.order(0)
+    (failure,) = stage.failures
+    assert failure.startswith("the ranks could not be started: Too many open files: the limit is ")
+    assert not stage.forkservers.busy
+    stage.order(1)
+    assert [order.rank for order in stage.take(stage.early).orders] == [1]
 
 
 def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: Stage) -> None:

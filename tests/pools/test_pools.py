@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.interfaces import identity
+from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.serialization import payload
@@ -306,6 +309,36 @@ def test_a_run_is_stopped_where_interrupts_are_ignored(client: PoolClient, timeo
 def test_an_interrupt_that_is_ignored_stays_ignored(client: PoolClient) -> None:
     source = "import os, signal\nfor _ in range(3): os.kill(os.getpid(), signal.SIGINT)\nrank"
     assert client.run(client.group(2), source).values == {0: 0, 1: 1}
+
+
+@pytest.mark.usefixtures("ignored")
+def test_an_interrupt_that_is_ignored_between_two_ranks_stops_no_run() -> None:
+    guard = CellInterrupts()
+    with guard.taken():
+        signal.raise_signal(signal.SIGINT)
+    assert not guard.asked
+
+
+def test_an_interrupt_between_two_ranks_stops_the_run_and_one_in_a_cell_keeps_nothing_of_it_alive() -> None:
+    guard = CellInterrupts()
+    found: list[weakref.ref[object]] = []
+
+    def cell() -> None:
+        large = threading.Event()
+        found.append(weakref.ref(large))
+        signal.raise_signal(signal.SIGINT)
+
+    with guard.taken():
+        with pytest.raises(KeyboardInterrupt) as raised, guard.allowed():
+            cell()
+        assert guard.caused(raised.value)
+        del raised
+        gc.collect()
+        assert found[0]() is None
+    other = CellInterrupts()
+    with other.taken():
+        signal.raise_signal(signal.SIGINT)
+    assert other.asked
 
 
 def test_a_run_is_stopped_where_interrupts_are_blocked(client: PoolClient) -> None:

@@ -144,7 +144,7 @@ class FewDescriptors:
 
     def step(self, kind: str) -> None:
         """Run a cell, then one that needs less."""
-        self._ends_well(kind, self._cell(kind))
+        self._ends_well(kind, self._cell(kind), wanted="KeyboardInterrupt" if kind == "loader" else "")
         empty = f"%%distributed --ranks 2\n{self._check()}{EMPTY}"
         for code in (empty, FEWER):
             outcome = self.book.cell(code, LIMIT_S)
@@ -186,7 +186,14 @@ class FewDescriptors:
 
     def _cell(self, kind: str) -> Outcome:
         options, body = CELLS[kind]
-        return self.book.cell(f"%%distributed --ranks 2 {options}\n{self._check()}{body}", LIMIT_S)
+        self.book.start(f"%%distributed --ranks 2 {options}\n{self._check()}{body}")
+        try:
+            return self.book.finish(LIMIT_S)
+        except AssertionError as error:
+            if kind != "loader" or "Too many open files" not in str(error):
+                raise
+        self.book.interrupt()  # a worker of torch's loader meets that error for ever, and prints it
+        return self.book.finish(LIMIT_S)
 
     def _ends_well(self, kind: str, outcome: Outcome, wanted: str = "") -> None:
         self.told.append(f"{kind}: {outcome.ename or outcome.status}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,17 @@ def test_nothing_is_ignored_or_blocked_after_a_reset(names: tuple[str, ...]) -> 
 def test_tests_take_interrupts() -> None:
     """`sh .ci/test &` in a script starts pytest with SIGINT ignored."""
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+@pytest.mark.slow
+def test_tests_that_are_started_with_interrupts_ignored_take_them(tmp_path: Path) -> None:
+    this = f"{__file__}::{test_tests_take_interrupts.__name__}"
+    folder = f"--basetemp={tmp_path / 'tests'}"
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", folder, this]
+    ignored = (
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ignored, *pytest_run], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

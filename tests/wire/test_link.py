@@ -246,6 +246,22 @@ def test_only_messages_come_out() -> None:
         decode(b'{"$d":{"a":1}}', [])
     with pytest.raises(LinkError):
         decode(b'{"$t":{"a":"b"}}', [])
+    assert decode(b'{"$":"Leave"}', []) == messages_module.Leave()
+
+
+@pytest.mark.parametrize(
+    "name", ["Parcel", "Cell", "Setting", "Popen", "subprocess.Popen", "eval", "Link", "object", "", "message"]
+)
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a message"])
+def test_no_class_comes_out_but_messages_and_their_parts(name: str, inside: bool) -> None:
+    fields = {"Parcel": '"data":""', "Cell": '"source":"1","filename":"x"'}.get(name, "")
+    value = f'{{{fields}{"," if fields else ""}"$":"{name}"}}'
+    whole = f'{{"run":"r","rank":0,"value":{value},"$":"Returned"}}' if inside else value
+    if inside and name in ("Parcel", "Cell", "Setting"):
+        assert type(decode(whole.encode(), [])).__name__ == "Returned"
+    else:
+        with pytest.raises(LinkError):
+            decode(whole.encode(), [])
 
 
 def test_every_message_says_by_its_base_which_way_it_goes_and_no_part_does() -> None:
