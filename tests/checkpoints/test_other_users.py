@@ -165,26 +165,29 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.slow
 @as_two_users
-@pytest.mark.parametrize("mode", [0o2775, 0o1777, 0o777], ids=oct)
-def test_a_folder_of_root_is_as_good_as_ones_own(mode: int, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_root_is_as_good_as_ones_own(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a team that an administrator has made, or a volume of a container."""
     monkeypatch.chdir(open_folder)
-    os.mkdir("volume")
-    os.chown("volume", 0, STRANGER)
-    os.chmod("volume", mode)
+    volumes = {"team": 0o2775, "sticky": 0o1777, "open": 0o777}
+    for name, mode in volumes.items():
+        os.mkdir(name)
+        os.chown(name, 0, STRANGER)
+        os.chmod(name, mode)
     program = f"""
         import os
         from jupyter_distrib import load, save
         os.setgroups([]); os.setgid({STRANGER}); os.setuid({STRANGER})
-        for options in ({{}}, {{"keep": 1}}):
-            for number in (1, 2):
-                save("volume/run" if options else "volume", a=number, **options)
-                assert load("volume/run" if options else "volume") == {{"a": number}}
-            for path in ([] if options else os.listdir("volume")):
-                os.unlink("volume/" + path)
-        os.system("rm -r volume/run")
-        save("volume", a=3, keep=1)
-        assert load("volume") == {{"a": 3}}
+        for volume in {[*volumes]}:
+            for options in ({{}}, {{"keep": 1}}):
+                folder = volume + "/run" if options else volume
+                for number in (1, 2):
+                    save(folder, a=number, **options)
+                    assert load(folder) == {{"a": number}}, volume
+                for path in ([] if options else os.listdir(volume)):
+                    os.unlink(volume + "/" + path)
+            os.system("rm -r " + folder)
+            save(volume, a=3, keep=1)
+            assert load(volume) == {{"a": 3}}, volume
     """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], check=True, timeout=60, env=env)

@@ -145,29 +145,33 @@ def used(folder: Path, state: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["random", "numbers", "folder", "elsewhere", "fifo", "other"])
-def test_cells_run_whatever_the_files_are(tmp_path: Path, folders: tuple[Path, Path], damage: str) -> None:
-    """All files at once, also those of an agent that is alive."""
+def test_cells_run_whatever_the_files_are(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """All files at once, also those of an agent that is alive; each kernel leaves those for the next damage."""
     used(tmp_path, folders[0])
-    files = files_below(*folders)
-    kinds = {path.suffix for path in files}
-    assert {".json", ".log", ".lock", ".sock", ".detached", ""} <= kinds, "files of every kind are there"
-    for path in files:
-        replace_by(DAMAGES[damage], path)
-    with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib")
-        assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
-        assert "damaged and left out" in book.ok("%distributed_status").result
-        listed = book.ok("%distributed_runs").result
-        assert "left out, since" in listed
-        assert book.fails("%distributed_runs 1").ename == "DistributedError"
-        assert "logs" in book.ok("%distributed_status --doctor").result
-        book.ok("%distributed_pool")
-        assert book.fails("%distributed_attach").ename == "PoolError"
-        book.ok("%%distributed --ranks 1 --detach --out job\nprint('again')")
-        assert book.ok("job.result();print(job.logs(0))").stdout == "again\n\n"
-        book.ok("%%distributed --ranks 1 \nprint('saved')")
-        assert wait_until(lambda: "done" in book.ok("%distributed_runs").result, 20)
+    for damage in ("random", "numbers", "folder", "elsewhere", "fifo", "other"):
+        files = files_below(*folders)
+        kinds = {path.suffix for path in files}
+        assert {".json", ".log", ".lock", ".sock", ".detached", ""} <= kinds, f"files of every kind are there: {damage}"
+        for path in files:
+            replace_by(DAMAGES[damage], path)
+        with Notebook(tmp_path) as book:
+            cells_run(book)
+
+
+def cells_run(book: Notebook) -> None:
+    book.ok("%load_ext jupyter_distrib")
+    assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert "damaged and left out" in book.ok("%distributed_status").result
+    listed = book.ok("%distributed_runs").result
+    assert "left out, since" in listed
+    assert book.fails("%distributed_runs 1").ename == "DistributedError"
+    assert "logs" in book.ok("%distributed_status --doctor").result
+    book.ok("%distributed_pool")
+    assert book.fails("%distributed_attach").ename == "PoolError"
+    book.ok("%%distributed --ranks 1 --detach --out job\nprint('again')")
+    assert book.ok("job.result();print(job.logs(0))").stdout == "again\n\n"
+    book.ok("%%distributed --ranks 1 \nprint('saved')")
+    assert wait_until(lambda: "done" in book.ok("%distributed_runs").result, 20)
 
 
 @pytest.mark.slow

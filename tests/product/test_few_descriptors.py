@@ -317,6 +317,15 @@ def test_whatever_room_is_left_a_cell_ends_and_says_why(tmp_path: Path, where: s
 
 
 @pytest.mark.slow
+def test_what_a_cell_holds_the_next_one_can_let_go(tmp_path: Path) -> None:
+    """Also if it is the first one of another strategy."""
+    with few_descriptors(tmp_path, "forkserver", 64) as cells:
+        cells.book.ok(f"%%distributed --ranks 2 --strategy ddp\n{FILL}")
+        cells.book.ok(f"%%distributed --ranks 2\n{EMPTY}")
+        assert cells.book.ok(FEWER).result == "rank 0: [0, 2]\nrank 1: [1, 2]"
+
+
+@pytest.mark.slow
 def test_a_notebook_for_which_there_is_no_room_is_told_so_and_served_later(tmp_path: Path) -> None:
     with few_descriptors(tmp_path, "kernel", 4096) as cells, Notebook(tmp_path, cells.env) as book:
         limited("agent", cells.book, tmp_path / "run")

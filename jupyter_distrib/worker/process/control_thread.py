@@ -73,6 +73,12 @@ class ControlThread:
     def start(self) -> None:
         threading.Thread(target=self._serve, name="jupyter_distrib-control", daemon=True).start()
 
+    def reserve(self) -> None:
+        """Keep descriptors for the commands after the cell, and for what is opened before the next one's code begins,
+        so that a cell can let go what an earlier one holds. Called in the main thread."""
+        with suppress(OSError):
+            self._reserve = Descriptors.duplicates([self._link.fileno()] * RESERVE)
+
     def ended(self, run: str) -> None:
         """Ignore later stops of this run. Called in the main thread."""
         self._running, self._left = "", run
@@ -111,8 +117,6 @@ class ControlThread:
     def _hand_on(self, command: m.Execute, fds: list[int]) -> None:
         self._interrupts.begin()
         self.cut = False
-        with suppress(OSError):  # an earlier cell has used them up
-            self._reserve = Descriptors.duplicates([self._link.fileno()] * RESERVE)
         self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
         self._cells += 1
         self._inbox.put((command, fds))

@@ -131,6 +131,7 @@ class CellRunner:
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
                 profiler = self._profiler(command) if command.profile else None
+                self._control.reserve()
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
                 value = None if command.cell.script else value
