@@ -17,11 +17,12 @@ import pytest
 
 from jupyter_distrib.agent.ranks import forkservers as module
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import open_files, process_environment
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
+from jupyter_distrib.worker.process import forkserver
 from tests.installed_package import old_torch
 from tests.notebook import ROOT
 
@@ -202,7 +203,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     [
         (-9, "was killed by SIGKILL before it was ready, 2 times: try again."),
         (-11, "was killed by SIGSEGV before it was ready, 2 times: try again."),
-        (-64, "was killed by "),
+        (-40, "was killed by signal 40 before it was ready, 2 times: try again."),
         (0, "ended with exit status 0 before it was ready, 2 times: try again."),
         (3, "ended with exit status 3 before it was ready, 2 times: try again."),
         (1, "ended with exit status 1 before it was ready, 2 times: try again."),
@@ -269,6 +270,22 @@ def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage
     stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0]
+
+
+def test_a_forkserver_that_can_open_no_more_says_so_and_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise AssertionError("with descriptors that have not arrived")
+
+    monkeypatch.setattr(forkserver.os, "fork", fork)
+    ours, theirs = (Link(each) for each in socket.socketpair())
+    read_fd, write_fd = os.pipe()
+    with ours.sock, theirs.sock, os.fdopen(read_fd, "rb") as file:
+        forkserver._fork_ranks(theirs, None, Fork(number=7, orders=()), [write_fd, open_files.LOST], early=False)
+        answer, _ = ours.receive()
+        assert file.read() == b"", "those that have arrived are closed"
+    assert isinstance(answer, ForkFailed)
+    assert answer.number == 7
+    assert "the system cannot fork: Too many open files: the limit is " in answer.reason
 
 
 def test_a_forkserver_without_torch_says_what_to_install() -> None:

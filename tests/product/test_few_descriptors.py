@@ -326,6 +326,18 @@ def test_what_a_cell_holds_the_next_one_can_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_missed_their_new_store_meet_as_soon_as_there_is_room(tmp_path: Path) -> None:
+    """Ranks that raise get a new store, whose socket comes to a rank that the failed cell has left full."""
+    with few_descriptors(tmp_path, "forkserver", 64) as cells:
+        failed = cells.book.cell(
+            f"%%distributed --ranks 2 --strategy ddp\n{FILL.replace('builtins.held', 'held')}1 / 0"
+        )
+        assert failed.ename == "ZeroDivisionError"
+        code = f"%%distributed --ranks 2 --strategy ddp\n{CELLS['collective'][1]}\nrank"
+        assert cells.book.ok(code).result == "rank 0: 0\nrank 1: 1"
+
+
+@pytest.mark.slow
 def test_a_notebook_for_which_there_is_no_room_is_told_so_and_served_later(tmp_path: Path) -> None:
     with few_descriptors(tmp_path, "kernel", 4096) as cells, Notebook(tmp_path, cells.env) as book:
         limited("agent", cells.book, tmp_path / "run")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import wait_until
 
 ON_TWO = "%%distributed --ranks 2\n"
 
@@ -331,6 +335,29 @@ def test_the_kernels_environment_and_folder_are_the_ranks_too(book: Notebook, tm
     finally:
         book.ok(f"os.chdir({before})\ndel os.environ['COLOUR']")
     assert both(book, "import os\n'COLOUR' in os.environ") is False
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp", "tp"])
+@pytest.mark.parametrize("end", ["", "\n1 / 0"], ids=["done", "failed"])
+def test_what_a_cell_has_bound_is_let_go_before_the_next_one(
+    book: Notebook, tmp_path: Path, strategy: str, end: str
+) -> None:
+    path = tmp_path / "held"
+    path.touch()
+    code = f"import os\nprint('pid', os.getpid(), flush=True)\nfile = open({str(path)!r}){end}"
+    text = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{code}").text
+    ranks = {int(pid) for pid in re.findall(r"pid (\d+)", text)}
+    assert len(ranks) == 2
+    if end:
+        book.ok("%distributed_debug --done")
+    assert wait_until(lambda: not any(map(partial(holds, path), ranks)), 5)
+
+
+def holds(path: Path, pid: int) -> bool:
+    """Whether a process has a file open; one that has ended has not."""
+    with suppress(FileNotFoundError):
+        return any(os.path.realpath(each) == str(path) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def test_env_sets_a_variable_for_one_cell(book: Notebook) -> None:

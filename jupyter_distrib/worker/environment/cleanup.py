@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import payload, tensors
 from jupyter_distrib.wire import messages as m
@@ -43,6 +44,7 @@ class Cleanup:
         """Drop the values that the cell has not kept."""
         keep = command.setting.keep
         self._cold = False
+        identity.strategy = None  # it holds the cell's names
         tensors.whole.clear()
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
         if keep:
