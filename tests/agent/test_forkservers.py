@@ -246,7 +246,7 @@ def test_the_last_words_of_one_failure_are_not_told_at_the_next(stage: Stage) ->
 def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first(stage: Stage) -> None:
     stage.order(0)
     stage.forkservers.ended(stage.forkservers.session, -9)
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.answer(stage.early, stage.take(stage.early), 10)
     stage.early.close()
@@ -256,7 +256,7 @@ def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first
     stage.order(1)
     stage.forkservers.ended(stage.forkservers.session, -9)
     assert not stage.failures
-    stage.early.send(ForkserverReady(pid=2, early=True))
+    stage.early.send(m.ForkserverReady(pid=2, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [1]
 
@@ -280,10 +280,10 @@ def test_a_forkserver_that_can_open_no_more_says_so_and_forks_nothing(monkeypatc
     ours, theirs = (Link(each) for each in socket.socketpair())
     read_fd, write_fd = os.pipe()
     with ours.sock, theirs.sock, os.fdopen(read_fd, "rb") as file:
-        forkserver._fork_ranks(theirs, None, Fork(number=7, orders=()), [write_fd, open_files.LOST], early=False)
+        forkserver._fork_ranks(theirs, None, m.Fork(number=7, orders=()), [write_fd, open_files.LOST], early=False)
         answer, _ = ours.receive()
         assert file.read() == b"", "those that have arrived are closed"
-    assert isinstance(answer, ForkFailed)
+    assert isinstance(answer, m.ForkFailed)
     assert answer.number == 7
     assert "the system cannot fork: Too many open files: the limit is " in answer.reason
 
@@ -348,7 +348,7 @@ def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage:
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == started + 1, "the next order starts one"
-    stage.early.send(ForkserverReady(pid=3, early=True))
+    stage.early.send(m.ForkserverReady(pid=3, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [1], "and it is not given to a third one"
 
@@ -388,7 +388,7 @@ def test_an_order_that_cannot_be_sent_for_want_of_files_fails_and_the_next_one_i
         raise OSError(errno.EMFILE, "Too many open files")
 
     stage.forkservers.start()
-    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     with monkeypatch.context() as context:
         context.setattr(Link, "post", full)

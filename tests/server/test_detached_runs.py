@@ -10,11 +10,11 @@ import pytest
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.system import last_seen
+from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Ended, Hello, Saving
 from tests.server.test_journal import detached
 
-HELLO = Hello(protocol=1, session="s", pid=1, label="a.ipynb", python="", torch="", cloudpickle="")
+HELLO = m.Hello(protocol=1, session="s", pid=1, label="a.ipynb", python="", torch="", cloudpickle="")
 
 
 def test_the_checkpoints_of_a_run_are_remembered_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +25,9 @@ def test_the_checkpoints_of_a_run_are_remembered_after_its_end(tmp_path: Path, m
     with ours, theirs:
         tell = runs.begin(client, detached(), (), 2, gpus=False)
         for folder in ("/data/a", "/data/b", "/data/a"):
-            tell(Saving(run="s-7", rank=0, folder=folder, at_s=0.0), ())
+            tell(m.Saving(run="s-7", rank=0, folder=folder, at_s=0.0), ())
         (going_on,) = last_seen.runs()
-        tell(Ended(run="s-7", at_s=1.0), ())
+        tell(m.Ended(run="s-7", at_s=1.0), ())
         (ended,) = last_seen.runs()
     assert going_on.checkpoints == ended.checkpoints == ["/data/a", "/data/b"]
     assert (going_on.ended, ended.ended) == (False, True)

@@ -246,7 +246,7 @@ def test_only_messages_come_out() -> None:
         decode(b'{"$d":{"a":1}}', [])
     with pytest.raises(LinkError):
         decode(b'{"$t":{"a":"b"}}', [])
-    assert decode(b'{"$":"Leave"}', []) == messages_module.Leave()
+    assert decode(b'{"$":"Leave"}', []) == m.Leave()
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.debugging import failed_values
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.environment.cleanup import Cleanup
+
+_ROOM = 32
+"""Files that a cell opens for its group and more; where there is no room, the failed cell's are closed before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class KeptFailure:
             failure.error.__traceback__ = None
             del failure
             self._cleanup.after(command, names)
-            if self._cleanup.is_urgent:
+            if self._cleanup.is_urgent or not open_files.has_room(_ROOM):
                 self._cleanup.collect()
 
     def examine(self, order: m.Debug) -> None:

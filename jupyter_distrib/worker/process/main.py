@@ -179,7 +179,6 @@ class Worker:
             case m.Execute():
                 if (missed := self._missed) is not None:
                     self._runner.failure.drop()
-                    self._cleanup.collect()  # what the failed cell has opened
                     self._missed = None
                     self._reset_groups(*missed, may_wait=False)
                 self._runner.execute(command, fds)
