@@ -116,17 +116,7 @@ CELLS: dict[str, tuple[str, str]] = {
     ),
 }
 MAGICS = ("%distributed_status", "%distributed_status --doctor", "%distributed_runs")
-QUICK = (
-    "plain",
-    "large values",
-    "files",
-    "full",
-    "full, capture",
-    "one waits",
-    "program left",
-    "full, then fails",
-    "plain",
-)
+QUICK = ("files", "full", "full, capture", "one waits", "program left", "full, then fails", "plain")
 
 
 class FewDescriptors:
@@ -241,12 +231,12 @@ def test_a_cell_with_few_descriptors_ends_and_says_why(tmp_path: Path, where: st
 LOST = "import os\nif rank == 1: os._exit(3)"
 AT_EACH: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
     "agent": (
-        (0, 1, 2, 3, 5, 8, 16, 17, 28),
+        (0, 1, 2, 3, 8, 17, 28),
         {"b'x' * 10_000_000": "--ranks 2", "len(large)": "--ranks 2", "rank": "--ranks 3", LOST: "--ranks 2"},
     ),
-    "forkserver": ((0, 3, 7, 11, 12, 28), {LOST: "--ranks 2", "rank": "--ranks 3"}),
+    "forkserver": ((0, 3, 11, 12, 28), {LOST: "--ranks 2", "rank": "--ranks 3"}),
     "rank": (
-        (0, 1, 2, 3, 16),
+        (0, 1, 2, 16),
         {
             "len(large)": "--ranks 2",
             "b'x' * 10_000_000": "--ranks 2",
@@ -254,17 +244,27 @@ AT_EACH: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
             "import subprocess\nprogram = subprocess.Popen(['sleep', '0'])": "--ranks 2",
         },
     ),
-    "kernel": ((0, 1, 2, 16), {"b'x' * 10_000_000": "--ranks 2", "len(large)": "--ranks 2", "rank": "--ranks 3"}),
+    "kernel": (
+        (0, 1, 16),
+        {
+            "print('shown at once', flush=True)\nsum(range(30_000_000))": "--ranks 2",
+            "b'x' * 10_000_000": "--ranks 2",
+            "len(large)": "--ranks 2",
+            "rank": "--ranks 3",
+        },
+    ),
 }
 """The numbers of files that one process may still open, and the cells that then need some, with their options."""
 
 
 def give_room(pid: int, room: int) -> int:
-    """Let a process open just so many more files; returns its limit."""
-    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    limit = [number for number in range(room + len(used) + 1) if number not in used][room]
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
-    return limit
+    """Let a process open just so many more files; returns its limit, 0 if it has ended, as one that forks ranks does."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        limit = [number for number in range(room + len(used) + 1) if number not in used][room]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+        return limit
+    return 0
 
 
 def give_all(pids: Iterable[int]) -> None:
@@ -302,8 +302,10 @@ def test_whatever_room_is_left_a_cell_ends_and_says_why(tmp_path: Path, where: s
     failed: dict[int, set[str]] = {room: set() for room in rooms}
     with few_descriptors(tmp_path, "kernel", 4096) as cells:
         for room in rooms:
+            pids = limited(where, cells.book, tmp_path / "run")
             for body, options in bodies.items():
-                pids = limited(where, cells.book, tmp_path / "run")
+                if where in ("rank", "forkserver"):  # they may have been replaced
+                    pids = limited(where, cells.book, tmp_path / "run")
                 limits = {give_room(pid, room) for pid in pids}
                 outcome = cells.book.cell(f"%%distributed {options}\n{body}", LIMIT_S)
                 give_all(pids)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from jupyter_distrib.system import open_files
 from jupyter_distrib.wire.descriptors import Descriptors
 
 
@@ -59,12 +60,15 @@ def test_duplicates_are_its_own() -> None:
     os.close(fd)
 
 
-def test_duplicates_of_which_one_cannot_be_made_are_all_closed() -> None:
+@pytest.mark.parametrize(
+    ("other", "says"), [(1 << 20, "Bad file descriptor"), (open_files.LOST, "Too many open files")]
+)
+def test_duplicates_of_which_one_cannot_be_made_are_all_closed(other: int, says: str) -> None:
     fd = opened()
     probe = opened()
     os.close(probe)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        Descriptors.duplicates([fd, -1])
+    with pytest.raises(OSError, match=says):
+        Descriptors.duplicates([fd, other])
     assert not is_open(probe), "the first duplicate is closed"
     os.close(fd)
 

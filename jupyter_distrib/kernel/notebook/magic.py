@@ -34,7 +34,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, open_files
 
 if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook import sweep
@@ -71,12 +71,14 @@ class CellMagics(Magics):
         settings = session.current().settings
         options = settings.options(line)
         swept = _configurations(options, self.shell.user_ns) if options.sweep else []
-        captured = self._capture(options, cell, swept[0] if swept else {})
+        with open_files.as_pool_error():
+            captured = self._capture(options, cell, swept[0] if swept else {})
         if options.explain:
             return self._explain(captured, options, settings)
         if swept:
             return self._sweep(captured, options, settings, swept)
-        run = self._start(captured, options, settings)
+        with open_files.as_pool_error():
+            run = self._start(captured, options, settings)
         if options.detach:
             from jupyter_distrib.kernel.notebook import detached_view
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.serialization import exceptions, payload
-from jupyter_distrib.system import interrupts, open_files
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -39,7 +39,7 @@ class ReturnedValues:
         return event
 
     def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
-        """Unpack and return the values of the ranks that have returned, once. Raises `PoolError` if too many files are
+        """Unpack and return the values of the ranks that have returned, once. Raises `OSError` if too many files are
         open.
 
         Args:
@@ -50,8 +50,7 @@ class ReturnedValues:
             return self._results
         values: dict[int, Any] = dict.fromkeys(returned)
         for rank, (parcel, descriptors) in self._parcels.items():
-            with open_files.as_pool_error():
-                copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
+            copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
             values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
         self._close_parcels()
         results = Results(values)

@@ -30,7 +30,7 @@ from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.kernel.session.runs.start import PoolLink, RunStart
 from jupyter_distrib.kernel.session.runs.stop_order import StopOrder
-from jupyter_distrib.system import formatting, interrupts, log_folder, paths, record_file
+from jupyter_distrib.system import formatting, interrupts, log_folder, open_files, paths, record_file
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
@@ -322,7 +322,11 @@ class Run:
         if view is not None:
             with self._lock:
                 if at_end or not self.record.ended:
-                    view.draw(self.record, self.elapsed_s)
+                    try:
+                        view.draw(self.record, self.elapsed_s)
+                    except OSError as error:  # no file is left for the import of a view: the cell goes on without
+                        if not open_files.told(error):
+                            raise
 
     def note(self, text: str) -> None:
         """Add a sentence to the output of the run; from any thread."""
@@ -361,7 +365,8 @@ class Run:
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         succeeded = self.record.ok and not self.interrupted
         try:
-            with nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports():
+            imports = nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports()
+            with imports, open_files.as_pool_error():
                 results = self.values.unpacked(returned, keep=self.beside)
                 exception = None if succeeded else self._exception()
         except KeyboardInterrupt:
