@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.server import Coordinator
-from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.pools.server_home import Home
 from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.system.event_loop import Loop
@@ -47,7 +46,7 @@ class LightNode:
 
     host, interface, short_name = "127.0.0.1", "lo", "made up"
 
-    def __init__(self, number: int, group: SpreadWorkerGroup, loop: Loop) -> None:
+    def __init__(self, number: int, group: MultiNodeWorkerGroup, loop: Loop) -> None:
         self.name = f"node {number}"
         self._number, self._group, self._loop = number, group, loop
         self._ranks: range = range(0)
@@ -104,7 +103,7 @@ class LightPlace:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
         sizes = [PER_NODE] * (command.size // PER_NODE)
         shares = [
             Share(node=LightNode(number, group, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)

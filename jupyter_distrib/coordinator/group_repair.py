@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
+from jupyter_distrib.coordinator.run import MultiNodeRun, NodeHandle
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
@@ -21,7 +21,7 @@ ANSWER_LIMIT_S = 20.0
 """Seconds that nodes have for a report, and for a new store. Agents limit what they wait for themselves to less."""
 
 
-class SpreadGroupRepair:
+class MultiNodeGroupRepair:
     """The repair of the process groups of one worker group.
 
     Args:
@@ -36,14 +36,14 @@ class SpreadGroupRepair:
         group: str,
         *,
         loop: Loop,
-        nodes: Callable[[], Sequence[SpreadNode]],
+        nodes: Callable[[], Sequence[NodeHandle]],
         lose: Callable[[int, str], None],
         on_ready: Callable[[], None],
     ) -> None:
         self._group, self._loop = group, loop
         self._nodes, self._lose, self._on_ready = nodes, lose, on_ready
         self._limit: Timer | None = None
-        self._undecided: SpreadRun | None = None
+        self._undecided: MultiNodeRun | None = None
         """Run after which the groups may stay."""
         self._stores_awaited = 0
         """Number of stores that node 0 was told to make and has not made."""
@@ -57,7 +57,7 @@ class SpreadGroupRepair:
         """Return whether cells have to wait."""
         return self._limit is not None
 
-    def begin(self, run: SpreadRun, *, on_all: bool) -> None:
+    def begin(self, run: MultiNodeRun, *, on_all: bool) -> None:
         """Decide what becomes of the groups after this run; `on_all`: whether all ranks have executed it."""
         if run.on_gpus and on_all:
             self._undecided = run
@@ -66,7 +66,7 @@ class SpreadGroupRepair:
         else:
             self.make_store()
 
-    def take_report(self, node: int, report: m.NodeDrained, current: SpreadRun | None) -> None:
+    def take_report(self, node: int, report: m.NodeDrained, current: MultiNodeRun | None) -> None:
         """Take the report of a node on the current run or on the one before."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run:

@@ -22,10 +22,9 @@ from typing import Any
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Reserve, ReservedNodes
-from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.coordinator.remote_node import RemoteNode
-from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import network_interfaces
@@ -60,7 +59,7 @@ class Placements:
         self._calls, self._reserve, self._copy_files = calls, reserve, copy_files
         self._placements: list[Placement] = []
 
-    def find(self, client: Client[SpreadWorkerGroup], command: m.OpenWorkerGroup) -> Placement:
+    def find(self, client: Client[MultiNodeWorkerGroup], command: m.OpenWorkerGroup) -> Placement:
         """Return free nodes that fit, or a placement that will look for some."""
         assert client.hello is not None
         self._placements = [each for each in self._placements if not each.ended]
@@ -119,7 +118,7 @@ class Placement:
         running: Mapping[str, str],
         copy_files: bool = False,
     ) -> None:
-        self.group: SpreadWorkerGroup
+        self.group: MultiNodeWorkerGroup
         """The worker group that has the nodes, or had them last."""
         self.ended = False
         """Whether the nodes are given back to the engine, or will be."""
@@ -197,7 +196,7 @@ class Placement:
 
     # ------------------------------------------------------------------------------------------------ looking
 
-    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
         """Give the group its nodes, now or when they are found."""
         self.group, self._command = group, command
         if self._found is not None:

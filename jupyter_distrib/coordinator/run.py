@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
-from jupyter_distrib.coordinator.watch import SpreadWatch
+from jupyter_distrib.coordinator.watch import MultiNodeWatch
 from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
@@ -36,7 +36,7 @@ LOST_LOGS_S = 1.0
 answer."""
 
 
-class SpreadNode(LogSource, Protocol):
+class NodeHandle(LogSource, Protocol):
     """The agent of one node, within reach. No method blocks."""
 
     name: str
@@ -51,7 +51,7 @@ class SpreadNode(LogSource, Protocol):
         """Deliver commands in order; `fds` stay the caller's."""
 
 
-class SpreadRun:
+class MultiNodeRun:
     """A run, as far as its nodes execute it.
 
     Args:
@@ -70,10 +70,10 @@ class SpreadRun:
         *,
         ranks: dict[int, set[int]],
         on_gpus: bool,
-        nodes: Sequence[SpreadNode],
+        nodes: Sequence[NodeHandle],
         loop: Loop,
         logs: Path,
-        on_over: Callable[[SpreadRun], None],
+        on_over: Callable[[MultiNodeRun], None],
         lose_node: Callable[[int, str], None],
     ) -> None:
         self.command, self.tell, self.ranks = command, tell, ranks
@@ -88,7 +88,7 @@ class SpreadRun:
         self._executing = frozenset(ranks)
         """All nodes that execute it or have executed it."""
         self._timers = Timers(loop)
-        self._watch = SpreadWatch(
+        self._watch = MultiNodeWatch(
             command,
             loop,
             ranks=lambda: {rank for ranks in self.ranks.values() for rank in ranks},

@@ -17,16 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
-from jupyter_distrib.coordinator.node_source import NodeSource
-from jupyter_distrib.coordinator.run import SpreadRun
-from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.coordinator.run import MultiNodeRun
+from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, NodeSource
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire import messages as m
 
-KernelClient = Client[SpreadWorkerGroup]
+KernelClient = Client[MultiNodeWorkerGroup]
 FindNodes = Callable[[KernelClient, m.OpenWorkerGroup], NodeSource]
 AskNodes = Callable[[Tell], None]
 
@@ -42,7 +41,7 @@ class Coordinator:
     """
 
     def __init__(self, listener: socket.socket, directory: Path, name: str, *, idle_s: float) -> None:
-        self.server: Server[SpreadWorkerGroup] = Server(self, listener, directory, name)
+        self.server: Server[MultiNodeWorkerGroup] = Server(self, listener, directory, name)
         self.loop = self.server.loop
         self.find_nodes: FindNodes
         """Function that gives a new worker group its nodes."""
@@ -83,15 +82,14 @@ class Coordinator:
 
     def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         command = replace(command, size=command.ranks())
-        group = SpreadWorkerGroup(
+        group = MultiNodeWorkerGroup(
             command,
             loop=self.loop,
-            place=self.find_nodes(client, command),
+            find_nodes=lambda command: self.find_nodes(client, command),
             logs=paths.log_directory(otherwise=paths.runtime_directory()),
             tell=lambda event, fds: self._tell(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
-        group.replacement.find = lambda: self.find_nodes(client, group.command)
         group.on_closed = lambda reason: self.server.close(group, force=True, reason=reason)
         self.server.add(client, group)
         group.open()
@@ -116,7 +114,7 @@ class Coordinator:
     def close_waiting(self, group: str) -> None:
         """Do nothing: a kernel that waits has a worker group, which looks for nodes."""
 
-    def closed(self, group: SpreadWorkerGroup, *, force: bool) -> None:
+    def closed(self, group: MultiNodeWorkerGroup, *, force: bool) -> None:
         """Do nothing: a worker group gives its nodes back itself."""
 
     def gone(self, client: KernelClient) -> None:
@@ -133,23 +131,23 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------------ idle ranks
 
-    def _tell(self, client: KernelClient, group: SpreadWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
+    def _tell(self, client: KernelClient, group: MultiNodeWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
         self.server.tell(client, event, fds)
         if isinstance(event, m.WorkerGroupOpened):
             self._count_idle(group)
 
-    def _run_ended(self, client: KernelClient, group: SpreadWorkerGroup, run: SpreadRun) -> None:
+    def _run_ended(self, client: KernelClient, group: MultiNodeWorkerGroup, run: MultiNodeRun) -> None:
         self.server.run_ended(client, group, run.command)
         self._count_idle(group)
 
-    def _count_idle(self, group: SpreadWorkerGroup) -> None:
+    def _count_idle(self, group: MultiNodeWorkerGroup) -> None:
         """Restart the count of a worker group's idle time."""
         if (timer := self._unused.pop(group.name, None)) is not None:
             timer.cancel()
         if not group.closed:
             self._unused[group.name] = self.loop.later(self.idle_s, lambda: self._release(group))
 
-    def _release(self, group: SpreadWorkerGroup) -> None:
+    def _release(self, group: MultiNodeWorkerGroup) -> None:
         if group.closed:
             return
         if group.kept or not group.idle:

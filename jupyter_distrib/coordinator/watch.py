@@ -1,6 +1,6 @@
 """Combines, once a second, what the agents of all nodes see of the ranks of one run.
 
-    agents --NodeSawRanks--> SpreadWatch --> Stalls --> Stalled, Moved, TimedOut
+    agents --NodeSawRanks--> MultiNodeWatch --> Stalls --> Stalled, Moved, TimedOut
            <--Probe---
 
 Runs in the coordinator's loop.
@@ -18,7 +18,7 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 
-class SpreadWatch:
+class MultiNodeWatch:
     """The watch over one run.
 
     Args:

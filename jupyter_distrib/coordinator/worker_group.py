@@ -1,63 +1,118 @@
 """One worker group whose ranks are on several nodes, each with an agent. Runs in the coordinator's loop.
 
-    SpreadWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
-               <--WorkerGroupOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
+    MultiNodeWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
+                         <--WorkerGroupOpened, Wrote, Ended, ...----- node 1: agent, ranks 2, 3
 
 To the coordinator's clients it is what `agent/groups/worker_group.py` is to an agent's: one worker group, one stream of
 events, one end of each run. What needs the view of all nodes is done by this module, and for one run by
-`coordinator/run.py`: a new store is made when the group of any node is not fit any more."""
+`coordinator/run.py`: a new store is made when the group of any node is not fit any more. `coordinator/group_state.py`
+has the states of the worker group, and the moves between them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from jupyter_distrib.coordinator.allocation_end import AllocationEnd
-from jupyter_distrib.coordinator.group_repair import SpreadGroupRepair
-from jupyter_distrib.coordinator.node_replacement import NodeReplacement
-from jupyter_distrib.coordinator.node_source import NodeSource, Share
-from jupyter_distrib.coordinator.run import SpreadRun
+from jupyter_distrib.coordinator.group_repair import MultiNodeGroupRepair
+from jupyter_distrib.coordinator.group_state import MOVES
+from jupyter_distrib.coordinator.group_state import MultiNodeState as State
+from jupyter_distrib.coordinator.group_state import MultiNodeTrigger as Trigger
+from jupyter_distrib.coordinator.run import MultiNodeRun, NodeHandle
 from jupyter_distrib.coordinator.start_progress import StartProgress
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
 
-class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
-    """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One node's part of a worker group."""
 
-    def __init__(self, command: m.OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
+    node: NodeHandle
+    size: int
+    gpus: bool
+
+
+class NodeSource(Protocol):
+    """The source of the nodes of one worker group."""
+
+    def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
+        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later
+        `group.handle_event` and `group.lost`."""
+
+    def give_back(self, *, useless: bool, killed: bool) -> None:
+        """Let the nodes go, even during the search for them.
+
+        Args:
+            useless: Whether another worker group cannot use them either.
+            killed: Whether the ranks were killed; else they were told to leave.
+        """
+
+
+class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
+    """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes.
+
+    Args:
+        find_nodes: Returns a source of nodes for a command: at first, and when the nodes have to be replaced.
+        logs: Folder of the logs of all runs.
+    """
+
+    def __init__(
+        self,
+        command: m.OpenWorkerGroup,
+        *,
+        loop: Loop,
+        find_nodes: Callable[[m.OpenWorkerGroup], NodeSource],
+        logs: Path,
+        tell: Tell,
+    ) -> None:
         super().__init__(command, tell)
         self.on_closed: Callable[[str], None] = lambda reason: None
-        self.place = place
+        self._find_nodes = find_nodes
+        self.place = find_nodes(command)
         """The source of the present nodes; what others report is of nodes that were given back."""
-        self.replacement = NodeReplacement()
         self.waits_for = ""
         """Sentence on what it waits for, if it has no nodes yet."""
+        self._states = StateMachine(State.LOOKING, MOVES)
         self._loop, self._logs = loop, logs
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[m.WorkerInfo, ...]] = {}
-        self._group_repair = SpreadGroupRepair(
+        """The ranks of each node, once all of the node's are up."""
+        self._group_repair = MultiNodeGroupRepair(
             self.name,
             loop=loop,
             nodes=lambda: [share.node for share in self._shares],
             lose=self.lost,
-            on_ready=self._execute_pending,
+            on_ready=self._repaired,
         )
-        self._ending = ""
-        """Reason why the worker group closes as soon as its run is over."""
-        self._useless = False
-        """Whether its nodes and agents are useless to another worker group."""
+        self._reason = ""
+        """Reason why the worker group ends; empty as long as it does not."""
+        self._ranks_left = 0
+        """Number of ranks on nodes that were not lost with the last one."""
+        self._shortage = ""
+        """Reason why there are no nodes for as many ranks as there were."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
         self._starting.looks_for_nodes(command.size)
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
+
+    @property
+    def state(self) -> State:
+        return self._states.state
+
+    @property
+    def closed(self) -> bool:
+        return self.state is State.CLOSED
 
     def infos(self) -> tuple[m.WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
@@ -89,7 +144,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             has_gpus: Whether the place has GPUs, even if these ranks have none.
             ends_at_s: Time at which the engine takes the nodes away, by `time.monotonic`.
         """
-        if self.closed:
+        if not self._states.move(Trigger.PLACED):
             return
         self.waits_for = ""
         self._allocation_end.start(ends_at_s)
@@ -114,39 +169,31 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             first += share.size
 
     def refuse(self, reason: str) -> None:
-        if self.closed:
-            return
-        if self.replacement.under_way and self._look_for_fewer(reason):
-            return
-        self._useless = True
-        if (pending := self.take_pending()) is not None:
-            pending.fail(f"the run cannot go on: {reason}")
-        self.on_closed(reason)
-        cls = m.WorkerGroupClosed if self.replacement.under_way else m.WorkerGroupRefused
-        self.tell(cls(group=self.name, reason=reason), ())
+        """Look for nodes for fewer ranks, if the cell that waits may go on so; else give the worker group up."""
+        size = self._fewer()
+        if size is not None and self._states.move(Trigger.FEWER):
+            self._shortage = self._shortage or reason
+            self._look_again(size)
+        else:
+            self._give_up(reason)
 
-    def _replace_nodes(self, find: Callable[[], NodeSource]) -> None:
-        """Look for other nodes, since one was lost; the run that is started again waits for their ranks."""
+    def _fewer(self) -> int | None:
+        """Return the next smaller number of ranks to try: as many as were not lost, then as few as the cell that waits
+        may have; None if it needs more."""
+        if self.pending is None:
+            return None
+        sizes = (self._ranks_left, self.pending.command.min_ranks)
+        return max((each for each in sizes if each < self.command.size and self.pending.may_have(each)), default=None)
+
+    def _look_again(self, size: int) -> None:
+        """Give the nodes back and look for others; the run that is started again waits for their ranks."""
         self.place.give_back(useless=True, killed=True)
         self._group_repair.cancel()
-        self._shares, self._infos, self._ending, self.replacement.under_way = [], {}, "", True
+        self._shares, self._infos, self._reason = [], {}, ""
         self.kept.clear()
-        self._find(find, self.command.size)
-
-    def _find(self, find: Callable[[], NodeSource], size: int) -> None:
         self.command = replace(self.command, size=size)
-        self.place = find()
+        self.place = self._find_nodes(self.command)
         self.place.start(self.command, self)
-
-    def _look_for_fewer(self, reason: str) -> bool:
-        """Look for nodes for fewer ranks, if the cell that waits may go on so."""
-        size, find = self.replacement.fewer(self.pending, self.command.size, reason), self.replacement.find
-        if size is None or find is None:
-            return False
-        self.place.give_back(useless=True, killed=True)
-        self._shares, self._infos = [], {}
-        self._find(find, size)
-        return True
 
     def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
@@ -163,10 +210,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
                 self.refuse(self._on_node(node, event.reason))
             case m.WorkerGroupClosed():
                 self.lost(node, event.reason or "its ranks were taken away")
-            case m.WorkerGroupChanged() if not self._ending:
-                self._infos[node] = event.workers
-                self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
-                self._ranks_changed()
+            case m.WorkerGroupChanged():
+                self._changed(node, event)
             case m.NodeDrained():
                 self._group_repair.take_report(node, event, self.run)
             case m.GroupsReset():
@@ -183,13 +228,14 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._infos[node] = event.workers
         self._starting.opened(node, len(event.workers))
         self._notes += (self._on_node(node, note) for note in event.notes)
-        if len(self._infos) < len(self._shares):
+        again = self.state is State.STARTING_AGAIN
+        if len(self._infos) < len(self._shares) or not self._states.move(Trigger.OPENED):
             return
-        if self.replacement.under_way:
-            self.pending = self.replacement.end(self.pending, self.command.size)
+        self._wait_for_repair()
+        if again:
+            self._reduce_pending()
             lost = tuple(info.rank for info in self.infos())
             self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
-            self._execute_pending()
         else:
             opened = m.WorkerGroupOpened(
                 group=self.name,
@@ -199,33 +245,56 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
                 notes=tuple(self._notes),
             )
             self.tell(opened, ())
+        self._begin_pending()
 
-    def _ranks_changed(self) -> None:
-        """Make a new store, because ranks were replaced; when the run is over, since its ranks still use the store."""
-        if self.run is not None:
+    def _reduce_pending(self) -> None:
+        """Have the cell that waits go on with fewer ranks, if there were no nodes for all."""
+        shortage, self._shortage = self._shortage, ""
+        if self.pending is not None and self.command.size < len(self.pending.command.ranks):
+            self.pending = self.pending.with_fewer(self.command.size, shortage)
+
+    def _changed(self, node: int, event: m.WorkerGroupChanged) -> None:
+        """Handle the loss of ranks that their node replaces."""
+        if self.state in (State.ENDING, State.ENDED):
+            return
+        if node in self._infos:  # else its `WorkerGroupOpened` is still to come
+            self._infos[node] = event.workers
+            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
+        if self.run is not None:  # its ranks still use the store
             self.run.health.clean = self.run.drains.all_finished = False
         else:
             self._group_repair.make_store()
+            self._wait_for_repair()
+
+    def _wait_for_repair(self) -> None:
+        if self._group_repair.under_way:
+            self._states.move(Trigger.REPAIR)
+
+    def _repaired(self) -> None:
+        self._states.move(Trigger.REPAIRED)
+        self._begin_pending()
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def _execute_pending(self) -> None:
-        if (pending := self.take_pending()) is not None:
+    def _begin_pending(self) -> None:
+        """Execute the cell that waits, if the ranks are ready for it."""
+        if self.state is State.READY and (pending := self.take_pending()) is not None:
             self.execute(pending.command, pending.descriptors, pending.tell)
 
     def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
-        if self._group_repair.under_way or self.replacement.under_way or self._ending:
+        if self.state is not State.READY:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
-            if self._ending and self.replacement.find is not None:
-                self._replace_nodes(self.replacement.find)
+            if self._states.move(Trigger.CELL):
+                self._look_again(self.command.size)
             return
+        self._states.move(Trigger.CELL)
         ranks = {
             node: mine
             for node, infos in self._infos.items()
             if (mine := set(command.ranks) & {info.rank for info in infos})
         }
-        self.run = SpreadRun(
+        self.run = MultiNodeRun(
             command,
             tell,
             ranks=ranks,
@@ -267,22 +336,24 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
         run.handle_event(node, event, fds)
 
-    def _over(self, run: SpreadRun) -> None:
+    def _over(self, run: MultiNodeRun) -> None:
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
-        if not self._ending and not run.health.fit:
+        self._states.move(Trigger.OVER)
+        if self.state is State.READY and not run.health.fit:
             on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
             self._group_repair.begin(run, on_all=on_all)
+            self._wait_for_repair()
         run.tell(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if run.command.max_restarts:
-            self._loop.soon(self._close_if_ending)  # when the run has been started again, if it is
+            self._loop.soon(self._give_up_ended)  # when the run has been started again, if it is
         else:
-            self._close_if_ending()
+            self._give_up_ended()
 
-    def _close_if_ending(self) -> None:
-        if self._ending and self.idle and not self.closed:
-            self._close()
+    def _give_up_ended(self) -> None:
+        if self.state is State.ENDED:
+            self._give_up(self._reason)
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -299,20 +370,26 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def end(self, reason: str, dead: set[int]) -> None:
         """Give the worker group up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
-        if not self._infos or len(self._infos) < len(self._shares):
+        if self.state in (State.LOOKING, State.STARTING, State.LOOKING_AGAIN, State.STARTING_AGAIN):
             return self.refuse(reason)
-        self._ending = self._ending or reason
-        self.replacement.ranks_left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
+        self._reason = self._reason or reason
+        self._ranks_left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the cell has not begun, because {reason}. Run it again: it will have other ranks.")
-        if self.run is None:
-            return self._close()
-        self.run.lose(reason, dead, self._pids())
+        if self.run is not None and self._states.move(Trigger.LOST):
+            self.run.lose(reason, dead, self._pids())
+        else:
+            self._give_up(self._reason)
 
-    def _close(self) -> None:
-        self._useless = True
-        self.on_closed(self._ending)
-        self.tell(m.WorkerGroupClosed(group=self.name, reason=self._ending), ())
+    def _give_up(self, reason: str) -> None:
+        """Close the worker group, which cannot go on, and report why to the kernel and to a cell that waits. Once."""
+        cls = m.WorkerGroupRefused if self.state in (State.LOOKING, State.STARTING) else m.WorkerGroupClosed
+        if not self._states.move(Trigger.GIVE_UP):
+            return
+        if (pending := self.take_pending()) is not None:
+            pending.fail(f"the run cannot go on: {reason}")
+        self.on_closed(reason)
+        self.tell(cls(group=self.name, reason=reason), ())
 
     def _pids(self) -> dict[int, int]:
         """Return the process ids of all ranks."""
@@ -325,16 +402,17 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             share.node.send(command)
 
     def close(self, *, force: bool, reason: str = "") -> None:
-        self.closed = True
+        useless = self.state is State.USELESS
+        self._states.move(Trigger.CLOSE)
         self._starting.end()
-        self._ending = self._ending or reason or "its ranks were stopped"
-        if self.pending is not None:
-            self.pending.cancel()
+        self._reason = self._reason or reason or "its ranks were stopped"
+        if (pending := self.take_pending()) is not None:
+            pending.cancel()
         if self.run is not None:
-            self.run.give_up(self._pids(), self._ending)
+            self.run.give_up(self._pids(), self._reason)
         self._allocation_end.cancel()
         self._group_repair.cancel()
-        if not self._useless:
+        if not useless:
             for share in self._shares:
                 share.node.send(m.CloseWorkerGroup(group=self.name, force=force))
-        self.place.give_back(useless=self._useless, killed=force)
+        self.place.give_back(useless=useless, killed=force)

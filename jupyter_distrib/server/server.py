@@ -239,7 +239,6 @@ class Server(Generic[G]):
             group.close(force=force, reason=reason)
         except Exception:  # noqa: BLE001 - it is closed as far as possible, and the others live on
             traceback.print_exc()  # into the process's log
-            group.closed = True
         self.groups.remove(group)
         self._closed[group.name] = reason
         for client in self.clients:

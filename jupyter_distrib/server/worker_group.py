@@ -27,10 +27,13 @@ class ServedWorkerGroup(Protocol):
     """The command that asked for the group, with its final `gpus` and `size`."""
     kept: dict[str, float]
     """Times (seconds since 1970) since which values live on the ranks, by key."""
-    closed: bool
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def closed(self) -> bool:
+        """Return whether `close` was called."""
 
     @property
     def idle(self) -> bool:
@@ -84,7 +87,6 @@ class WorkerGroupState(Generic[R]):
         self.run: R | None = None
         self.pending: PendingCell | None = None
         self.ran_s = 0.0
-        self.closed = False
         self.on_ended: Callable[[R], Any] = lambda run: None
 
     @property

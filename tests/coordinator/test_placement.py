@@ -14,9 +14,9 @@ import pytest
 
 from jupyter_distrib.coordinator import placement
 from jupyter_distrib.coordinator.engine import ReservedNodes
-from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
 from jupyter_distrib.coordinator.relay import stamp
+from jupyter_distrib.coordinator.worker_group import Share
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.wire import messages as m
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.coordinator import allocation_end
-from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.run import STOP_LIMIT_S
-from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -27,6 +26,9 @@ class Later:
     def later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
         self.timers.append(FakeTimer(delay_s, call))
         return self.timers[-1]
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.later(0.0, call)
 
     def pass_s(self, limit_s: float) -> None:
         due = [timer for timer in self.timers if timer.delay_s <= limit_s and not timer.cancelled]
@@ -78,7 +80,7 @@ class FakeNode:
 class FakePlace:
     given_back = False
 
-    def start(self, command: m.OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+    def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
         """The test places them."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
@@ -92,17 +94,20 @@ class Gathering:
         self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[m.Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
-        self.group = SpreadWorkerGroup(
+        self.group = MultiNodeWorkerGroup(
             m.OpenWorkerGroup(group="c", size=4, gpus=gpus),
             loop=self.loop,  # type: ignore[arg-type]
-            place=self.place,
+            find_nodes=lambda command: self.place,
             logs=logs,
             tell=lambda event, fds: self.told.append(event),
         )
         self.group.open()
         if opened:
-            self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes])
+            self.place_nodes(gpus=gpus)
             self.open_nodes()
+
+    def place_nodes(self, *, gpus: bool = False, ends_at_s: float | None = None) -> None:
+        self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes], ends_at_s=ends_at_s)
 
     def open_nodes(self) -> None:
         for number in range(2):
@@ -137,7 +142,7 @@ def test_a_start_that_takes_long_tells_how_far_it_is_over_all_nodes_and_what_it_
     gathering = Gathering(tmp_path, opened=False)
     group, loop = gathering.group, gathering.loop
     loop.pass_s(0.4)
-    group.placed([Share(node=node, size=2, gpus=False) for node in gathering.nodes])
+    gathering.place_nodes()
     loop.pass_s(0.4)
     for node, up in ((0, 1), (1, 2)):
         group.handle_event(node, m.WorkerGroupStarting(group="c", up=up, size=2, waits_for="the import of torch"))
@@ -433,18 +438,21 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
 
 
 def test_the_time_limit_of_the_nodes_is_told_to_the_run_and_to_those_that_begin_after_it(
-    gathering: Gathering, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(allocation_end.time, "monotonic", lambda: now_s)
-    group, shares = gathering.group, [Share(node=node, size=2, gpus=False) for node in gathering.nodes]
-    group.placed(shares, ends_at_s=now_s + 3600.0)
+    gathering = Gathering(tmp_path, opened=False)
+    gathering.place_nodes(ends_at_s=now_s + 3600.0)
+    gathering.open_nodes()
     gathering.run()
     assert not [event for event in gathering.told if isinstance(event, m.Noted)]
     now_s += 3300.0
     gathering.loop.pass_s(3300.0)
     text = "the time limit ends these ranks in 5 min: save what must stay."
     assert [event for event in gathering.told if isinstance(event, m.Noted)] == [m.Noted(run="r", rank=None, text=text)]
+    gathering.end(0)
+    gathering.end(1)
     now_s += 200.0
     gathering.run()
     assert gathering.told[-1] == m.Noted(run="r", rank=None, text=text.replace("5 min", "100 s"))
