@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.agent.groups import repair as group_repair
-from jupyter_distrib.agent.groups import settling
 from jupyter_distrib.agent.groups.repair import GroupRepair
-from jupyter_distrib.agent.groups.settling import Settling
+from jupyter_distrib.agent.groups.store import SETTLING_S, Settling
 from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.wire import messages as m
@@ -35,12 +34,13 @@ class FakeRank:
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_rank_that_is_not_ready_in_time_is_killed(ready: bool) -> None:
     loop, rank = Later(), FakeRank()
-    ranks = Settling(loop)  # type: ignore[arg-type]
+    begun: list[None] = []
+    ranks = Settling(loop, lambda: begun.append(None))  # type: ignore[arg-type]
     ranks.begin(rank)  # type: ignore[arg-type]
-    assert rank.state == "starting"
+    assert (rank.state, begun) == ("starting", [None])
     if ready:
         ranks.over(rank)  # type: ignore[arg-type]
-    loop.pass_s(settling.LIMIT_S)
+    loop.pass_s(SETTLING_S)
     assert rank.process.killed is not ready
 
 
@@ -53,7 +53,7 @@ class Stage:
         store = SimpleNamespace(
             spans_nodes=spans_nodes,
             renew=lambda: self.renewed.append(None),
-            settling=Settling(self.loop),  # type: ignore[arg-type]
+            settling=Settling(self.loop, lambda: None),  # type: ignore[arg-type]
         )
         self.repair = GroupRepair(
             self.ranks,  # type: ignore[arg-type]

@@ -24,7 +24,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems d
 def store() -> Iterator[GroupStore]:
     loop = Later()  # there are no ranks, so nothing is waited for
     command = m.OpenWorkerGroup(group="g", size=2, gpus=False)
-    made = GroupStore(command, RankTable(), lambda event, fds: None, loop)  # type: ignore[arg-type]
+    made = GroupStore(
+        command,
+        RankTable(),
+        tell=lambda event, fds: None,
+        loop=loop,  # type: ignore[arg-type]
+        on_settling=lambda: None,
+    )
     made.renew()
     yield made
     made.close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.system.event_loop import Loop
 
@@ -56,7 +57,7 @@ class IdleGpus:
         now_s = time.monotonic()
         for group, limit_s in list(self._limits_s.items()):
             seen = self._seen.get(group)
-            if not group.opened or not group.idle or group.kept:
+            if group.state is State.STARTING or not group.idle or group.kept:
                 self._seen.pop(group, None)
             elif seen is None or seen.ran_s != group.ran_s:  # a cell has run since
                 self._seen[group] = _Seen(since_s=now_s, ran_s=group.ran_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.groups.rank_table import RankTable
-from jupyter_distrib.agent.groups.restarts import Restarts
+from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK, Rank
@@ -17,6 +17,8 @@ from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
+RESTART_WAITS_S = (0.2, 1.0)
+"""Seconds to wait after the first, second ... failed start of a rank: a GPU or a process may be free by then."""
 REPORT_S = 0.4
 """Seconds between reports on ranks that are still starting; the first comes after as many."""
 
@@ -26,6 +28,7 @@ class GroupStart:
 
     Args:
         starter: Starts their processes.
+        state: Returns the state of the worker group.
         leave_after_s: Seconds after which ranks leave that are not needed any more.
         before_start: Called before any start: the store that follows makes a repair of groups needless.
         on_impossible: Called with a rank that is not started any more, and the reason.
@@ -38,20 +41,19 @@ class GroupStart:
         store: GroupStore,
         *,
         loop: Loop,
+        state: Callable[[], State],
         leave_after_s: float,
         before_start: Callable[[], None],
         on_impossible: Callable[[Rank, str], None],
     ) -> None:
-        self.opened = False
-        """Whether all ranks have been ready once."""
-        self.closed = False
-        """Whether the worker group is closed."""
         self.on_unstarted: Callable[[], None] = lambda: None
         """Callback for ranks of a closed worker group that will not have a process after all."""
-        self._loop, self._ranks, self._store = loop, ranks, store
+        self._loop, self._ranks, self._store, self._state = loop, ranks, store, state
         self._before_start, self._on_impossible = before_start, on_impossible
         self._leave_after_s = leave_after_s
-        self._restarts, self._starter = Restarts(), starter
+        self._failures: dict[int, int] = {}
+        """Number of failed starts of each rank since it was last ready."""
+        self._starter = starter
         starter.on_started, starter.on_failed = self._started, self._not_started
 
     def start(self, local_ranks: Iterable[int]) -> None:
@@ -68,7 +70,7 @@ class GroupStart:
         ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
         for rank in ranks:
             self._ranks.put(rank)
-        if self._store.spans_nodes and self.opened:
+        if self._store.spans_nodes and self._state() is not State.STARTING:
             self._store.hand_on(ranks)
         else:
             self._store.renew()
@@ -77,11 +79,11 @@ class GroupStart:
     def start_again(self, rank: Rank, reason: str) -> None:
         """Start another process in place of a rank that has ended while it started, unless no more starts are allowed;
         none in a worker group that was never open."""
-        wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
-        if wait_s is None:
+        failures = self._failures[rank.number] = self._failures.get(rank.number, 0) + 1
+        if self._state() is State.STARTING or failures > len(RESTART_WAITS_S):
             return self._on_impossible(rank, reason)
         rank.state = "starting"  # a cell waits for the next process
-        self._loop.later(wait_s, lambda: self._replace(rank))
+        self._loop.later(RESTART_WAITS_S[failures - 1], lambda: self._replace(rank))
 
     def replace_all(self) -> None:
         """Replace the processes of idle ranks, unnoticed by the notebook."""
@@ -103,10 +105,10 @@ class GroupStart:
             rank.dismiss(self._leave_after_s)
 
     def note_ready(self, rank: Rank) -> None:
-        self._restarts.forget(rank.number)
+        self._failures.pop(rank.number, None)
 
     def _started(self, rank: Rank) -> None:
-        if self.closed or not self._ranks.is_current(rank):
+        if self._state() is State.CLOSED or not self._ranks.is_current(rank):
             rank.end()
 
     def _not_started(self, ranks: Sequence[Rank], reason: str) -> None:
@@ -114,11 +116,11 @@ class GroupStart:
             rank.end()
             if self._ranks.is_current(rank):
                 self.start_again(rank, reason)
-        if self.closed:
+        if self._state() is State.CLOSED:
             self.on_unstarted()
 
     def _replace(self, rank: Rank) -> None:
-        if not self.closed and self._ranks.is_current(rank):
+        if self._state() is not State.CLOSED and self._ranks.is_current(rank):
             self.start([rank.order.local_rank])
 
 

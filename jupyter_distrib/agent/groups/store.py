@@ -4,17 +4,53 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from jupyter_distrib.agent.groups.rank_table import RankTable
-from jupyter_distrib.agent.groups.settling import Settling
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 ATTEMPTS = 20
 """Number of ports to try."""
+SETTLING_S = 20.0
+"""Seconds after which a rank that has not settled is killed and replaced. A rank that NCCL does not let go of ends by
+itself sooner."""
+
+
+class Settling:
+    """The ranks of one worker group that will say `DeviceSettled`, or hear `KeepGroups`, before they are ready for the
+    next cell.
+
+    Args:
+        on_begin: Called whenever there is one more.
+    """
+
+    def __init__(self, loop: Loop, on_begin: Callable[[], object]) -> None:
+        self._loop, self._on_begin = loop, on_begin
+        self._timers: dict[Rank, Timer] = {}
+
+    def begin(self, rank: Rank) -> None:
+        """Have the next cell wait for a rank, but not for ever."""
+        rank.state = "starting"
+        self.over(rank)
+        self._timers[rank] = self._loop.later(SETTLING_S, partial(self._end, rank))
+        self._on_begin()
+
+    def over(self, rank: Rank) -> None:
+        """Limit nothing more: the rank is ready, or gone."""
+        if (timer := self._timers.pop(rank, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        for rank in list(self._timers):
+            self.over(rank)
+
+    def _end(self, rank: Rank) -> None:
+        self.over(rank)
+        rank.process.kill()
 
 
 class GroupStore:
@@ -24,11 +60,20 @@ class GroupStore:
         command: The command that asked for the worker group.
         ranks: The ranks of this node.
         tell: Sends an event to the kernel, or to the coordinator.
+        on_settling: Called whenever cells have to wait for a rank that settles.
     """
 
-    def __init__(self, command: m.OpenWorkerGroup, ranks: RankTable, tell: Tell, loop: Loop) -> None:
+    def __init__(
+        self,
+        command: m.OpenWorkerGroup,
+        ranks: RankTable,
+        *,
+        tell: Tell,
+        loop: Loop,
+        on_settling: Callable[[], object],
+    ) -> None:
         self._command, self._ranks, self._tell = command, ranks, tell
-        self.settling = Settling(loop)
+        self.settling = Settling(loop, on_settling)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
         self._unused: m.ResetGroups | None = None

@@ -3,7 +3,8 @@ stops or dies.
 
     open -> Ready from all -> WorkerGroupOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
-Runs in the agent's loop. `stop_ladder.py` stops a run. A rank that is gone is replaced from the
+Runs in the agent's loop. `agent/groups/state.py` has the states of the worker group, and the moves between them.
+`stop_ladder.py` stops a run. A rank that is gone is replaced from the
 forkserver while the notebook already has its answer.
 """
 
@@ -13,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from jupyter_distrib.agent.gpus.devices import Gpu
@@ -21,6 +23,9 @@ from jupyter_distrib.agent.groups.rank_debugger import RankDebuggers
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.repair import GroupRepair
 from jupyter_distrib.agent.groups.start import GroupStart, StartReports
+from jupyter_distrib.agent.groups.state import MOVES
+from jupyter_distrib.agent.groups.state import NodeGroupState as State
+from jupyter_distrib.agent.groups.state import NodeGroupTrigger as Trigger
 from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.ranks import exit_info
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
@@ -32,6 +37,7 @@ from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
@@ -64,8 +70,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._node_has_gpus, self._notes = node_has_gpus, notes
         self.on_failed: Callable[[str], None] = lambda reason: None
         """Callback that closes the worker group."""
+        self._states = StateMachine(State.STARTING, MOVES)
         self.ranks = RankTable()
-        self.store = GroupStore(command, self.ranks, tell, loop)
+        wait = partial(self._states.move, Trigger.REPAIR)
+        self.store = GroupStore(command, self.ranks, tell=tell, loop=loop, on_settling=wait)
         self.debuggers = RankDebuggers(self.ranks, tell)
         self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
         starter = RankStarter(command, gpus=gpus, overlay=overlay, loop=loop, forkservers=forkservers, owner=self)
@@ -74,18 +82,28 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.ranks,
             self.store,
             loop=loop,
+            state=lambda: self.state,
             leave_after_s=0.0 if gpus else LEAVE_AFTER_S,
-            before_start=self._group_repair.cancel,
+            before_start=self._before_start,
             on_impossible=self._go_on_without,
         )
-        over = lambda: self.opened or self.closed  # noqa: E731
-        StartReports(command, self.ranks, loop=loop, forkservers=forkservers, tell=tell, over=over)
+        StartReports(
+            command,
+            self.ranks,
+            loop=loop,
+            forkservers=forkservers,
+            tell=tell,
+            over=lambda: self.state is not State.STARTING,
+        )
         self._loop, self._output, self._oom_kills = loop, GroupOutput(loop, logs), OutOfMemoryKills()
 
     @property
-    def opened(self) -> bool:
-        """Return whether all ranks have been ready once."""
-        return self.starts.opened
+    def state(self) -> State:
+        return self._states.state
+
+    @property
+    def closed(self) -> bool:
+        return self.state is State.CLOSED
 
     @property
     def temporary_folders(self) -> set[str]:
@@ -115,6 +133,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """Start every rank; `WorkerGroupOpened` or `WorkerGroupRefused` follows."""
         self.starts.start(range(self.command.size))
 
+    def _before_start(self) -> None:
+        self._group_repair.cancel()
+        self._states.move(Trigger.REPAIR)
+
     def _go_on_without(self, rank: Rank, reason: str) -> None:
         """Start all ranks anew, one less, if the cell that waits may go on so; else give the worker group up."""
         pending, size = self.pending, self.command.size - 1
@@ -129,12 +151,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def fail(self, reason: str) -> None:
         """Close the worker group, which is of no use, and report why to the kernel and to a cell that waits. Once."""
-        if self.closed:
+        cls = m.WorkerGroupRefused if self.state is State.STARTING else m.WorkerGroupClosed
+        if not self._states.move(Trigger.GIVE_UP):
             return
         if (pending := self.take_pending()) is not None:
             pending.fail(reason)
         self.on_failed(reason)
-        cls = m.WorkerGroupClosed if self.opened else m.WorkerGroupRefused
         self.tell(cls(group=self.name, reason=reason), ())
 
     def fail_for(self, error: Exception) -> None:
@@ -155,10 +177,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _go_on_if_ready(self) -> None:
         """Report changes, and begin the cell that waits, once no rank is starting any more."""
-        if self.ranks.starting:
+        first = self.state is State.STARTING
+        if self.ranks.starting or not self._states.move(Trigger.UP):
             return
-        if not self.opened:
-            self.starts.opened = True
+        if first:
             exist, problem = self._node_has_gpus()
             opened = m.WorkerGroupOpened(
                 group=self.name,
@@ -171,14 +193,18 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.tell(opened, ())
         if lost := self.ranks.take_lost():
             self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
-        if (pending := self.take_pending()) is not None:
-            self.execute(pending.command, pending.descriptors, pending.tell)
+        self._begin_pending()
 
     # ------------------------------------------------------------------------------------------------ running
 
+    def _begin_pending(self) -> None:
+        """Execute the cell that waits, if the ranks are ready for it."""
+        if self.state is State.READY and (pending := self.take_pending()) is not None:
+            self.execute(pending.command, pending.descriptors, pending.tell)
+
     def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
-        if self.ranks.starting:
+        if not self._states.move(Trigger.CELL):
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
         self.store.begin_use()
@@ -290,6 +316,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if run.pending or self.run is not run:
             return
         self.run = None
+        self._states.move(Trigger.OVER)
+        if self.ranks.starting:  # some reset their process groups
+            self._states.move(Trigger.REPAIR)
         self.debuggers.failed_run = "" if run.health.clean else run.command.run
         self.ran_s += time.monotonic() - run.started_s
         run.end()
@@ -300,6 +329,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._repair(run)
             # When the notebook has its answer.
             self._loop.soon(lambda: self._output.replace_shared_streams(self.ranks, run.command.run))
+            self._begin_pending()
 
     def _repair(self, run: NodeRun) -> None:
         """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
@@ -333,7 +363,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         was_starting = rank.state == "starting"
         lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail)) if was_starting else ""
         reason = f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
-        if was_starting and not self.opened:
+        if was_starting and self.state is State.STARTING:
             return self.fail(reason)
         rank.state = "gone"
         self.ranks.note_lost(rank.number)
@@ -361,12 +391,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def close(self, *, force: bool, reason: str = "") -> None:
         """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
-        self.closed = self.starts.closed = True
+        self._states.move(Trigger.CLOSE)
         self.store.close()
         self.store.settling.close()
         self._group_repair.cancel()
-        if self.pending is not None:
-            self.pending.cancel()
+        if (pending := self.take_pending()) is not None:
+            pending.cancel()
         if self.run is not None:
             self.run.give_up(reason or "its ranks were stopped")
             self._finish_if_over(self.run)
