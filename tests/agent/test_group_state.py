@@ -11,10 +11,11 @@ import pytest
 from jupyter_distrib.agent.groups.state import MOVES, NodeGroupState, NodeGroupTrigger
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
-S = NodeGroupState
+S, T = NodeGroupState, NodeGroupTrigger
 
 
 class SilentForkservers:
@@ -32,12 +33,12 @@ class SilentForkservers:
 
 
 class Stage:
-    """A worker group of two CPU ranks that settle, and what it has told the kernel."""
+    """A worker group of three CPU ranks that settle, and what it has told the kernel."""
 
     def __init__(self, logs: Path) -> None:
         self.loop, self.told, self.forkservers = Loop(), list[m.Event](), SilentForkservers()
         self.group = NodeWorkerGroup(
-            m.OpenWorkerGroup(group="c", size=2, gpus=False),
+            m.OpenWorkerGroup(group="c", size=3, gpus=False),
             loop=self.loop,
             forkservers=self.forkservers,  # type: ignore[arg-type]
             gpus=[],
@@ -67,7 +68,7 @@ class Stage:
         command = m.Execute(
             run="r",
             group="c",
-            ranks=(0, 1),
+            ranks=(0, 1, 2),
             cell=m.Cell(source="", filename=""),
             inputs=m.Parcel(data=b""),
             setting=m.Setting(),
@@ -196,15 +197,36 @@ def test_a_rank_that_is_lost_in_a_run_is_reported_when_it_is_replaced_and_not_be
     ranks = stage.group.ranks.current
     failed = m.Failed(run="r", rank=0, failure=m.Failure(type_name="E", message="", frames=()), at_s=0.0, settles=True)
     stage.group.take_message(ranks[0], failed, ())
+    stage.lose_rank()
     stage.group.take_message(ranks[0], m.DeviceSettled(rank=0), ())
     assert (stage.group.state, stage.of(m.WorkerGroupChanged)) == (S.RUNNING, [])
-    stage.lose_rank()
+    stage.come_to_the_end()
     assert stage.group.state is S.REPAIRING
     stage.become_ready()
     assert [event.lost for event in stage.of(m.WorkerGroupChanged)] == [(1,)]
 
 
-def test_nothing_leads_out_of_the_last_state_and_every_other_state_can_be_reached_and_closed() -> None:
-    assert not [move for move in MOVES if move[0] is S.CLOSED]
-    assert set(MOVES.values()) == set(S) - {S.STARTING}
-    assert all(MOVES[state, NodeGroupTrigger.CLOSE] is S.CLOSED for state in S if state is not S.CLOSED)
+ALLOWED: dict[S, dict[T, S]] = {
+    S.STARTING: {T.UP: S.READY},
+    S.READY: {T.CELL: S.RUNNING, T.REPAIR: S.REPAIRING},
+    S.RUNNING: {T.OVER: S.READY},
+    S.REPAIRING: {T.UP: S.READY},
+    S.USELESS: {},
+    S.CLOSED: {},
+}
+"""The moves from each state, besides those to its end."""
+
+
+@pytest.mark.parametrize("trigger", T)
+@pytest.mark.parametrize("state", S)
+def test_each_move_is_allowed_or_refused_as_listed_and_every_state_but_the_last_can_be_left_for_the_end(
+    state: S, trigger: T
+) -> None:
+    wanted = dict(ALLOWED[state])
+    if state is not S.CLOSED:
+        wanted[T.CLOSE] = S.CLOSED
+    if state not in (S.CLOSED, S.USELESS):
+        wanted[T.GIVE_UP] = S.USELESS
+    machine = StateMachine(state, MOVES)
+    moved = machine.move(trigger)
+    assert (moved, machine.state) == (trigger in wanted, wanted.get(trigger, state))

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator.group_state import MOVES, MultiNodeState, MultiNodeTrigger
+from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Gathering
 
-S = MultiNodeState
+S, T = MultiNodeState, MultiNodeTrigger
 
 
 # ------------------------------------------------------------------------------------------------ what happens
@@ -158,7 +159,32 @@ def test_a_group_is_opened_once_even_if_a_rank_is_replaced_before_its_node_has_o
     assert [info.rank for info in opened.workers] == [0, 1, 2, 3]
 
 
-def test_nothing_leads_out_of_the_last_state_and_every_other_state_can_be_reached_and_closed() -> None:
-    assert not [move for move in MOVES if move[0] is S.CLOSED]
-    assert set(MOVES.values()) == set(S) - {S.LOOKING}
-    assert all(MOVES[state, MultiNodeTrigger.CLOSE] is S.CLOSED for state in S if state is not S.CLOSED)
+ALLOWED: dict[S, dict[T, S]] = {
+    S.LOOKING: {T.PLACED: S.STARTING},
+    S.STARTING: {T.OPENED: S.READY},
+    S.READY: {T.CELL: S.RUNNING, T.REPAIR: S.REPAIRING},
+    S.RUNNING: {T.OVER: S.READY, T.LOST: S.ENDING},
+    S.REPAIRING: {T.REPAIRED: S.READY},
+    S.ENDING: {T.OVER: S.ENDED, T.LOST: S.ENDING},
+    S.ENDED: {T.CELL: S.LOOKING_AGAIN},
+    S.LOOKING_AGAIN: {T.PLACED: S.STARTING_AGAIN, T.FEWER: S.LOOKING_AGAIN},
+    S.STARTING_AGAIN: {T.OPENED: S.READY, T.FEWER: S.LOOKING_AGAIN},
+    S.USELESS: {},
+    S.CLOSED: {},
+}
+"""The moves from each state, besides those to its end."""
+
+
+@pytest.mark.parametrize("trigger", T)
+@pytest.mark.parametrize("state", S)
+def test_each_move_is_allowed_or_refused_as_listed_and_every_state_but_the_last_can_be_left_for_the_end(
+    state: S, trigger: T
+) -> None:
+    wanted = dict(ALLOWED[state])
+    if state is not S.CLOSED:
+        wanted[T.CLOSE] = S.CLOSED
+    if state not in (S.CLOSED, S.USELESS):
+        wanted[T.GIVE_UP] = S.USELESS
+    machine = StateMachine(state, MOVES)
+    moved = machine.move(trigger)
+    assert (moved, machine.state) == (trigger in wanted, wanted.get(trigger, state))
