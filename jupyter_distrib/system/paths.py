@@ -140,13 +140,11 @@ def clear(path: Path, kind: int = stat.S_IFREG) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in a private folder that is there whole or not at all, also if the process is killed. What killed
-    processes have left of other files in that folder is removed."""
-    for left in path.parent.glob(f"*{_UNFINISHED}"):
-        with suppress(OSError):
-            if time.time() - left.lstat().st_mtime > UNFINISHED_S:
-                left.unlink()
+def write_whole(path: Path, text: str, *, tidy: bool = True) -> None:
+    """Write a file in a private folder that is there whole or not at all, also if the process is killed. With `tidy`,
+    what killed processes have left of other files in that folder is removed."""
+    if tidy:
+        remove_unfinished(path.parent)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
         with opened(unfinished) as file:
@@ -157,6 +155,14 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have left of the files that `write_whole` writes in this folder."""
+    for left in folder.glob(f"*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > UNFINISHED_S:
+                left.unlink()
 
 
 def inode(path: Path) -> int:

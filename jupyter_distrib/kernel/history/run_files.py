@@ -11,9 +11,10 @@ import json
 import os
 import re
 import time
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_distrib.errors import DistributedError, PoolError
@@ -72,25 +73,87 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
         for saved, record in runs
     }
     at = folder()
-    with _alone(at):
-        names = _names(at)
-        there = {name.partition("_")[2] for name in names}
+    with _alone(at), _present(at) as listing:
+        there = {name.partition("_")[2] for name in listing.names}
         try:
             for run, text in texts.items():
                 if f"{run}.json" in there:
                     continue  # a detached run that is attached again
-                number = 1 + max((each for each in map(_number, names) if each < _LAST), default=0)
-                paths.write_whole(at / f"{number:08}_{run}.json", text)
-                names.append(f"{number:08}_{run}.json")
+                name = f"{listing.last + 1:08}_{run}.json"
+                paths.write_whole(at / name, text, tidy=False)
+                insort(listing.names, name)
         finally:  # also where the disk is full
-            _remove_old(at, names, limits)
+            _remove_old(listing, limits)
 
 
-def _remove_old(at: Path, names: list[str], limits: Limits) -> None:
-    left = _within_total(at, _pruned(at, names, limits.runs, limits.days))
+@dataclass(slots=True, kw_only=True)
+class _Listing:
+    """The names of the files, as long as nobody else changes the folder: hundreds would be read for each cell."""
+
+    at: Path
+    names: list[str]
+    """The names, oldest first."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The sizes of files in bytes, as far as they were asked for."""
+    projects: dict[str, str | None] = field(default_factory=dict)
+    """The projects of runs whose files were read, by name; None for a file that is damaged."""
+    state: tuple[int, ...] = ()
+    """The folder's state when this kernel had written to it; empty if it is not known."""
+
+    @property
+    def last(self) -> int:
+        """The highest number that was given."""
+        numbers = [int(name.partition("_")[0]) for name in self.names[-1:]]
+        if numbers and numbers[0] >= _LAST:
+            numbers = [each for name in self.names if (each := int(name.partition("_")[0])) < _LAST]
+        return max(numbers, default=0)
+
+    def project(self, name: str) -> str | None:
+        if name not in self.projects:
+            run = _read(self.at / name)
+            self.projects[name] = None if run is None else run.project
+        return self.projects[name]
+
+
+_known: _Listing | None = None
+"""The last listing; used by the thread that holds the folder."""
+
+
+@contextmanager
+def _present(at: Path) -> Iterator[_Listing]:
+    """Give the listing of the folder for changes, and keep it for the next time. Raises `OSError`."""
+    global _known
+    if _known is None or _known.at != at or not _known.state or _known.state != _state(at):
+        paths.remove_unfinished(at)
+        _known = _Listing(at=at, names=_names(at))
+    yield _known
+    _known.state = _marked(at)  # not after a failure: the next save reads the folder that the failed one has changed
+
+
+def _state(at: Path) -> tuple[int, ...]:
+    info = at.stat()
+    return info.st_dev, info.st_ino, info.st_mtime_ns
+
+
+def _marked(at: Path) -> tuple[int, ...]:
+    """Give the folder a modification time that no other change gives it: the clocks of file systems are coarse, and
+    another kernel may write at the same tick. Return its state; empty where such a time cannot be kept."""
+    now_ns = time.time_ns()
+    with suppress(OSError):
+        os.utime(at, ns=(now_ns, now_ns))
+        if (state := _state(at))[-1] == now_ns:
+            return state
+    return ()
+
+
+def _remove_old(listing: _Listing, limits: Limits) -> None:
+    left = _within_total(listing, _pruned(listing.at, listing.names, limits.runs, limits.days))
     if limits.project_runs is not None or limits.project_days is not None:
-        own = [name for name in left if (run := _read(at / name)) is not None and run.project == limits.project]
-        _pruned(at, own, limits.project_runs, limits.days if limits.project_days is None else limits.project_days)
+        own = [name for name in left if listing.project(name) == limits.project]
+        days = limits.days if limits.project_days is None else limits.project_days
+        gone = set(own).difference(_pruned(listing.at, own, limits.project_runs, days))
+        left = [name for name in left if name not in gone]
+    listing.names = left
 
 
 def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[str]:
@@ -105,16 +168,18 @@ def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[s
     return []
 
 
-def _within_total(at: Path, names: list[str]) -> list[str]:
+def _within_total(listing: _Listing, names: list[str]) -> list[str]:
     """Remove the oldest of these files until all together are small enough. Return the names of the others."""
-    total = 0
+    total, sizes = 0, listing.sizes
     for place, name in reversed([*enumerate(names)]):
-        with suppress(OSError):
-            total += (at / name).lstat().st_size
+        if name not in sizes:
+            with suppress(OSError):
+                sizes[name] = (listing.at / name).lstat().st_size
+        total += sizes.get(name, 0)
         if total > TOTAL_BYTES:
             for each in names[: place + 1]:
                 with suppress(OSError):
-                    (at / each).unlink()
+                    (listing.at / each).unlink()
             return names[place + 1 :]
     return names
 
@@ -169,11 +234,7 @@ def _read(path: Path) -> SavedRun | None:
 
 def _names(at: Path) -> list[str]:
     """Return the names of the files, oldest first: numbers have eight digits. Raises `OSError`."""
-    return sorted(name for name in os.listdir(at) if _NAME.fullmatch(name))
-
-
-def _number(name: str) -> int:
-    return int(name.partition("_")[0])
+    return sorted([name for name in os.listdir(at) if _NAME.fullmatch(name)])
 
 
 @contextmanager

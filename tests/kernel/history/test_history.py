@@ -131,7 +131,7 @@ def test_on_a_full_disk_old_runs_are_removed_all_the_same(home: Path, monkeypatc
     assert [run.run for run in run_files.load()] == ["a-2", "a-3", "a-4"]
 
 
-def _full(path: Path, text: str) -> None:
+def _full(path: Path, text: str, *, tidy: bool = True) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -142,6 +142,65 @@ def test_old_runs_are_removed(home: Path) -> None:
     save("a-2", [])
 
     assert [run.run for run in run_files.load()] == ["a-2"]
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose names were read, one entry for each time."""
+    read, listdir = [], os.listdir
+
+    def counted(folder: Path) -> list[str]:
+        read.append(str(folder))
+        return listdir(folder)
+
+    monkeypatch.setattr(run_files.os, "listdir", counted)
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: read.append(str(folder)) or iter(()))
+    return read
+
+
+def test_a_folder_that_nobody_else_has_changed_is_not_listed_again(home: Path, listed: list[str]) -> None:
+    save("a-1", [])
+    listed.clear()
+    for number in range(2, 6):
+        save(f"a-{number}", [], limits=replace(of_project("", runs=2), runs=3))
+
+    assert listed == []
+    assert [run.number for run in run_files.load()] == [4, 5]
+
+
+@pytest.mark.parametrize("limits", [ROOMY, Limits(runs=2, days=90.0)])
+def test_what_others_add_and_remove_meanwhile_counts(home: Path, limits: Limits) -> None:
+    """Another kernel may write at the same tick of the file system's clock."""
+    save("a-1", [], limits=limits)
+    for number in range(2, 40, 2):
+        (home / f"{number:08}_b-{number}.json").write_bytes(
+            (home / f"{number - 1:08}_a-{number - 1}.json").read_bytes()
+        )
+        save(f"a-{number + 1}", [], limits=limits)
+        assert [each.number for each in run_files.load()][-2:] == [number, number + 1]
+    (home / "00000039_a-39.json").unlink()
+    save("a-39", [], limits=limits)
+    assert [run.number for run in run_files.load()][-2:] == [38, 39]
+
+
+def test_a_folder_without_times_of_its_own_is_listed_each_time(
+    listed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files.os, "utime", lambda *arguments, **keywords: None)
+    save("a-1", [])
+    listed.clear()
+    save("a-2", [])
+    assert listed
+
+
+def test_a_save_that_fails_is_repeated_from_what_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("a-1", [])
+    with monkeypatch.context() as full:
+        full.setattr(run_files.paths, "write_whole", lambda *arguments, **keywords: os.open("/nowhere/at/all", 0))
+        with pytest.raises(OSError, match="nowhere"):
+            save("a-2", [])
+    save("a-2", [])
+    assert [run.run for run in run_files.load()] == ["a-1", "a-2"]
 
 
 def of_project(folder: str, *, runs: int | None = None, days: float | None = None) -> Limits:
@@ -369,10 +428,10 @@ def test_a_run_that_cannot_be_written_costs_no_other(
 ) -> None:
     whole = run_files.paths.write_whole
 
-    def write(path: Path, text: str) -> None:
+    def write(path: Path, text: str, *, tidy: bool = True) -> None:
         if path.name.endswith(f"_{broken}.json"):
             raise error
-        whole(path, text)
+        whole(path, text, tidy=tidy)
 
     monkeypatch.setattr(run_files.paths, "write_whole", write)
     writer = HistoryWriter(
