@@ -78,13 +78,11 @@ class Session:
 
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
+        held = {group.connection.pool for group in self.pools.groups()}
         return [
             pool
             for name, pool in settings.pools.items()
-            if pool.origin != BUILT_IN
-            or name == settings.pool
-            or usable(pool.kind, pool.options)
-            or self.pools.groups(name)
+            if pool.origin != BUILT_IN or name == settings.pool or name in held or usable(pool.kind, pool.options)
         ]
 
     @property

@@ -39,11 +39,23 @@ class Choices:
         self._told: set[str] = set()
         self._loaded: tuple[FilesState, Settings] | None = None
         """The state of files and environment when they were last read, and the settings that they gave."""
+        self._chosen: tuple[Settings, tuple[object, ...], Settings] | None = None
+        """The settings to which choices were last applied, these choices, and the settings that they gave."""
 
     @property
     def settings(self) -> Settings:
-        """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
+        """The pools and defaults as they are now: the same object as before if nothing has changed.
+
+        Raises:
+            OptionsError: A file has an error.
+        """
         settings = self._from_files()
+        choices = self._pool, self._pool_by, self._strategy, self.added.copy(), self.sizes.copy()
+        if self._chosen is None or self._chosen[0] is not settings or self._chosen[1] != choices:
+            self._chosen = settings, choices, self._applied_to(settings)
+        return self._chosen[2]
+
+    def _applied_to(self, settings: Settings) -> Settings:
         if self.added:
             settings = replace(settings, pools=settings.pools | self.added)
         if self._pool in settings.pools:

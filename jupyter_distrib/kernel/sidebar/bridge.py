@@ -32,6 +32,7 @@ from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.status import PoolStatus
+    from jupyter_distrib.kernel.sidebar.overview import UnchangedParts
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -61,6 +62,8 @@ class FrontEnd:
         """The last status of each pool."""
         self._settings = without_files(POOLS, STRATEGIES)
         """The settings as they were when they could last be read."""
+        self._unchanged: UnchangedParts | None = None
+        """The parts of the last overview that the next one takes over."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
@@ -108,14 +111,15 @@ class FrontEnd:
         self._news.close()
 
     def _look(self) -> dict[str, Any]:
-        from jupyter_distrib.kernel.sidebar.overview import overview  # %load_ext does not wait for it
+        from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview  # %load_ext does not wait for it
 
         current, trouble = session.current(), self._trouble
         try:
             self._settings = current.settings
         except OptionsError as error:  # a file that is being edited; the last settings are shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
-        seen = overview(current, self._settings, self._pools)
+        self._unchanged = self._unchanged or UnchangedParts()
+        seen = overview(current, self._settings, self._pools, self._unchanged)
         starting = any(group.state == "opening" for group in current.pools.groups())
         more = {
             "starting_in": self.cells.running if starting else "",
@@ -137,7 +141,9 @@ class FrontEnd:
         return SidebarObserver(self._news.changed)
 
     def _active(self) -> bool:
-        return any(not run.done() for run in session.current().history)
+        """Return whether a run goes on. Those that the last overview saw ended are not asked."""
+        ended = self._unchanged.ended if self._unchanged is not None else {}
+        return not all(run.done() for run in [each for each in session.current().history if each not in ended])
 
     # ------------------------------------------------------------------------------------------------ requests
 

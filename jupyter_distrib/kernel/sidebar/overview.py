@@ -1,11 +1,11 @@
 """The overview of this kernel for a front end, as JSON can carry it: the pools, the ranks that are up, the last runs,
-and the options of the next run. Kernel side; a pure function of the session."""
+and the options of the next run. Kernel side; a function of the session."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.rank_record import RankRecord
@@ -25,23 +25,50 @@ PROTOCOL = 3
 LINE_CHARACTERS = 200
 
 
-def overview(session: Session, settings: Settings, pools: Mapping[str, PoolStatus]) -> dict[str, Any]:
+@dataclass(slots=True)
+class UnchangedParts:
+    """The parts of the last overview that only change with what they were made of: overviews are made several times a
+    second."""
+
+    settings: Settings | None = None
+    next: dict[str, Any] = field(default_factory=dict)
+    """The options of the next run under these settings."""
+    ended: dict[Run, dict[str, Any]] = field(default_factory=dict)
+    """The runs that have ended."""
+
+
+def overview(
+    session: Session,
+    settings: Settings,
+    pools: Mapping[str, PoolStatus],
+    unchanged: UnchangedParts | None = None,
+) -> dict[str, Any]:
     """Return the present overview.
 
     Args:
         session: The session of the kernel.
         settings: Its pools and defaults.
         pools: The last status of each pool.
+        unchanged: Parts of an earlier overview, which are used and replaced.
     """
+    unchanged = UnchangedParts() if unchanged is None else unchanged
+    if unchanged.settings is not settings:
+        unchanged.settings, unchanged.next = settings, _next(settings)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for group in session.pools.groups():
+        groups.setdefault(group.connection.pool, []).append(_group(group))
     return {
         "protocol": PROTOCOL,
         "session": session.identity.name,
         "label": session.identity.label,
         "pid": session.identity.pid,
-        "next": _next(settings),
+        "next": unchanged.next,
         "strategies": list(settings.strategies),
-        "pools": [_pool(session, pool, pools.get(pool.name)) for pool in session.usable_pools(settings)],
-        "runs": [_run(run) for run in reversed(session.history)],
+        "pools": [
+            _pool(session, pool, pools.get(pool.name), groups.get(pool.name, []))
+            for pool in session.usable_pools(settings)
+        ],
+        "runs": _runs(session.history, unchanged),
     }
 
 
@@ -66,8 +93,9 @@ def _next(settings: Settings) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- pools
 
 
-def _pool(session: Session, pool: NamedPool, status: PoolStatus | None) -> dict[str, Any]:
-    groups = [_group(group) for group in session.pools.groups(pool.name)]
+def _pool(
+    session: Session, pool: NamedPool, status: PoolStatus | None, groups: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "name": pool.name,
         "kind": pool.kind,
@@ -110,33 +138,38 @@ def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- runs
 
 
-_ended: WeakKeyDictionary[Run, dict[str, Any]] = WeakKeyDictionary()
-"""The parts for runs that have ended, which do not change: the overview is made several times a second."""
+def _runs(history: Sequence[Run], unchanged: UnchangedParts) -> list[dict[str, Any]]:
+    """Return the runs, newest first."""
+    before, ended, runs = unchanged.ended, {}, []
+    for run in reversed(history):
+        part = before.get(run)
+        if part is None:
+            done = run.done()
+            part = _run(run, done=done)
+        else:
+            done = True
+        if done:
+            ended[run] = part
+        runs.append(part)
+    unchanged.ended = ended
+    return runs
 
 
-def _run(run: Run) -> dict[str, Any]:
-    if not run.done():
-        return _of(run)
-    if run not in _ended:
-        _ended[run] = _of(run)
-    return _ended[run]
-
-
-def _of(run: Run) -> dict[str, Any]:
+def _run(run: Run, *, done: bool) -> dict[str, Any]:
     record = run.record
     return {
         **m.fields_of(RunStatus.of(run)),
         "cell": run.cell_id,
         "numbers": list(record.ranks),
         "began_at_s": run.clock.began_at_s,
-        "elapsed_s": run.elapsed_s if run.done() else None,
+        "elapsed_s": run.elapsed_s if done else None,
         "stop_asked_at_s": run.stop_order.asked_at_s,
         "stopping": run.stopping,
         "trouble": _trouble(record),
         "progress": _slowest(record),
         "line": _last_line(record),
         # An ended run is shown in one line; of a running one people watch the ranks.
-        "members": [] if run.done() else [_member(rank) for rank in record.ranks.values()],
+        "members": [] if done else [_member(rank) for rank in record.ranks.values()],
     }
 
 

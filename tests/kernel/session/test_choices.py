@@ -136,3 +136,30 @@ def test_a_file_that_is_not_read_is_told_once(evil: Path, choices: Choices) -> N
     evil.chmod(0o666)
     assert choices.untold(choices.settings) == [f"{evil} is not read, since it can be written by every user."]
     assert choices.untold(choices.settings) == []
+
+
+def test_settings_are_made_anew_only_when_something_has_changed(choices: Choices) -> None:
+    made = [choices.settings]
+    for change in (
+        lambda: choices.add(NamedPool(name="mine", kind="local")),
+        lambda: choices.use("mine"),
+        lambda: choices.resize("mine", GroupSize(count=3)),
+        lambda: choices.pick(strategy="ddp"),
+        choices.sizes.clear,
+        choices.unpick,
+        lambda: choices.remove("mine"),
+    ):
+        change()
+        assert choices.settings is choices.settings
+        assert choices.settings is not made[-1]
+        made.append(choices.settings)
+    assert [(each.pool, each.strategy_for(), "mine" in each.pools) for each in made] == [
+        ("local", "none", False),
+        ("local", "none", True),
+        ("mine", "none", True),
+        ("mine", "none", True),
+        ("mine", "ddp", True),
+        ("mine", "ddp", True),
+        ("mine", "none", True),
+        ("local", "none", False),
+    ]

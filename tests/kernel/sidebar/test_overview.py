@@ -18,8 +18,10 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
+from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.kernel.sidebar.overview import overview
+from jupyter_distrib.kernel.sidebar import overview as module
+from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview
 from jupyter_distrib.wire import messages as m
 from tests.kernel.record.golden_run import golden_record
 
@@ -66,6 +68,27 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name in ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")]:
         monkeypatch.delenv(name)
+
+
+def test_parts_are_taken_over_until_what_they_show_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, unchanged = Session(), UnchangedParts()
+    ended, going = (Run(golden_record(), PoolLink(pool="local")) for _ in range(2))
+    ended.clock.stop()
+    ended.clock.ended.set()
+    session.runs.all = (ended, going)
+    written: list[Options] = []
+    monkeypatch.setattr(module, "to_line", lambda options: str(written.append(options)))
+
+    first, second = (overview(session, session.settings, {}, unchanged) for _ in range(2))
+    assert first == second == overview(session, session.settings, {})
+    assert second["runs"][1] is first["runs"][1]
+    assert second["runs"][0] is not first["runs"][0]
+    assert len(written) == 2  # one for each `unchanged`
+
+    session.choices.pick(strategy="ddp")
+    session.runs.remove(ended)
+    assert overview(session, session.settings, {}, unchanged)["next"]["strategy"] == "ddp"
+    assert unchanged.ended == {}
 
 
 def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class PoolManager:
 
     def groups(self, pool: str | None = None) -> list[WorkerGroup]:
         """Return the worker groups of this pool, or of all pools."""
-        reached = [each for each in self.connections if pool in (None, each.pool)]
+        reached = self.connections if pool is None else [each for each in self.connections if pool == each.pool]
         return [group for connection in reached for group in list(connection.groups.values())]
 
     # ------------------------------------------------------------------------------------------------ for a cell
