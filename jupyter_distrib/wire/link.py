@@ -127,18 +127,20 @@ class Link:
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             try:
-                if descriptors:
-                    sent = socket.send_fds(self.sock, [data], tuple(descriptors), socket.MSG_DONTWAIT)
-                else:
+                if descriptors is NO_DESCRIPTORS:
                     sent = self.sock.sendmsg(self._plain_run(), (), socket.MSG_DONTWAIT)
+                else:
+                    sent = socket.send_fds(self.sock, [data], tuple(descriptors), socket.MSG_DONTWAIT)
+                    descriptors.close()
             except (BlockingIOError, InterruptedError):
                 return
-            descriptors.close()
             self._sent(sent)
 
     def _plain_run(self) -> list[memoryview]:
         """Return the next frames that need no descriptors, to be sent together."""
-        frames = itertools.takewhile(lambda entry: not entry[1], itertools.islice(self._outgoing, _GATHER))
+        frames = itertools.takewhile(
+            lambda entry: entry[1] is NO_DESCRIPTORS, itertools.islice(self._outgoing, _GATHER)
+        )
         return [data for data, _ in frames]
 
     def _sent(self, count: int) -> None:

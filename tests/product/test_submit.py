@@ -86,10 +86,10 @@ def test_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
 def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Notebook) -> None:
     book.ok("from jupyter_distrib.kernel.session import new_runs\nplace = new_runs.on_group")
     book.ok(
-        "def stopped(group, order, queued, new_id):\n"
-        "    if order.label.startswith('work(1'): queued.cancel()\n"
-        "    run = place(group, order, queued, new_id=new_id)\n"
-        "    if order.label.startswith('work(2'): run.cancel()\n"
+        "def stopped(group, order, queued, run_id):\n"
+        "    if order.request.label.startswith('work(1'): queued.cancel()\n"
+        "    run = place(group, order, queued, run_id=run_id)\n"
+        "    if order.request.label.startswith('work(2'): run.cancel()\n"
         "    return run\n"
         "new_runs.on_group = stopped"
     )

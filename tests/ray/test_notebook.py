@@ -31,7 +31,7 @@ def test_loading_the_extension_joins_the_default_pool(cluster: Cluster, tmp_path
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib\nimport time\nfrom jupyter_distrib.kernel.session import session")
         book.ok("while not list(session.current().pools.connections): time.sleep(0.05)")
-        book.ok("pool = next(iter(session.current().pools.connections))\nassert pool.kind == 'ray'")
+        book.ok("pool = next(iter(session.current().pools.connections))\nassert pool.facts.kind == 'ray'")
         joined = f"Ray at {cluster.address}"
         assert book.cell(f"while pool.ask().state != {joined!r}: time.sleep(0.05)", timeout_s=120).status == "ok"
 

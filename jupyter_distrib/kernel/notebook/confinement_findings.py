@@ -32,10 +32,10 @@ def of_pools(session: Session) -> Iterator[Line]:
     for connection in session.pools.connections:
         groups = list(connection.groups.values())
         processes = [(AGENT, connection.pid)]
-        if not connection.remote:
+        if not connection.facts.remote:
             processes += [(worker.rank, worker.pid) for group in groups for worker in group.workers]
-        yield from _compared(connection.pool, processes)
-        for group in groups if connection.remote else ():
+        yield from _compared(connection.facts.pool, processes)
+        for group in groups if connection.facts.remote else ():
             yield from _asked(session, connection, group)
 
 
@@ -67,15 +67,15 @@ def _advice(differences: Sequence[str]) -> str:
 def _asked(session: Session, connection: Connection, group: WorkerGroup) -> Iterator[Line]:
     """Yield what ranks of a pool of several machines tell, where they are idle."""
     if group.busy:
-        yield f"of the ranks of {connection.pool} is not known: they are busy", ""
+        yield f"of the ranks of {connection.facts.pool} is not known: they are busy", ""
         return
     try:
         results = session.queries.ask_ranks(group, ASK, "the place of the ranks")
     except DistributedError as error:
-        yield f"of the ranks of {connection.pool} is not known", str(error)
+        yield f"of the ranks of {connection.facts.pool} is not known", str(error)
         return
     places: dict[str, list[int]] = {}
     for rank, told in results.items() if results is not None else ():
         places.setdefault(str(told), []).append(rank)
     for told, ranks in places.items():
-        yield f"{rank_list(ranks)} of {connection.pool}: {told}", ""
+        yield f"{rank_list(ranks)} of {connection.facts.pool}: {told}", ""

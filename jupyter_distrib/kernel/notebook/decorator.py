@@ -22,6 +22,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue, Results
@@ -193,9 +194,15 @@ class DistributedFunction(Generic[P, R]):
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = m.Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())
-        label = _call(name, args, kwargs) if submitted else f"{name}()"
-        begin = current.submit if submitted else current.start
-        run = begin(cell, packed_inputs.packed, self.options, label=label, handles=handles, settings=settings)
+        request = CellRequest(
+            cell=cell,
+            inputs=packed_inputs.packed,
+            options=self.options,
+            label=_call(name, args, kwargs) if submitted else f"{name}()",
+            handles=handles,
+            settings=settings,
+        )
+        run = current.submit(request) if submitted else current.start(request)
         run.program = Program.of(cell, inputs, self.options, settings)
         return run
 

@@ -243,14 +243,14 @@ def _network(session: Session) -> Iterator[Finding]:
     several = [group for group in session.pools.groups() if len({worker.node for worker in group.workers}) > 1]
     for group in several:
         if group.busy:
-            yield Finding(topic="network", text=f"of {group.connection.pool} is not measured: its ranks are busy")
+            yield Finding(topic="network", text=f"of {group.connection.facts.pool} is not measured: its ranks are busy")
             continue
         try:
             results = session.queries.ask_ranks(group, MEASUREMENT, "the network between nodes")
         except DistributedError as error:
-            yield Finding(topic="network", text=f"of {group.connection.pool} was not measured", advice=str(error))
+            yield Finding(topic="network", text=f"of {group.connection.facts.pool} was not measured", advice=str(error))
             continue
-        yield from (_way(group.connection.pool, found) for found in results or () if found is not None)
+        yield from (_way(group.connection.facts.pool, found) for found in results or () if found is not None)
 
 
 def _way(pool: str, found: Mapping[str, Any]) -> Finding:

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -27,10 +26,12 @@ from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
@@ -68,17 +69,18 @@ class CellMagics(Magics):
     distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _run(self, line: str, cell: str) -> Any:
-        settings = session.current().settings
+        current = session.current()
+        settings = current.settings
         options = settings.options(line)
         swept = _configurations(options, self.shell.user_ns) if options.sweep else []
         with open_files.as_pool_error():
-            captured = self._capture(options, cell, swept[0] if swept else {})
+            captured = self._capture(current, options, cell, swept[0] if swept else {})
         if options.explain:
             return self._explain(captured, options, settings)
         if swept:
-            return self._sweep(captured, options, settings, swept)
+            return self._sweep(current, captured, options, settings, swept)
         with open_files.as_pool_error():
-            run = self._start(captured, options, settings)
+            run = self._start(current, captured, options, settings)
         if options.detach:
             from jupyter_distrib.kernel.notebook import detached_view
 
@@ -86,7 +88,7 @@ class CellMagics(Magics):
             if options.out:
                 self.shell.user_ns[options.out] = run
             return run
-        results = session.current().wait(run, LiveView(run), options)
+        results = current.wait(run, LiveView(run), options)
         if options.out:
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
@@ -100,7 +102,12 @@ class CellMagics(Magics):
         return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
 
     def _sweep(
-        self, captured: Captured, options: Options, settings: Settings, swept: list[sweep.Configuration]
+        self,
+        current: Session,
+        captured: Captured,
+        options: Options,
+        settings: Settings,
+        swept: list[sweep.Configuration],
     ) -> sweep.SweepRuns:
         """Submit the cell once for each configuration, and wait for all of them unless the cell is detached."""
         from jupyter_distrib.kernel.notebook import runs_view, sweep
@@ -110,7 +117,7 @@ class CellMagics(Magics):
             for configuration in swept:
                 given = replace(captured, inputs=sweep.inputs_with(captured, configuration))
                 label = f"{captured.cell.filename}, {sweep.label_of(configuration)}"
-                runs.append(self._start(given, options, settings, label=label, submitted=True))
+                runs.append(self._start(current, given, options, settings, label=label, submitted=True))
             made = sweep.SweepRuns(swept, runs)
             if options.out:
                 self.shell.user_ns[options.out] = made
@@ -122,53 +129,61 @@ class CellMagics(Magics):
             sweep.SweepRuns(swept, runs).cancel()
             raise
 
-    def _capture(self, options: Options, cell: str, swept: sweep.Configuration) -> Captured:
+    def _capture(self, current: Session, options: Options, cell: str, swept: sweep.Configuration) -> Captured:
         captured: Captured | SyntaxError
-        dropped = session.current().dropped
         try:
             captured = capture(
                 cell,
                 {**self.shell.user_ns, **swept} if swept else self.shell.user_ns,
                 filename=cell_label(self.shell),
                 with_names=options.with_,
-                dropped=dropped,
+                dropped=current.dropped,
                 transform=comment_syntax.body_transformer(self.shell),
             )
         except SyntaxError as error:
             captured = error
         if isinstance(captured, SyntaxError):
             raise _shown_alone(captured)
-        if (missing := explain_missing(captured, dropped)) is not None:
+        if (missing := explain_missing(captured, current.dropped)) is not None:
             raise missing
         return captured
 
     def _start(
-        self, captured: Captured, options: Options, settings: Settings, *, label: str = "", submitted: bool = False
+        self,
+        current: Session,
+        captured: Captured,
+        options: Options,
+        settings: Settings,
+        *,
+        label: str = "",
+        submitted: bool = False,
     ) -> Run:
-        current, notebook = session.current(), self.shell.user_ns
+        notebook = self.shell.user_ns
         with interrupts.WholeImports() if captured.inputs else nullcontext():
             packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
-        if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
+        if options.keep and (
+            (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None
+        ):
             raise unknown
         source, sources = captured.cell.source, packed_inputs.sources()
         absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
         absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
-        detached = partial(current.submit, here=True) if options.detach else current.start
-        begin = current.submit if submitted else detached
-        run = begin(
-            replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
-            packed_inputs.packed,
-            options,
+        request = CellRequest(
+            cell=replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
+            inputs=packed_inputs.packed,
+            options=options,
             label=label or captured.cell.filename,
-            cell_id=cell_outputs.cell_id(self.shell),
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(current, captured, options),
+            cell_id=cell_outputs.cell_id(self.shell),
             settings=settings,
         )
+        beside = submitted or options.detach
+        run = current.submit(request, here=not submitted) if beside else current.start(request)
         run.program = Program.of(captured.cell, captured.inputs, options, settings)
         return run
 
-    def _taking_over(self, current: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
+    def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[[Run], None]:
         """Return a function that binds handles to a run's kept values in the notebook and records the names not kept.
 
         It runs in the node's thread, so that no interrupt comes between, and before a thread that waits for the run

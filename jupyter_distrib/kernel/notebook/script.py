@@ -14,6 +14,7 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import MODULE, Options, from_keywords
@@ -61,15 +62,16 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
     with interrupts.WholeImports():
         packed = payload.pack_inputs({}, {})
     label = formatting.short(" ".join((path, *arguments)), LABEL_CHARACTERS)
+    request = CellRequest(cell=cell, inputs=packed, options=options, label=label)
     if not options.detach:
         from jupyter_distrib.kernel.notebook.live_view import LiveView
 
-        begun = current.start(cell, packed, options, label=label)
+        begun = current.start(request)
         current.wait(begun, LiveView(begun), options)
         return None
     from jupyter_distrib.kernel.notebook import runs_view
 
-    begun = current.submit(cell, packed, options, label=label, here=True)
+    begun = current.submit(request, here=True)
     begun.start.wait()
     runs_view.show([begun])
     return begun

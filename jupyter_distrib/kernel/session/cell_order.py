@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import process, process_environment
@@ -52,33 +53,48 @@ class Surroundings:
     @classmethod
     def now(cls, *, remote: bool) -> Surroundings:
         directory = os.getcwd()
+        path = [folder or directory for folder in sys.path]
         return cls(
             env=travelling_environment.that_travel() if remote else process_environment.variables(),
             directory=directory,
             umask=process.umask(),
-            path=tuple(folder or directory for folder in sys.path),
+            path=tuple(path),
             libraries=library_settings.read(),
         )
 
 
 @data_class
-class Order:
-    """A cell with all that it needs to be run."""
+class CellRequest:
+    """A cell, function or script to run, as the user has asked for it."""
 
     cell: m.Cell
     inputs: payload.Packed | WrittenInputs
+    """The values of the notebook that the cell reads; copies of them if the cell is queued."""
+    options: Options
+    """The options that are given."""
+    label: str
+    """The name of the run in views."""
+    cell_id: str = ""
+    """The front end's id of the cell."""
+    handles: Sequence[RankValue] = ()
+    """The kept values that the cell reads."""
+    on_ended: Callable[[Run], object] | None = None
+    """Called in the node's thread, before a thread that waits for the run learns of its end."""
+    settings: Settings | None = None
+    """The settings with which the options were read; None for the present ones."""
+    observed: bool = True
+    """Whether observers may follow the run."""
+
+
+@data_class
+class Order:
+    """A requested cell with all that it needs to be run."""
+
+    request: CellRequest
     options: Options
     """The options of the cell, completed with all defaults."""
-    asked: Options
-    """The options as the cell gives them."""
     origins: str
     """The origins of what the cell does not name."""
-    label: str
-    cell_id: str
-    handles: tuple[RankValue, ...]
-    """The kept values that the cell reads."""
-    on_ended: Callable[[Run], object] | None
-    observed: bool = True
     surroundings: Surroundings | None = None
     """The state of the process at the time of submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
@@ -86,37 +102,39 @@ class Order:
 
     def as_it_is_now(self, *, remote: bool) -> Order:
         """Return the order with copies of all that may change before it begins."""
-        assert isinstance(self.inputs, payload.Packed)
-        parcel, views = payload.laid_out(self.inputs)
+        packed = self.request.inputs
+        assert isinstance(packed, payload.Packed)
+        parcel, views = payload.laid_out(packed)
         content = shared_memory.Written(views) if views else None
-        inputs = WrittenInputs(parcel=parcel, content=content, sent=self.inputs.sent)
         return replace(
             self,
-            inputs=inputs,
+            request=replace(self.request, inputs=WrittenInputs(parcel=parcel, content=content, sent=packed.sent)),
             surroundings=Surroundings.now(remote=remote),
             context=trackers.context(self.options.track),
         )
 
     def content(self) -> tuple[m.Parcel, Content | None]:
         """Return the parcel, and the part of the inputs that travels in shared memory."""
-        if isinstance(self.inputs, WrittenInputs):
-            return self.inputs.parcel, self.inputs.content
-        parcel, views = payload.laid_out(self.inputs)
+        inputs = self.request.inputs
+        if isinstance(inputs, WrittenInputs):
+            return inputs.parcel, inputs.content
+        parcel, views = payload.laid_out(inputs)
         return parcel, shared_memory.Content(views) if views else None
 
     def drop(self) -> None:
         """Free the copies of an order that is not carried out."""
-        if isinstance(self.inputs, WrittenInputs) and self.inputs.content is not None:
-            self.inputs.content.close()
+        inputs = self.request.inputs
+        if isinstance(inputs, WrittenInputs) and inputs.content is not None:
+            inputs.content.close()
 
 
 def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` have the variables of observers as well."""
     return m.Execute(
-        run=run.id,
+        run=run.record.run,
         group=group.name,
         ranks=tuple(run.record.ranks),
-        cell=order.cell,
+        cell=order.request.cell,
         inputs=inputs,
         setting=setting(order, options, group.connection),
         detached=options.detach,
@@ -136,19 +154,22 @@ def _unanswered(run: Run, order: Order) -> str:
     """Return the reason why nobody answers the debugger of a rank during this run; empty if somebody can."""
     if order.options.detach:
         return "the run is detached"
-    if run.beside or not order.observed:
+    if run.beside or not order.request.observed:
         return "the notebook does not wait for this run"
     return prompts.missing()
 
 
 def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
     """Return what each rank finds around the cell; `options` have the variables of observers as well."""
-    surroundings = order.surroundings or Surroundings.now(remote=connection.remote)
+    facts = connection.facts
+    surroundings = order.surroundings or Surroundings.now(remote=facts.remote)
     path = surroundings.path
-    if script := order.cell.script:
+    if script := order.request.cell.script:
         folder = os.path.dirname(os.path.join(surroundings.directory, script))
         path = (folder, *(each for each in path if each != folder))
-    path = (*path, *(each for each in connection.source_folders() if each not in path))
+    if facts.elsewhere:
+        folders = connection.source_folders()
+        path = travelling_environment.without_own((*path, *(each for each in folders if each not in path)))
     return m.Setting(
         env={
             **surroundings.env,
@@ -156,11 +177,11 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
             **(FALLBACK if options.backend_fallback else {}),
             **options.env,
         },
-        own_environment=connection.remote,
+        own_environment=facts.remote,
         directory=surroundings.directory,
         umask=surroundings.umask,
-        path=travelling_environment.without_own(path) if connection.elsewhere else path,
-        own_libraries=connection.elsewhere,
+        path=path,
+        own_libraries=facts.elsewhere,
         libraries=surroundings.libraries,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,
@@ -181,7 +202,8 @@ def for_strategy(options: Options) -> Options:
     start = StrategyStart(names=vars(sys.modules["__main__"]), ranks=size.count, on_cpu=not size.gpus)
     if (own := strategy_ready(name, given, start)) is not given:
         options = replace(options, strategy_options=dict(own))
-    return with_variables(options, strategy_environment(name, own))
+    given_variables = strategy_environment(name, own)
+    return with_variables(options, given_variables) if given_variables else options
 
 
 def with_variables(options: Options, given: Mapping[str, str]) -> Options:
@@ -191,7 +213,7 @@ def with_variables(options: Options, given: Mapping[str, str]) -> Options:
 
 def without_effect(options: Options, connection: Connection) -> Iterator[str]:
     """Yield a sentence for each option of the cell that has no effect on its pool."""
-    ignored = connection.capabilities.ignored_options
+    ignored = connection.facts.capabilities.ignored_options
     for option in OPTIONS if ignored else ():
         if option.name in ignored and getattr(options, option.name):
-            yield f"{option.flag} has no meaning on the {connection.kind} pool: {ignored[option.name]}"
+            yield f"{option.flag} has no meaning on the {connection.facts.kind} pool: {ignored[option.name]}"

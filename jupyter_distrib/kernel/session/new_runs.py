@@ -20,47 +20,47 @@ from jupyter_distrib.wire import messages as m
 
 def queued(order: Order, run_id: str) -> Run:
     """Return a run that has no ranks yet."""
-    options = order.options
+    request, options = order.request, order.options
     count = options.size.count or 0
     ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(count))
     record = RunRecord(
-        run=run_id, label=order.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
+        run=run_id, label=request.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
     )
-    lines = {order.cell.filename: order.cell.source.splitlines(keepends=True)}
+    lines = {request.cell.filename: request.cell.source.splitlines(keepends=True)}
     run = Run(
         record,
         PoolLink(pool=options.pool or ""),
         cell=lines,
         detached=options.detach,
         awaited=False,
-        cell_id=order.cell_id,
+        cell_id=request.cell_id,
     )
     run.move_on("queued", "queued")
     return run
 
 
-def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Callable[[], str]) -> Run:
+def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: str) -> Run:
     """Return the run of a cell on this worker group: the queued one, which begins now, or a new one.
 
     Raises:
         PoolError: `--on` names ranks that the group does not have.
     """
-    options, cell = order.options, order.cell
-    ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
-    if missing := set(ranks) - set(range(group.size)):
-        raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
+    request, options, size = order.request, order.options, group.size
+    ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(size))
+    if missing := set(ranks) - set(range(size)):
+        raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(size))} only.")
     record = RunRecord(
-        run=new_id() if queued is None else queued.id,
-        label=order.label,
+        run=run_id,
+        label=request.label,
         ranks=ranks,
-        world_size=group.size,
+        world_size=size,
         gpus=group.gpus,
         strategy=options.strategy or "none",
         workers=group.workers,
         remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
     )
     if options.gpus is not None and not group.gpus:
-        record.apply(m.Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+        record.apply(m.Noted(run=record.run, rank=None, text=f"no GPU here: {size} CPU ranks (gloo)"))
     for text in settings.that_stay():
         record.apply(m.Noted(run=record.run, rank=None, text=text))
     for text in group.notes:
@@ -73,9 +73,9 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     return Run(
         record,
         link,
-        cell={cell.filename: cell.source.splitlines(keepends=True)},
+        cell={request.cell.filename: request.cell.source.splitlines(keepends=True)},
         detached=options.detach,
-        cell_id=order.cell_id,
+        cell_id=request.cell_id,
     )
 
 
@@ -97,11 +97,11 @@ def attached(event: m.Attached, connection: Connection, remark: str = "") -> Run
 def _link(connection: Connection, run: str) -> PoolLink:
     node = connection.node
     return PoolLink(
-        pool=connection.pool,
+        pool=connection.facts.pool,
         stop=lambda force: node.send(m.Stop(run=run, force=force)),
         ask_stacks=lambda: node.send(m.AskStacks(run=run)),
         abandon=connection.abandon,
-        echoes_output=connection.capabilities.echoes_output,
+        echoes_output=connection.facts.capabilities.echoes_output,
     )
 
 

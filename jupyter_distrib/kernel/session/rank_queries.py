@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.pools import selection
 from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
@@ -29,7 +30,7 @@ class RankQueries:
         pools: The ranks.
     """
 
-    def __init__(self, start: Callable[..., Run], runs: RunHistory, pools: PoolManager) -> None:
+    def __init__(self, start: Callable[[CellRequest], Run], runs: RunHistory, pools: PoolManager) -> None:
         self._start, self._runs, self._pools = start, runs, pools
 
     def fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
@@ -37,17 +38,17 @@ class RankQueries:
         handle = next(handle for handle in group.handles if handle.key == key)
         if group.busy:
             raise selection.busy(group)
-        connection = group.connection
+        pool = group.connection.facts
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
-        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
+        options = Options(on=on, pool=pool.pool, strategy="none", pool_options=dict(pool.options))
         label = f"{handle.name}[{rank}]"
         results = self._ask(source, options, label, {"__kept__": handle}, [handle])
         return None if results is None else results[home]
 
     def ask_ranks(self, group: WorkerGroup, source: str, label: str) -> Results | None:
         """Return the values of a source that all ranks of an idle group execute, in a run that leaves no trace."""
-        own = group.connection
-        options = Options(pool=own.pool, strategy="none", pool_options=dict(own.options)).resized(group.asked.size)
+        pool = group.connection.facts
+        options = Options(pool=pool.pool, strategy="none", pool_options=dict(pool.options)).resized(group.asked.size)
         return self._ask(source, options, label, {}, ())
 
     def ask_holders(self, handle: RankValue, source: str) -> Results:
@@ -59,9 +60,8 @@ class RankQueries:
         group = next((group for group in self._pools.groups() if handle in group.handles), None)
         if group is None or group.busy:
             raise PoolError(f"the ranks of `{handle.name}` have ended.") if group is None else selection.busy(group)
-        options = Options(
-            on=handle.ranks, pool=group.connection.pool, strategy="none", pool_options=dict(group.connection.options)
-        )
+        pool = group.connection.facts
+        options = Options(on=handle.ranks, pool=pool.pool, strategy="none", pool_options=dict(pool.options))
         results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
         assert results is not None
         return results
@@ -70,7 +70,8 @@ class RankQueries:
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
     ) -> Results | None:
         cell, packed = m.Cell(source=source, filename=label), payload.pack_inputs(values, {})
-        run = self._start(cell, packed, options, label=label, handles=handles, observed=False)
+        request = CellRequest(cell=cell, inputs=packed, options=options, label=label, handles=handles, observed=False)
+        run = self._start(request)
         self._runs.remove(run)
         found: Results | None = run.wait()
         return found

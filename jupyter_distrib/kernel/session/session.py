@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs, pool_capacity
-from jupyter_distrib.kernel.session.cell_order import Content, Order
+from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import Beside, PoolManager, once_more
@@ -38,7 +38,6 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
 from jupyter_distrib.pools.base import capabilities_of, usable
-from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -78,7 +77,7 @@ class Session:
 
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
-        held = {group.connection.pool for group in self.pools.groups()}
+        held = {group.connection.facts.pool for group in self.pools.groups()}
         return [
             pool
             for name, pool in settings.pools.items()
@@ -93,52 +92,19 @@ class Session:
     def changed(self) -> None:
         self.on_change()
 
-    def start(
-        self,
-        cell: m.Cell,
-        packed: payload.Packed,
-        options: Options,
-        *,
-        label: str,
-        cell_id: str = "",
-        handles: Sequence[RankValue] = (),
-        on_ended: Callable[[Run], object] | None = None,
-        settings: Settings | None = None,
-        observed: bool = True,
-    ) -> Run:
+    def start(self, request: CellRequest) -> Run:
         """Send the cell to its ranks. Returns as soon as the order to run it is sent.
-
-        `on_ended` is called in the node's thread, before a thread that waits for the run learns of its end. `settings`
-        are the settings with which the options were read, by default the present ones. With `observed`, observers may
-        follow the run.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
-        order = self._order(
-            cell, packed, options, settings, label=label, cell_id=cell_id, handles=handles, on_ended=on_ended
-        )
-        return self._begin(replace(order, observed=observed))
+        return self._begin(self._order(request))
 
-    def submit(
-        self,
-        cell: m.Cell,
-        packed: payload.Packed,
-        options: Options,
-        *,
-        label: str,
-        cell_id: str = "",
-        handles: Sequence[RankValue] = (),
-        on_ended: Callable[[Run], object] | None = None,
-        settings: Settings | None = None,
-        here: bool = False,
-    ) -> Run:
-        """Queue the cell, which then runs beside the notebook, and return its run at once. The arguments are those of
-        `start`; what would be raised there is raised by the run's `result`. With `here`, this thread sends the cell to
-        its ranks, unless it is queued behind others."""
-        order = self._order(
-            cell, packed, options, settings, label=label, cell_id=cell_id, handles=handles, on_ended=on_ended
-        )
+    def submit(self, request: CellRequest, *, here: bool = False) -> Run:
+        """Queue the cell, which then runs beside the notebook, and return its run at once. What `start` would raise is
+        raised by the run's `result`. With `here`, this thread sends the cell to its ranks, unless it is queued behind
+        others."""
+        order = self._order(request)
         capabilities = capabilities_of(self.settings.pools[order.options.pool or ""].kind)
         if capabilities.runs_in_send:
             return self._begin(order)
@@ -164,34 +130,15 @@ class Session:
         )
         return run
 
-    def _order(
-        self,
-        cell: m.Cell,
-        packed: payload.Packed,
-        options: Options,
-        settings: Settings | None,
-        *,
-        label: str,
-        cell_id: str,
-        handles: Sequence[RankValue],
-        on_ended: Callable[[Run], object] | None,
-    ) -> Order:
-        settings = settings or self.settings
+    def _order(self, request: CellRequest) -> Order:
+        """Return the order for a request, whose options are completed with all defaults."""
+        settings = request.settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        filled = cell_order.for_strategy(settings.filled(options))
+        filled, origins = settings.filled(request.options), settings.origins(request.options)
+        filled = cell_order.for_strategy(filled)
         trackers.check_installed(filled.track)
-        return Order(
-            cell=cell,
-            inputs=packed,
-            options=filled,
-            asked=options,
-            origins=settings.origins(options),
-            label=label,
-            cell_id=cell_id,
-            handles=tuple(handles),
-            on_ended=on_ended,
-        )
+        return Order(request=request, options=filled, origins=origins)
 
     def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses its ranks, on the pool that it falls back to."""
@@ -203,7 +150,7 @@ class Session:
                 raise
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
         settings = self.settings
-        options = settings.filled(replace(order.asked, pool=fallback, pool_options={}))
+        options = settings.filled(replace(order.request.options, pool=fallback, pool_options={}))
         order = replace(order, options=cell_order.for_strategy(options), origins=refused)
         patient = replace(beside, wait_s=PATIENCE_S) if beside else None
         return once_more(lambda: self._begin_here(order, queued, patient))
@@ -211,30 +158,30 @@ class Session:
     def _fallback(self, order: Order) -> str:
         """Return the pool to fall back to; empty for a cell that needs these very ranks."""
         pool = self.settings.pools.get(order.options.pool or "")
-        return "" if pool is None or order.handles or order.options.on is not None else pool.fallback
+        return "" if pool is None or order.request.handles or order.options.on is not None else pool.fallback
 
     def _begin_here(self, order: Order, queued: Run | None, beside: Beside | None) -> Run:
         """Take ranks and send them the cell; the queued run, if there is one, becomes the run of it."""
-        options, say = order.options, beside.say if beside else print
+        request, options, say = order.request, order.options, beside.say if beside else print
         self.pass_on()
-        with self.pools.taking(options, order.handles, beside=beside) as group:
+        with self.pools.taking(options, request.handles, beside=beside) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             parcel, content = order.content()
             with content if queued is None and content else nullcontext():
-                if content is not None and not group.connection.capabilities.streams_content:
+                if content is not None and not group.connection.facts.capabilities.streams_content:
                     content.fill()
                 if queued is not None:
                     queued.stop_by(lambda force: self._give_up_starting(group))
                 self.pools.wait_open(group, say)
-                run = new_runs.on_group(group, order, queued, new_id=self._new_id)
+                run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
-                run.values.held = order.inputs.sent
-                if (on_ended := order.on_ended) is not None:
+                run.values.held = request.inputs.sent
+                if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with observed_runs.told_of_a_failed_start(run):
-                    facts = observed_runs.facts(run, order.cell, options, context=order.context)
-                    given = self.observers.follow(facts, run) if order.observed else {}
+                    facts = observed_runs.facts(run, request.cell, options, context=order.context)
+                    given = self.observers.follow(facts, run) if request.observed else {}
                     command = cell_order.command(order, cell_order.with_variables(options, given), parcel, run, group)
                     self._send(run, group, command, content)
         return run
@@ -262,7 +209,7 @@ class Session:
     def _send(self, run: Run, group: WorkerGroup, command: m.Execute, content: Content | None) -> None:
         """Send the command with its content. Once ranks may have received any of it, an interrupt cancels the run."""
         connection = group.connection
-        capabilities = connection.capabilities
+        capabilities = connection.facts.capabilities
         early = content is not None and capabilities.streams_content
         guard = interrupts.Uninterrupted(run.cancel)
         try:
@@ -271,7 +218,7 @@ class Session:
                 if content is not None:
                     descriptors = content.early() if early else Descriptors((content.finish(),))
                 group.run = run
-                if run not in self.history:
+                if run not in self.runs.all:
                     self._remember(run)
                 connection.begin(run)
                 connection.node.send(command, descriptors)
@@ -285,7 +232,7 @@ class Session:
 
     def _remember(self, run: Run) -> None:
         self.runs.add(run)
-        self.changed()
+        self.on_change()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
         """Mark the handles on ranks that died in a run as lost, after its end. In the node's thread."""

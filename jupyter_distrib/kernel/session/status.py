@@ -127,7 +127,7 @@ class PoolStatus:
 
 def pool_status(connection: Connection, session: Session) -> PoolStatus:
     """Ask a pool for its status. Raises `PoolError` if it does not answer."""
-    return PoolStatus.of(connection.pool, connection.ask(), session)
+    return PoolStatus.of(connection.facts.pool, connection.ask(), session)
 
 
 def _usage(session: Session, run: str, rank: int) -> RankUsage | None:

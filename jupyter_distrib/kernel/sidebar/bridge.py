@@ -247,7 +247,7 @@ class FrontEnd:
         current = session.current()
         for connection in current.pools.connections:
             with suppress(DistributedError):
-                self._pools[connection.pool] = pool_status(connection, current)
+                self._pools[connection.facts.pool] = pool_status(connection, current)
         self._news.changed()
 
     def _log(self, run: str, rank: int, *, whole: bool) -> dict[str, Any]:

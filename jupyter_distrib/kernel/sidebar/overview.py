@@ -56,7 +56,7 @@ def overview(
         unchanged.settings, unchanged.next = settings, _next(settings)
     groups: dict[str, list[dict[str, Any]]] = {}
     for group in session.pools.groups():
-        groups.setdefault(group.connection.pool, []).append(_group(group))
+        groups.setdefault(group.connection.facts.pool, []).append(_group(group))
     return {
         "protocol": PROTOCOL,
         "session": session.identity.name,

@@ -18,7 +18,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
+from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import endings, versions
@@ -45,6 +45,41 @@ class PoolAddress:
     name: str
     kind: str
     options: dict[str, str]
+
+
+@data_class
+class ConnectionFacts:
+    """The unchanging properties of a pool that this kernel has reached."""
+
+    pool: str
+    """The name under which it was reached."""
+    kind: str
+    options: Mapping[str, str]
+    """The options of its kind with which it was reached."""
+    capabilities: Capabilities
+    remote: bool
+    """Whether its ranks may be on other machines."""
+    elsewhere: bool
+    """Whether its ranks run, or may run, under another interpreter than the kernel."""
+    packages_mode: str
+    """The policy for packages that its ranks lack; `off` if they are not compared, or none can be missing."""
+    packages_limit_bytes: int
+
+    @classmethod
+    def of(cls, address: PoolAddress) -> ConnectionFacts:
+        capabilities = capabilities_of(address.kind)
+        elsewhere = capabilities.remote or bool(address.options.get("python"))
+        mode, limit_bytes = packages_wanted(address.options) if elsewhere else ("off", 0)
+        return cls(
+            pool=address.name,
+            kind=address.kind,
+            options=address.options,
+            capabilities=capabilities,
+            remote=capabilities.remote,
+            elsewhere=elsewhere,
+            packages_mode=mode,
+            packages_limit_bytes=limit_bytes,
+        )
 
 
 def _stopped(pid: int) -> str:
@@ -169,8 +204,7 @@ class Connection:
         on_lost: Callable[[Connection], object],
         on_change: Callable[[], object],
     ) -> None:
-        self._address = address
-        self.capabilities = capabilities_of(address.kind)
+        self.facts = ConnectionFacts.of(address)
         self.versions = VersionCheck(hello, address.name)
         self.gpus = GpuVisibility()
         self.gpu_variables = GpuVariables()
@@ -196,8 +230,8 @@ class Connection:
         """Return the variables that decide where the pool is, where no option does."""
         return {
             name: os.environ.get(name)
-            for option, name in self.capabilities.read_variables.items()
-            if self._address.options.get(option, "auto") == "auto"
+            for option, name in self.facts.capabilities.read_variables.items()
+            if self.facts.options.get(option, "auto") == "auto"
         }
 
     def is_current(self, *, surely: bool = False) -> bool:
@@ -206,41 +240,18 @@ class Connection:
             return False
         return self._companion is None or self._companion.is_here(surely=surely)
 
-    @property
-    def pool(self) -> str:
-        return self._address.name
-
-    @property
-    def kind(self) -> str:
-        return self._address.kind
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        """The options of the pool's kind with which it was reached."""
-        return self._address.options
-
-    @property
-    def remote(self) -> bool:
-        """Return whether its ranks may be on other machines."""
-        return self.capabilities.remote
-
-    @property
-    def elsewhere(self) -> bool:
-        """Return whether its ranks run, or may run, under another interpreter than the kernel."""
-        return self.remote or bool(self.options.get("python"))
-
     def packages(self) -> m.Packages | None:
         """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
-        mode, limit_bytes = packages_wanted(self.options) if self.elsewhere else ("off", 0)
-        if mode == "off":
+        facts = self.facts
+        if facts.packages_mode == "off":
             return None
         from jupyter_distrib.kernel.session.pools import notebook_packages
 
-        return notebook_packages.of_notebook(mode, limit_bytes)
+        return notebook_packages.of_notebook(facts.packages_mode, facts.packages_limit_bytes)
 
     def source_folders(self) -> tuple[str, ...]:
         """Return the folders of sources that its ranks need besides those of the notebook's path."""
-        if self.packages() is None:
+        if self.facts.packages_mode == "off":
             return ()
         from jupyter_distrib.kernel.session.pools import notebook_packages
 
@@ -271,7 +282,7 @@ class Connection:
             case m.Welcomed():
                 self.process = event.pid_namespace, event.pid
                 self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0
-                self._companion = confinement.Companion(self.pid) if self.pid and not self.remote else None
+                self._companion = confinement.Companion(self.pid) if self.pid and not self.facts.remote else None
                 self.versions.compare(event)
             case _:
                 self._run_event(event, descriptors)  # type: ignore[arg-type]
@@ -305,7 +316,7 @@ class Connection:
             return descriptors.close()
         if isinstance(event, m.Ended):
             self.runs.pop(event.run, None)
-        elif isinstance(event, m.Failed) and self.elsewhere:
+        elif isinstance(event, m.Failed) and self.facts.elsewhere:
             event = self._explained(event, run)
         run.deliver(event, descriptors)
         if self._leaving and not self.runs:
@@ -318,7 +329,7 @@ class Connection:
 
         workers = next((group.workers for group in self.groups.values() if group.run is run), ())
         node = next((each.node for each in workers if each.rank == event.rank), "")
-        python = self.options.get("python", "")
+        python = self.facts.options.get("python", "")
         return replace(event, failure=missing_modules.explained(event.failure, python, node))
 
     def abandon(self) -> None:
@@ -352,7 +363,7 @@ class Connection:
 
     def begin(self, run: Run) -> None:
         """Pass the events of this run on to it from now on. The run ends at once if the agent was lost a moment ago."""
-        self.runs[run.id] = run
+        self.runs[run.record.run] = run
         if self.lost:
             self._give_up(run)
 

@@ -52,7 +52,7 @@ class Connections:
             connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
-                is_meant = connection.pool == pool and connection.options == options
+                is_meant = connection.facts.pool == pool and connection.facts.options == options
                 if is_meant and (group in connection.groups or connection.is_current()):
                     return connection
             named = self._choices.settings.pools[pool]

@@ -80,7 +80,7 @@ class PoolManager:
 
     def groups(self, pool: str | None = None) -> list[WorkerGroup]:
         """Return the worker groups of this pool, or of all pools."""
-        reached = self.connections if pool is None else [each for each in self.connections if pool == each.pool]
+        reached = self.connections if pool is None else [each for each in self.connections if pool == each.facts.pool]
         return [group for connection in reached for group in list(connection.groups.values())]
 
     # ------------------------------------------------------------------------------------------------ for a cell
@@ -126,9 +126,10 @@ class PoolManager:
 
     def _choose(self, options: Options, handles: Sequence[RankValue] = (), beside: Beside | None = None) -> WorkerGroup:
         keeps = handles[0].group if handles else ""
+        visible = _visible()
         connection = self.connections.connect(options.pool or self._choices.pool, options.pool_options, keeps)
-        connection.gpus.update(_visible())
-        request = _request(options, connection)
+        connection.gpus.update(visible)
+        request = _request(options, connection, connection.packages())
         if handles:
             group = selection.of_handles(handles, connection, options.size.count, options.on)
             return selection.told_of_variables(group, request)
@@ -159,7 +160,8 @@ class PoolManager:
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
-        moved = [each for each in self.connections if each.pool == connection.pool and not each.is_current()]
+        pool = connection.facts.pool
+        moved = [each for each in self.connections if each.facts.pool == pool and not each.is_current()]
         for other in [group for each in (connection, *moved) for group in list(each.groups.values())]:
             if not other.busy and not other.kept:
                 self.close_group(other)
@@ -282,23 +284,23 @@ class PoolManager:
             connection.leave()
 
 
-def _request(options: Options, connection: Connection) -> GroupRequest:
+def _request(options: Options, connection: Connection, packages: m.Packages | None) -> GroupRequest:
     """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or its refusal gives the
     reason."""
     size = options.size
     # Nodes with GPUs may join a cluster.
-    may_come = size.count is not None and connection.remote and (bool(options.wait_s) or not connection.groups)
+    may_come = size.count is not None and connection.facts.remote and (bool(options.wait_s) or not connection.groups)
     refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
     if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
         size = size.on_cpus()
-    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
+    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.facts.remote
     changed = connection.gpu_variables.changed() if has_gpus else {}
     load_env = {**changed, **load_time.changes(options.env)}
     return GroupRequest(
         size=size,
         load_env=load_env,
         changed=changed,
-        packages=connection.packages(),
+        packages=packages,
         visible=connection.gpus.devices,
     )
 

@@ -28,7 +28,7 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
         return False
     if group.state == "opening":
         return asked.size.gpus == size.gpus and asked.size.count == size.count
-    return group.gpus == size.gpus and size.count in (None, group.size)
+    return group.gpus == size.gpus and size.count in (None, len(group.workers))
 
 
 def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
@@ -85,7 +85,7 @@ def of_handles(
     group = connection.groups.get(first.group)
     if group is None:
         raise CaptureError(
-            f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
+            f"`{first.name}` is not kept on the {connection.facts.pool} pool: leave out --pool, or name its own."
         )
     if count not in (None, group.size):
         raise CaptureError(

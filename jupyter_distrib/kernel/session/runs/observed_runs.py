@@ -26,12 +26,12 @@ def facts(
     the trackers that it writes to."""
     record = run.record
     return ObservedRun(
-        id=run.id,
+        id=record.run,
         label=record.label,
         source=cell.source if cell is not None else "",
         options=({"track": track} if track else {}) if options is None else options.given(),
         strategy=record.strategy,
-        pool=run.pool,
+        pool=run.link.pool,
         ranks=tuple(record.ranks),
         world_size=record.world_size,
         gpus=record.gpus,

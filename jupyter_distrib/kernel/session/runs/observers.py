@@ -59,8 +59,8 @@ class RunObservers:
         self._observers: tuple[Observer, ...] = ()
         self._threads: tuple[ObserverThread, ...] = ()
 
-    def add(self, observer: Observer) -> None:
-        self._observers = (*self._observers, observer)
+    def add(self, *observers: Observer) -> None:
+        self._observers = (*self._observers, *observers)
 
     def add_thread(self, thread: ObserverThread) -> None:
         """Add an observer with a thread of its own."""
@@ -110,10 +110,10 @@ class Observers:
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
         """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
-        for follow in self.own:
-            if (observer := follow(facts)) is not None:
-                observer.begin()
-                run.observers.add(observer)
+        own = [observer for follow in self.own if (observer := follow(facts)) is not None]
+        for observer in own:
+            observer.begin()
+        run.observers.add(*own)
         tracking = trackers.wanted(facts.trackers, attached=facts.attached)
         tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]

@@ -25,7 +25,7 @@ class RunHistory:
         with self._lock:
             surplus = max(0, len(self.all) + 1 - KEPT)
             gone = set(itertools.islice((each for each in self.all if each.done()), surplus))
-            self.all = (*(each for each in self.all if each not in gone), run)
+            self.all = (*[each for each in self.all if each not in gone], run)
 
     def remove(self, run: Run) -> None:
         """Forget a run."""
