@@ -22,9 +22,7 @@ _MB = 1_000_000
 
 def parameters(run: ObservedRun) -> dict[str, str]:
     """Return how a run was made: strategy, pool, ranks, the options that are set, and versions."""
-    options = {
-        f"option.{name}": without_secrets(_text(value)) for name, value in run.options.items() if name != "track"
-    }
+    options = {f"option.{name}": _text(value) for name, value in run.options.items() if name != "track"}
     facts = {
         "strategy": run.strategy,
         "pool": run.pool,
@@ -95,4 +93,6 @@ def end_state(record: RunRecord) -> Literal["FINISHED", "FAILED", "KILLED"]:
 
 
 def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    return without_secrets(",".join(map(str, value)) if isinstance(value, tuple) else str(value))

@@ -133,7 +133,7 @@ class RunRecord:
         """Return the start of the first rank, in the first attempt; None as long as none has started."""
         if self.restarts:
             return self._first_began_at_s
-        return min((rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None), default=None)
+        return min([rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None], default=None)
 
     @property
     def elapsed_s(self) -> float:
@@ -144,7 +144,7 @@ class RunRecord:
     @property
     def peak_rss_bytes(self) -> int:
         """Return the sum of the ranks' peaks, each at its own time; 0 while unknown."""
-        return sum(rank.peak_rss_bytes for rank in self.ranks.values())
+        return sum([rank.peak_rss_bytes for rank in self.ranks.values()])
 
     @property
     def peak_gpu_memory_bytes(self) -> int | None:

@@ -77,7 +77,7 @@ class Session:
 
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
-        held = {group.connection.facts.pool for group in self.pools.groups()}
+        held = {connection.facts.pool for connection in self.pools.connections if connection.groups}
         return [
             pool
             for name, pool in settings.pools.items()
@@ -135,8 +135,8 @@ class Session:
         settings = request.settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        filled, origins = settings.filled(request.options), settings.origins(request.options)
-        filled = cell_order.for_strategy(filled)
+        origins = settings.origins(request.options)
+        filled = cell_order.for_strategy(settings.filled(request.options))
         trackers.check_installed(filled.track)
         return Order(request=request, options=filled, origins=origins)
 

@@ -156,13 +156,13 @@ def _runs(history: Sequence[Run], unchanged: UnchangedParts) -> list[dict[str, A
 
 
 def _run(run: Run, *, done: bool) -> dict[str, Any]:
-    record = run.record
+    record, status = run.record, RunStatus.of(run)
     return {
-        **m.fields_of(RunStatus.of(run)),
+        **m.fields_of(status),
         "cell": run.cell_id,
         "numbers": list(record.ranks),
         "began_at_s": run.clock.began_at_s,
-        "elapsed_s": run.elapsed_s if done else None,
+        "elapsed_s": status.elapsed_s if done else None,
         "stop_asked_at_s": run.stop_order.asked_at_s,
         "stopping": run.stopping,
         "trouble": _trouble(record),
