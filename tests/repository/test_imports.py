@@ -343,10 +343,10 @@ def is_in(module: str, *parts: str) -> bool:
 
 
 def cycle(imports: list[Import]) -> list[str]:
-    """One cycle of eager imports, or nothing. A submodule's import of its own package's `__init__` is not counted."""
+    """One cycle of imports, or nothing; those inside functions and for type checkers count as well."""
     graph: dict[str, set[str]] = {}
     for one in imports:
-        if one.eager and one.ours is not None and not is_in(one.module, one.ours) and one.ours:
+        if one.ours and one.ours != one.module:
             graph.setdefault(one.module, set()).add(one.ours)
     done: set[str] = set()
 
@@ -422,6 +422,12 @@ def test_the_package_keeps_the_rule(rule):
                 "three.py": "import jupyter_distrib.one",
             },
         ),
+        (cycle, {"one.py": "from . import two", "two.py": "def f():\n    from . import one"}),
+        (cycle, {"one.py": "from . import two", "two.py": "if TYPE_CHECKING:\n    from .one import X"}),
+        (
+            cycle,
+            {"one/__init__.py": "from .two import x", "one/two.py": "def f():\n    from jupyter_distrib import one"},
+        ),
         (heavy, {"serialization/payload.py": "import torch.distributed"}),
         (heavy, {"agent/main.py": "try:\n    from torch import nn\nexcept ImportError:\n    pass"}),
         (heavy, {"pools/__init__.py": "import ray"}),
@@ -445,8 +451,14 @@ def test_a_rule_finds_what_breaks_it(rule, files, tmp_path):
 @pytest.mark.parametrize(
     ("rule", "files"),
     [
-        (cycle, {"one.py": "from . import two", "two.py": "def f():\n    from . import one"}),
-        (cycle, {"one.py": "from . import two", "two.py": "if TYPE_CHECKING:\n    from . import one"}),
+        (
+            cycle,
+            {
+                "one.py": "from . import two, three",
+                "two.py": "from . import three",
+                "three.py": "import jupyter_distrib",
+            },
+        ),
         (heavy, {"strategies/ddp.py": "import torch", "serialization/payload.py": "def f():\n    import torch"}),
         (heavy, {"kernel/session/runs/results.py": "if TYPE_CHECKING:\n    import torch"}),
         (front_end, {"kernel/notebook/magic.py": "import IPython"}),
@@ -459,6 +471,16 @@ def test_a_rule_finds_what_breaks_it(rule, files, tmp_path):
 def test_a_rule_lets_the_rest_pass(rule, files, tmp_path):
     files = {"wire/link.py": ""} | files
     assert not rule(imports_of(package_of(files, tmp_path)))
+
+
+@pytest.mark.parametrize(("subject", "allowed"), [("torch", MAY_LOAD_TORCH), ("IPython", MAY_USE_IPYTHON)])
+def test_the_page_names_the_same_places(subject: str, allowed: tuple[str, ...]) -> None:
+    page = (FOLDER.parent / "docs" / "architecture.md").read_text("utf-8")
+    (sentence,) = re.findall(rf"^- {subject} is imported.*?;$", page, re.MULTILINE | re.DOTALL)
+    places = {
+        place.removesuffix("/").removesuffix(".py").replace("/", ".") for place in re.findall(r"`(.*?)`", sentence)
+    }
+    assert places == set(allowed)
 
 
 def test_the_table_of_folders_has_no_circle() -> None:

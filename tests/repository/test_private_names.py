@@ -136,3 +136,9 @@ def test_each_name_of_the_table_is_used(library: Library) -> None:
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_the_files_of_the_table_are_there(library: Library) -> None:
     assert [file for file in library.files if file != "*" and file not in trees()] == []
+
+
+def test_the_map_of_the_code_names_the_files_for_those_of_torch() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    (sentence,) = re.findall(r"those of torch are used in (.*?)\. ", page, re.DOTALL)
+    assert set(re.findall(r"`(.*?)`", sentence)) == set(private_names.TORCH.files)

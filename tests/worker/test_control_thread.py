@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
@@ -38,11 +38,11 @@ class Heard:
             interrupts=self.interrupts,
             prober=self.prober,
             groups=self.groups,  # type: ignore[arg-type]
-            debugger=DebuggerChannel(0, messenger.send, self.interrupts),
+            debugger=DebuggerChannel(0, messenger.send, self.interrupts, self._fail),
             take_device=take_device,
         )
 
-    def _fail(self) -> None:
+    def _fail(self, *_: object) -> NoReturn:
         raise SystemError("while the main thread changes what it looks at")
 
     def close(self) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.session.pools.connection import Connection
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.system.confinement_report import ConfinementReport
 from jupyter_distrib.system.formatting import rank_list

@@ -28,7 +28,8 @@ from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import find_files
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
+from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m

@@ -17,7 +17,8 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.cell_options import MODULE, Options, from_keywords
+from jupyter_distrib.kernel.settings.cell_options import MODULE, Options
+from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m

@@ -11,8 +11,7 @@ from typing import Any
 
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.session.pools import travelling_environment
-from jupyter_distrib.kernel.session.pools.connection import Connection
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run

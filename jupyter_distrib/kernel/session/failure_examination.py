@@ -6,8 +6,8 @@ import time
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.debug_prompt import POLL_S, Conversation
 from jupyter_distrib.kernel.session.runs.run import Run

@@ -15,7 +15,7 @@ from typing import Any
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Captured
 from jupyter_distrib.kernel.capture.inputs import PackedInputs
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.wire import messages as m

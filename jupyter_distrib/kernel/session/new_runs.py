@@ -9,8 +9,7 @@ from dataclasses import replace
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.cell_order import Order
-from jupyter_distrib.kernel.session.pools.connection import Connection
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.libraries import settings

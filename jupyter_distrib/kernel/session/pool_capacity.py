@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity
-
-if TYPE_CHECKING:
-    from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings.settings import Settings
 
 
-def of(session: Session, pool: str, options: Mapping[str, str]) -> Capacity:
+def of(settings: Settings, pools: PoolManager, pool: str, options: Mapping[str, str]) -> Capacity:
     """Return the size that the settings give the pool, else what its nodes have, which are reached with these options.
     Raises `PoolError`."""
-    size = session.settings.size_of(pool)
+    size = settings.size_of(pool)
     if size.count and not size.gpus:
         return Capacity(gpus=0, cpus=size.count)
-    answer = session.pools.connect(pool, options).ask()
+    answer = pools.connect(pool, options).ask()
     nodes = answer.nodes or ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and len(nodes) < 2:

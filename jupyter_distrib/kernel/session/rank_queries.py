@@ -8,8 +8,8 @@ from typing import Any
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.pools import selection
+from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory

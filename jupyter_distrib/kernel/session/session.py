@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from jupyter_distrib.errors import PayloadError, PoolError
@@ -24,9 +23,9 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs, pool_capacity
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
+from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import Beside, PoolManager, once_more
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.runs import observed_runs
 from jupyter_distrib.kernel.session.runs.observers import Observers
@@ -65,7 +64,9 @@ class Session:
         self.observers = Observers()
         self.history_writer = HistoryWriter(self._save)
         self.observers.own.append(self.history_writer.follow)
-        self.queue = RunQueue(partial(pool_capacity.of, self), self.changed)
+        self.queue = RunQueue(
+            lambda pool, options: pool_capacity.of(self.settings, self.pools, pool, options), self.changed
+        )
         self._numbers = itertools.count(1)
         self.queries = RankQueries(self.start, self.runs, self.pools)
         self._kept_values = KeptValues(self.queries.fetch)

@@ -1,9 +1,9 @@
-"""The options of a cell: the magic line and the keywords of the Python API; `kernel/settings/help.py` describes them.
+"""The options of a cell, and the magic line that holds them; `kernel/settings/help.py` describes them.
 
 Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
 
     %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line-->  the equal magic line
-    gpus=2, strategy="ddp"                    --from_keywords-->  Options
+    gpus=2, strategy="ddp"                    --keywords.py-->    Options
 
 An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; everything else in this file
 is derived from that. Both ways end in `options.gather`, so a line and a call get the same errors.
@@ -12,9 +12,8 @@ is derived from that. Both ways end in `options.gather`, so a line and a call ge
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -22,7 +21,6 @@ from typing import Any
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel import trackers
-from jupyter_distrib.kernel.settings import option_conflicts
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
     Declared,
@@ -30,23 +28,19 @@ from jupyter_distrib.options import (
     Owners,
     Say,
     as_flag,
-    as_keyword,
     at_least_zero,
     check_choice,
     count,
     expression,
-    gather,
     names,
     one_name,
     parse_arguments,
     rank_list,
     seconds,
-    shown,
     size_bytes,
     split_words,
     switch,
     takes,
-    unknown_option,
     variable,
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
@@ -257,57 +251,6 @@ def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[
     return parse_line(shlex.join(words[:end]), **declared), list(words[end:])
 
 
-def from_keywords(
-    keywords: Mapping[str, object],
-    *,
-    strategies: Declared,
-    pools: Declared,
-    strategy: str = DEFAULT_STRATEGY,
-    pool: str = DEFAULT_POOL,
-) -> Options:
-    """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None for an option not given.
-
-    Raises:
-        OptionsError: It says the same as that of `parse_line`, with the keyword's name.
-    """
-    given = {name: _plain(value) for name, value in keywords.items() if value is not None}
-    chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
-    table = possible(strategies, pools, *chosen, as_keyword)
-    known = {option.name: option for option in table.options}
-    pairs: list[tuple[Option, str]] = []
-    for name, value in given.items():
-        if name not in known:
-            raise unknown_option(name, table.options, table.owners, as_keyword)
-        pairs += [(known[name], text) for text in _texts(known[name], value)]
-    return table.chosen(gather(pairs, as_keyword))
-
-
-def _texts(option: Option, value: object) -> list[str]:
-    """Return a keyword's value as the texts of a line; a repeatable option has one text for each item."""
-    if option.bare and isinstance(value, bool):
-        return [option.bare] * value
-    if not option.metavar:
-        if not isinstance(value, bool):
-            raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
-        return [""] * value
-    if option.read is expression and isinstance(value, Mapping):
-        return [f"{key}={text if isinstance(text, str) else list(text)!r}" for key, text in value.items()]
-    if option.read is variable and isinstance(value, Mapping):
-        for key, text in value.items():
-            if "=" in str(key) or text is None:
-                raise OptionsError(f"{option.name} wants a text for each name; got {shown(f'{key}: {text}')}")
-        return [f"{key}={text}" for key, text in value.items()]
-    if not isinstance(value, list | tuple | set | frozenset | range):
-        return [str(value)]
-    texts = [str(_plain(item)) for item in value]
-    return texts if option.repeatable else [",".join(texts)]
-
-
-def _plain(value: object) -> object:
-    """Return the value of an enumeration's member, as other libraries have them; any other value unchanged."""
-    return value.value if isinstance(value, Enum) else value
-
-
 # ------------------------------------------------------------------------------------------------ what is possible
 
 
@@ -327,8 +270,49 @@ class Table:
             strategy_options={each.name: values[each.name] for each in self.strategy if each.name in values},
             pool_options={each.name: values[each.name] for each in self.pool if each.name in values},
         )
-        option_conflicts.refuse(options, lambda name: self.say(_BY_NAME[name], ""))
+        _refuse_conflicts(options, lambda name: self.say(_BY_NAME[name], ""))
         return options
+
+
+def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
+    """Raise `OptionsError` for options that make no sense together; `named` returns an option as the user writes it."""
+    if options.gpus and options.ranks:
+        raise OptionsError(
+            f"{named('gpus')} and {named('ranks')} exclude each other: "
+            f"{named('gpus')} has one GPU for each rank, {named('ranks')} has CPU ranks"
+        )
+    if options.gpu_type and options.ranks:
+        raise OptionsError(
+            f"{named('gpu_type')} and {named('ranks')} exclude each other: {named('ranks')} has CPU ranks"
+        )
+    if options.on and options.fresh:
+        raise OptionsError(
+            f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
+        )
+    if options.min_ranks and not options.max_restarts:
+        raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the number of restarts at most")
+    if options.min_ranks and options.on:
+        raise OptionsError(
+            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks are others, with other numbers"
+        )
+    if options.restart_on and not options.max_restarts:
+        raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the number of restarts at most")
+    size = options.gpus or options.ranks
+    if size and options.min_ranks and options.min_ranks > size:
+        raise OptionsError(f"{named('min_ranks')} {options.min_ranks} is more than the {size} ranks of the cell")
+    if size and options.on and options.on[-1] >= size:
+        raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")
+    if options.sweep and options.keep:
+        raise OptionsError(
+            f"{named('sweep')} and {named('keep')} exclude each other: the runs of a sweep leave nothing on the ranks"
+        )
+    if options.halt_on_failure and not options.sweep:
+        raise OptionsError(f"{named('halt_on_failure')} is about a sweep: add {named('sweep')}, or leave it out")
+    if options.debug and (options.detach or options.sweep):
+        other = named("detach" if options.detach else "sweep")
+        raise OptionsError(f"{named('debug')} and {other} exclude each other: nobody waits for the run at a prompt")
+    if options.out in options.keep:
+        raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
 
 
 def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups

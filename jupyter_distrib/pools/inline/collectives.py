@@ -1,5 +1,5 @@
-"""Collectives and messages of `torch.distributed` among inline ranks: functions that stand in for torch's while such a
-run lasts, each call of which is a step to look at. Called in the threads of the ranks, one at a time.
+"""Collectives and messages among inline ranks, each of which is a step to look at. Called in the threads of the ranks,
+one at a time; `torch_functions.py` calls them for those of `torch.distributed`.
 
     all_reduce(x)   -->  the ranks of the group meet on the stage  -->  values move  -->  Step
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.pools.inline.stage import Stage
 from jupyter_distrib.pools.inline.steps import MOST_STEPS, Arrow, Step, value_of, values_of
-from jupyter_distrib.pools.inline.torch_functions import TorchFunctions, fill
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,32 +208,18 @@ class Collectives:
             )
         )
 
-    # ------------------------------------------------------------------------------------------------ torch's names
+    # ------------------------------------------------------------------------------------------------ groups
 
     def group(self, ranks: Sequence[int] | None) -> Group:
         members = tuple(sorted(ranks)) if ranks is not None else self._world.ranks
         return self._groups.setdefault(members, Group(members))
 
-    @contextmanager
-    def in_place_of_torch(self) -> Iterator[None]:
-        """Have `torch.distributed` serve these ranks, within the block."""
-        import torch.distributed as dist
-        from torch.distributed import distributed_c10d
 
-        ours = TorchFunctions(self).by_name()
-        before = [
-            (module, name, getattr(module, name))
-            for module in (dist, distributed_c10d)
-            for name in ours
-            if hasattr(module, name)
-        ]
-        for module, name, _ in before:
-            setattr(module, name, ours[name])
-        try:
-            yield
-        finally:
-            for module, name, theirs in before:
-                setattr(module, name, theirs)
+def fill(place: Any, thing: Any) -> None:
+    """Copy a tensor into another one. Raises `ValueError` if their shapes differ."""
+    if tuple(place.shape) != tuple(thing.shape):
+        raise ValueError(f"a tensor of shape {list(thing.shape)} does not fit into one of shape {list(place.shape)}")
+    place.detach().copy_(thing)
 
 
 def _fits(sent: Message, wanted: Message) -> bool:

@@ -14,6 +14,7 @@ from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.pools.inline.collectives import Collectives
 from jupyter_distrib.pools.inline.run import InlineRun, Outcome
 from jupyter_distrib.pools.inline.stage import Stage
+from jupyter_distrib.pools.inline.torch_functions import in_place_of_torch
 from jupyter_distrib.wire import messages as m
 
 HEAR_S = 0.1
@@ -31,7 +32,7 @@ class SteppedRun(InlineRun):
         collectives = Collectives(self._stage, self.command.cell.filename)
         self._guards: list[CellInterrupts] = []
         threads = [threading.Thread(target=self._take_part, args=[order], daemon=True) for order in orders]
-        with collectives.in_place_of_torch() if importlib.util.find_spec("torch") else nullcontext():
+        with in_place_of_torch(collectives) if importlib.util.find_spec("torch") else nullcontext():
             for thread in threads:
                 thread.start()
             stopped = False

@@ -3,13 +3,35 @@ Called while a cell runs, which has imported torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-if TYPE_CHECKING:
-    from jupyter_distrib.pools.inline.collectives import Call, Collectives, Group
+from jupyter_distrib.pools.inline.collectives import Call, Collectives, Group, fill
 
 Moved = list[tuple[int, int, Any]]
+
+
+@contextmanager
+def in_place_of_torch(ranks: Collectives) -> Iterator[None]:
+    """Have `torch.distributed` serve these ranks, within the block."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    ours = TorchFunctions(ranks).by_name()
+    before = [
+        (module, name, getattr(module, name))
+        for module in (dist, distributed_c10d)
+        for name in ours
+        if hasattr(module, name)
+    ]
+    for module, name, _ in before:
+        setattr(module, name, ours[name])
+    try:
+        yield
+    finally:
+        for module, name, theirs in before:
+            setattr(module, name, theirs)
 
 
 class TorchFunctions:
@@ -328,13 +350,6 @@ def _gathered(calls: list[Call]) -> Moved:
 def _all_to_all(calls: list[Call], thing: Callable[[int, int], Any]) -> Moved:
     places = range(len(calls))
     return [(source, target, thing(source, target)) for source in places for target in places]
-
-
-def fill(place: Any, thing: Any) -> None:
-    """Copy a tensor into another one. Raises `ValueError` if their shapes differ."""
-    if tuple(place.shape) != tuple(thing.shape):
-        raise ValueError(f"a tensor of shape {list(thing.shape)} does not fit into one of shape {list(place.shape)}")
-    place.detach().copy_(thing)
 
 
 def _parts(ranks: Collectives, group: Group | None, tensor: Any, shape: Sequence[int]) -> list[Any]:

@@ -4,7 +4,7 @@ the line that answers it.
     pdb, main thread --ask--> DebuggerPrompted --> agent --> kernel, where the user is asked
                      <--line-- control thread  <-- Debug <--
 
-The debugger itself is `worker/debugging/debugger.py`, which is loaded when one is used. Functions are called in the
+The debugger itself is `worker/debugging/debugger.py`. Functions are called in the
 thread that the debugger has stopped, usually the main thread, unless they say otherwise.
 """
 
@@ -45,10 +45,18 @@ class DebuggerChannel:
     Args:
         rank: The number of the rank.
         send: Sends an event, from any thread.
+        make_debugger: Makes the debugger of one cell, when one is used.
     """
 
-    def __init__(self, rank: int, send: Callable[[m.Event], None], interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[m.Event], None],
+        interrupts: Interrupts,
+        make_debugger: Callable[[DebuggerChannel], Debugger],
+    ) -> None:
         self._pid, self._rank, self._send, self.interrupts = os.getpid(), rank, send, interrupts
+        self._make_debugger = make_debugger
         self._run, self.filename, self._unanswered = "", "", BETWEEN_CELLS
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._skipped: set[tuple[str, int]] = set()
@@ -92,9 +100,7 @@ class DebuggerChannel:
         if reason := child or self._unanswered or busy:
             return self._skip(frame, reason)
         if self._debugger is None:
-            from jupyter_distrib.worker.debugging.debugger import RankPdb
-
-            self._debugger = RankPdb(self)
+            self._debugger = self._make_debugger(self)
         return self._debugger.stop_at(frame)
 
     def _skip(self, frame: types.FrameType, reason: str) -> None:

@@ -95,7 +95,7 @@ class Worker:
         """The order to reset groups that could not be followed yet, and its descriptors."""
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
-        debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts)
+        debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts, _new_debugger)
         debugger_channel.install(debugger)
         prober = Prober(
             order.rank,
@@ -196,3 +196,10 @@ class Worker:
                 self._runner.failure.examine(command)
             case m.Leave():
                 process.leave()
+
+
+def _new_debugger(channel: debugger_channel.DebuggerChannel) -> debugger_channel.Debugger:
+    """Return the debugger of one cell; most ranks need none, and do not load it."""
+    from jupyter_distrib.worker.debugging.debugger import RankPdb
+
+    return RankPdb(channel)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.kernel.session.pools.connection import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.pools.selection import fits
-from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.wire import messages as m
 

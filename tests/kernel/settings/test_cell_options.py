@@ -19,9 +19,10 @@ from jupyter_distrib.kernel.notebook.magic_requests import (
     parse_pool,
     parse_status,
 )
-from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, Options, from_keywords, parse_line
+from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, Options, parse_line
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_table
+from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.options import Option, count, parse_arguments
 

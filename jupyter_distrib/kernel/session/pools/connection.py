@@ -1,31 +1,33 @@
-"""One pool that a kernel has reached: its worker groups, the runs on them, and the routing of events to both.
+"""One pool that a kernel has reached, the worker groups in it, the runs on them, and the routing of events to both.
 
-`take` is called in the pool's own thread, everything else in the thread that runs the cell.
+`Connection.take` is called in the pool's own thread, everything else in the thread that runs the cell. Both change the
+worker groups.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables
-from jupyter_distrib.kernel.session.pools.worker_group import WorkerGroup
+from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables, GpuVisibility
+from jupyter_distrib.kernel.session.pools.kernel_identity import VersionCheck
+from jupyter_distrib.kernel.session.pools.requests import Requests
+from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.wire import endings, versions
+from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
-ANSWER_S = 5.0
 GONE_S = 2.0
 """The most seconds between the end of an agent and the end of what this notebook had of it."""
 GroupEvent = (
@@ -36,6 +38,21 @@ GroupEvent = (
     | m.WorkerGroupQueued
     | m.WorkerGroupStarting
 )
+
+
+@data_class
+class GroupRequest:
+    """The properties that were requested for ranks."""
+
+    size: GroupSize
+    load_env: dict[str, str]
+    """The variables, from `--env` and the notebook, that programs read when they load."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """The GPU libraries' variables that the notebook has set since it reached its pool."""
+    packages: m.Packages | None = None
+    """The packages that the ranks must have; None if they are not compared."""
+    visible: tuple[str, ...] | None = None
+    """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
 
 
 @data_class
@@ -87,101 +104,6 @@ def _stopped(pid: int) -> str:
     if not pid or not process.is_stopped(pid):
         return ""
     return f": process {pid} is stopped (SIGSTOP), `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
-
-
-class GpuVisibility:
-    """The kernel's knowledge about the GPUs of a pool."""
-
-    def __init__(self) -> None:
-        self.devices: tuple[str, ...] | None = None
-        """The kernel's CUDA_VISIBLE_DEVICES, split; None if the variable is unset."""
-        self.exist: bool | None = None
-        """Whether ranks can have GPUs; None until ranks that see these devices have been up."""
-
-        self.broken = False
-        """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
-
-    def learn(self, event: m.WorkerGroupOpened) -> None:
-        """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
-        if event.gpus or event.node_has_gpus is not None:
-            self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
-
-    def update(self, devices: tuple[str, ...] | None) -> None:
-        """Record the kernel's present CUDA_VISIBLE_DEVICES."""
-        if devices != self.devices:
-            self.devices, self.exist = devices, None
-
-
-class VersionCheck:
-    """The outcome of comparing the kernel's Python and torch with those of the ranks."""
-
-    def __init__(self, hello: m.Hello, pool: str) -> None:
-        self.refusal = ""
-        """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
-        self.remark = ""
-        """A sentence on the differences that do no harm."""
-        self._hello, self._pool = hello, pool
-
-    def compare(self, welcomed: m.Welcomed) -> None:
-        self.refusal = versions.refusal(self._hello, welcomed, self._pool)
-        self.remark = versions.remark(self._hello, welcomed)
-
-
-class Requests:
-    """The requests that await an agent's answer, and the answers."""
-
-    def __init__(self, pool: str) -> None:
-        self._pool = pool
-        self._answers: dict[int, queue.SimpleQueue[m.ServerStatus | PoolError]] = {}
-        self._numbers = itertools.count(1)
-        self._attachments: queue.SimpleQueue[Run | m.NotAttached | PoolError] = queue.SimpleQueue()
-        self._make: Callable[[m.Attached], Run] | None = None
-
-    def ask(self, node: Node) -> m.ServerStatus:
-        """Return the status that the pool's process tells. Raises `PoolError`."""
-        number = next(self._numbers)
-        answers = self._answers[number] = queue.SimpleQueue()
-        node.send(m.Ask(question=number))
-        status: m.ServerStatus = self._within(answers)
-        return status
-
-    def attach(self, node: Node, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
-        """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
-        self._make = make
-        node.send(m.Attach(run=run))
-        answer: Run | m.NotAttached = self._within(self._attachments)
-        return answer
-
-    def _within(self, box: queue.SimpleQueue[Any]) -> Any:
-        try:
-            answer = interrupts.take(box, ANSWER_S)
-        except queue.Empty:
-            raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
-        if isinstance(answer, PoolError):
-            raise answer
-        return answer
-
-    def give_up(self, reason: str) -> None:
-        """Make the threads that wait for an answer raise, since none will come."""
-        refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
-        for box in list(self._answers.values()):
-            box.put(refusal)
-        self._attachments.put(refusal)
-
-    def answered(self, event: m.Answered) -> None:
-        if (box := self._answers.pop(event.question, None)) is not None:
-            box.put(event.status)
-
-    def attached(self, event: m.Attached) -> Run | None:
-        """Return the run that `attach` has requested; None without such a request."""
-        if self._make is None:
-            return None
-        run = self._make(event)
-        self._attachments.put(run)
-        return run
-
-    def not_attached(self, event: m.NotAttached) -> None:
-        self._attachments.put(event)
 
 
 class Connection:
@@ -394,3 +316,85 @@ class Connection:
     def attach(self, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
         """Return the detached run with this id, made from the agent's answer; the newest one for an empty id."""
         return self._requests.attach(self.node, run, make)
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class WorkerGroup:
+    """The ranks that a notebook holds together in one pool."""
+
+    name: str
+    connection: Connection
+    asked: GroupRequest
+    workers: tuple[m.WorkerInfo, ...] = ()
+    gpus: bool = False
+    """Whether its ranks have GPUs."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the choice of its GPUs and on variables that are not in force, for the head of its next run."""
+    told: set[str] = field(default_factory=set)
+    """The sentences on variables that are in `notes` already, or were."""
+    state: str = "opening"
+    """The state: `opening`, `open`, or `closed`."""
+    reason: str = ""
+    """The reason why it is closed."""
+    starting: m.WorkerGroupStarting | None = None
+    """The progress of the start of its ranks, if it takes a while."""
+    opened: threading.Event = field(default_factory=threading.Event)
+    news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    """Texts for the thread that waits for `opened`: the reason for the wait, or an empty text once it is over."""
+    run: Run | None = None
+    """The run that uses the group now, or used it last."""
+    taker: threading.Thread | None = None
+    """The thread that has chosen the group and is about to send it a cell."""
+    taken_beside: bool = False
+    """Whether the cell of `taker` is one that the notebook does not wait for."""
+    handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def size(self) -> int:
+        """The number of its ranks; 0 until they are up."""
+        return len(self.workers)
+
+    @property
+    def taken(self) -> bool:
+        """Return whether a thread other than this one is about to send the group a cell."""
+        return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
+
+    @property
+    def executing(self) -> Run | None:
+        """The run that goes on in the group, or None."""
+        return None if self.run is None or self.run.done() else self.run
+
+    @property
+    def busy_beside(self) -> bool:
+        """Return whether a cell that the notebook does not wait for has the group, or is about to have it."""
+        return self.executing.beside if self.executing is not None else self.taken and self.taken_beside
+
+    @property
+    def busy(self) -> bool:
+        return self.taken or self.executing is not None
+
+    @property
+    def kept(self) -> list[RankValue]:
+        """The handles to values that at least one of its ranks still has."""
+        return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
+
+    def lose_values(self, ranks: Collection[int]) -> str:
+        """Mark the values that these ranks have kept as lost. Return a sentence that names them; empty if there are
+        none."""
+        lost = [handle for handle in self.kept if set(ranks) & set(handle.ranks) - handle.lost]
+        for handle in lost:
+            handle.mark_lost(ranks)
+        names = ", ".join(sorted(f"`{handle.name}`" for handle in lost))
+        return f"{rank_list(sorted(ranks))} kept {names}, which went with the process that was replaced" if lost else ""
+
+    def close(self, reason: str) -> None:
+        """Mark the group as closed, and its kept values as lost."""
+        self.state, self.reason = "closed", reason
+        for handle in list(self.handles):
+            handle.mark_lost(handle.ranks)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wake the threads that wait for the group, which is open or closed now."""
+        self.opened.set()
+        self.news.put("")

@@ -1,15 +1,38 @@
-"""Environment variables that GPU libraries read once in a process and that the notebook has set after it reached its
-pool: they are not in force on ranks that are up. Kernel side.
-"""
+"""The kernel's knowledge about the GPUs of a pool and about the variables of GPU libraries. Kernel side."""
 
 from __future__ import annotations
 
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.load_time import GPU_LOAD_TIME, SET_BY_LIBRARIES
+from jupyter_distrib.wire import messages as m
+
+
+class GpuVisibility:
+    """The kernel's knowledge about the GPUs of a pool."""
+
+    def __init__(self) -> None:
+        self.devices: tuple[str, ...] | None = None
+        """The kernel's CUDA_VISIBLE_DEVICES, split; None if the variable is unset."""
+        self.exist: bool | None = None
+        """Whether ranks can have GPUs; None until ranks that see these devices have been up."""
+
+        self.broken = False
+        """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
+
+    def learn(self, event: m.WorkerGroupOpened) -> None:
+        """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
+        if event.gpus or event.node_has_gpus is not None:
+            self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
+
+    def update(self, devices: tuple[str, ...] | None) -> None:
+        """Record the kernel's present CUDA_VISIBLE_DEVICES."""
+        if devices != self.devices:
+            self.devices, self.exist = devices, None
 
 
 class GpuVariables:
-    """The variables of GPU libraries as they were when a connection was made."""
+    """The variables that GPU libraries read once in a process, as they were when a connection was made: those that the
+    notebook sets later are not in force on ranks that are up."""
 
     def __init__(self) -> None:
         self._at_first = _now()

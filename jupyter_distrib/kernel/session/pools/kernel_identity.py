@@ -1,4 +1,5 @@
-"""The identity of this kernel for agents, coordinators and other notebooks. Kernel side; a value without state."""
+"""The identity of this kernel for agents, coordinators and other notebooks, and whether its versions go with theirs.
+Kernel side."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dataclasses import field
 from jupyter_distrib.system import confinement, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire import versions
 
 
 @data_class
@@ -51,3 +53,18 @@ def _notebook() -> str:
     """Return the notebook's path if the front end gives it: Jupyter in the environment, VS Code as a variable of the
     notebook."""
     return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
+
+
+class VersionCheck:
+    """The outcome of comparing the kernel's Python and torch with those of the ranks."""
+
+    def __init__(self, hello: m.Hello, pool: str) -> None:
+        self.refusal = ""
+        """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
+        self.remark = ""
+        """A sentence on the differences that do no harm."""
+        self._hello, self._pool = hello, pool
+
+    def compare(self, welcomed: m.Welcomed) -> None:
+        self.refusal = versions.refusal(self._hello, welcomed, self._pool)
+        self.remark = versions.remark(self._hello, welcomed)

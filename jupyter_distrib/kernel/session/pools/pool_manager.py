@@ -17,10 +17,9 @@ from typing import TypeVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools import selection
-from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.pools.connections import Connections
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices

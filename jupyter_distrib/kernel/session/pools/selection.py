@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from jupyter_distrib.errors import CaptureError, PoolError
-from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
-from jupyter_distrib.kernel.session.pools.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.system.formatting import rank_list
 
