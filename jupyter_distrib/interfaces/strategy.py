@@ -1,7 +1,7 @@
 """The interface of strategies, which spread a model over ranks: a new one needs one small file and no other change.
 
-A strategy is a subclass of `Strategy`. The modules of `strategies/` hold the built-in ones, each under its file's name;
-other packages add strategies by an entry point:
+A strategy is a subclass of `Strategy`. Each module of `strategies/` has one, which is the built-in strategy with the
+module's name; other packages add strategies by an entry point:
 
     [project.entry-points."jupyter_distrib.strategies"]
     deepspeed = "their_package.strategy:DeepSpeed"
@@ -236,10 +236,14 @@ def _built_in() -> Sequence[str]:
 @cache
 def _class_of(built_in: str) -> type[Strategy]:
     module = importlib.import_module(f"{BUILT_IN}.{built_in}")
-    own_classes = (
-        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
-    )
-    return next(value for value in own_classes if issubclass(value, Strategy))
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Strategy)
+    ]
+    if len(found) != 1:
+        raise TypeError(f"{module.__file__} has to define one strategy, not {len(found)}.")
+    return found[0]
 
 
 def _checked(loaded: object) -> type[Strategy]:
