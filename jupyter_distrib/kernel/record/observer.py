@@ -40,7 +40,7 @@ class ObservedRun:
     note: Callable[[str], None]
     """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
     context: Mapping[str, Any] = field(default_factory=dict)
-    """The state of trackers in the thread that submitted the run, at that moment: MLflow's active run, as `mlflow`."""
+    """The results of `active_run` of trackers in the thread that submitted the run, by the tracker's name."""
 
     @property
     def trackers(self) -> tuple[str, ...]:

@@ -148,8 +148,8 @@ class Options:
         None, "--max-capture", "SIZE", "refuse to send more than SIZE of the notebook's values, such as 1GB",
         read=size_bytes, default="no limit, a warning from 100 MB on")
     track: tuple[str, ...] = _declared(
-        (), "--track", "NAMES", "record the run in these experiment trackers: mlflow, tensorboard, wandb; or `none`",
-        read=_trackers, default="where the notebook has a run of MLflow or W&B open", repeatable=True)
+        (), "--track", "NAMES", "record the run in these experiment trackers: {trackers}; or `none`",
+        read=_trackers, default="those with a run that is open in the notebook", repeatable=True)
     sweep: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
         flag="--sweep", metavar="NAME=VALUES",
         meaning="run the cell once for each value, such as lr=[1e-3,1e-2], as many at once as the pool has room for; "
@@ -339,8 +339,12 @@ def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[s
 
 def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
     """Return the options that every cell has."""
-    choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
-    return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
+    known: dict[str, dict[str, Any]] = {
+        "strategy": {"choices": tuple(strategies)},
+        "pool": {"choices": tuple(pools)},
+        "track": {"meaning": _BY_NAME["track"].meaning.format(trackers=", ".join(trackers.names()))},
+    }
+    return tuple(replace(each, **known[each.name]) if each.name in known else each for each in OPTIONS)
 
 
 def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:

@@ -1,14 +1,22 @@
-"""The experiment trackers: observers that record runs in another system, one module for each under the system's name.
+"""The experiment trackers: observers that record runs in another system, one module for each under the tracker's name.
 
     %%distributed --track mlflow  -->  kernel/trackers/mlflow.py: follow(run)  -->  an observer of the run, or None
 
-A new tracker needs one module and no other change; other packages add trackers by an entry point:
+A new tracker needs one module and no other change. It has
+
+    follow(run)      returns an observer of the run, or None; called for runs that ask for the tracker by its name, and
+                     for all while its library is loaded in the notebook, which may have begun a run with it
+    library = "aim"  the module that it writes with; left out if it needs none
+    active_run()     returns what of the thread that submits a run `follow` has to know, since another thread will begin
+                     the run: `ObservedRun.context` has it, by the tracker's name; may be left out
+
+Other packages add trackers by an entry point, which names the function in such a module:
 
     [project.entry-points."jupyter_distrib.trackers"]
     aim = "their_package.tracker:follow"
 
-Called in the kernel, in the thread that begins a run. A tracker that is neither asked for nor used by the notebook is
-not imported.
+Their module is imported when a run asks for the tracker, or a module of the tracker's name is loaded in the notebook.
+Called in the kernel, in the thread that begins a run.
 """
 
 from __future__ import annotations
@@ -18,12 +26,14 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.system import entry_points
+from jupyter_distrib.system.data_class import data_class
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.observer import Follow
@@ -41,37 +51,84 @@ def names() -> tuple[str, ...]:
 def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
     """Return the trackers that may follow a run: those that are asked for, and those whose library is loaded here,
     since the notebook may have begun a run with it, if it has begun this one."""
-    loaded = () if attached else sys.modules
-    return [] if NONE in asked else [name for name in names() if name in asked or name in loaded]
+    if NONE in asked:
+        return []
+    return [name for name in names() if name in asked or (not attached and _is_in_use(name))]
 
 
 def context(asked: Collection[str]) -> dict[str, object]:
-    """Return what the trackers of a run have to know of this thread, which submits the run, since another thread will
-    begin it: by name, the run of theirs that is active here."""
-    if "mlflow" not in wanted(asked):
-        return {}
-    from jupyter_distrib.kernel.trackers import mlflow
-
-    return {"mlflow": mlflow.active_run()}
+    """Return what each tracker of a run has to know of this thread, which submits the run, by the tracker's name."""
+    found: dict[str, object] = {}
+    for name in wanted(asked):
+        tracker = _loaded(name)
+        if tracker is not None and tracker.active_run is not None:
+            with suppress(Exception):  # of foreign code; `follow` says what is wrong
+                found[name] = tracker.active_run()
+    return found
 
 
 def check_installed(asked: Collection[str]) -> None:
-    """Raise `OptionsError` for a tracker of this package whose library is not installed."""
+    """Raise `OptionsError` for a tracker whose library is not installed."""
     for name in asked:
-        if name in _built_in() and name not in sys.modules and importlib.util.find_spec(name) is None:
+        tracker = _loaded(name) if name in names() else None
+        if tracker is not None and tracker.library and not _is_installed(tracker.library):
+            advice = f"run %pip install 'jupyter_distrib[{name}]'" if name in _built_in() else "install it"
             raise OptionsError(
-                f"--track {name} needs the package {name}, which is not installed here: "
-                f"run %pip install 'jupyter_distrib[{name}]', or leave --track {name} out"
+                f"--track {name} needs the package {tracker.library}, which is not installed here: "
+                f"{advice}, or leave --track {name} out"
             )
 
 
 def load(name: str) -> Follow:
     """Return the function of this tracker that takes a run and returns its observer."""
+    return _tracker(name).follow
+
+
+@data_class
+class _Tracker:
+    """The names of a tracker's module."""
+
+    follow: Follow
+    library: str
+    active_run: Callable[[], object] | None
+
+
+@cache
+def _tracker(name: str) -> _Tracker:
     if name in _built_in():
-        follow: Follow = importlib.import_module(f"{__name__}.{name}").follow
+        module: Any = importlib.import_module(f"{__name__}.{name}")
+        follow: Follow = module.follow
     else:
         follow = _points()[name].load()
-    return follow
+        module = sys.modules[_points()[name].module]
+    return _Tracker(
+        follow=follow, library=getattr(module, "library", ""), active_run=getattr(module, "active_run", None)
+    )
+
+
+def _loaded(name: str) -> _Tracker | None:
+    """Return a tracker; None for one that cannot be imported, which the run that it should follow says."""
+    try:
+        return _tracker(name)
+    except Exception:  # noqa: BLE001 - foreign code
+        return None
+
+
+def _is_in_use(name: str) -> bool:
+    """Return whether the library of a tracker is loaded in the notebook."""
+    if name not in _built_in() and name not in sys.modules:
+        return False  # a module of another package is not imported to see what its library is
+    tracker = _loaded(name)
+    return tracker is not None and tracker.library in sys.modules
+
+
+def _is_installed(library: str) -> bool:
+    if library in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 @cache

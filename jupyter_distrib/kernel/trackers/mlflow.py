@@ -25,6 +25,7 @@ from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, active_exper
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire import messages as m
 
+library = "mlflow"
 SEND_EVERY_S = 1.0
 """The least interval between two messages to the server."""
 MOST_METRICS = 1000

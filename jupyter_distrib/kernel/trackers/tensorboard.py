@@ -14,6 +14,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire import messages as m
 
+library = "tensorboard"
 FOLDER = "runs"
 FLUSH_S = 2
 """The seconds after which what was written is in the file, for a TensorBoard that is open."""

@@ -22,6 +22,8 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire import messages as m
 
+library = "wandb"
+
 
 def follow(run: ObservedRun) -> WandbObserver | None:
     """Return an observer if the run is to be tracked, or a W&B run is active in the notebook; none for an attached run,

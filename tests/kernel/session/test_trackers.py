@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
+from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.trackers import mlflow, wandb
 from jupyter_distrib.wire import messages as m
 from tests.installed_package import bring
@@ -27,6 +28,8 @@ from tests.settings_files import write_trusted
 
 THEIRS = """
 from jupyter_distrib.extend import Observer
+
+library = "json"  # not called like the tracker
 
 def follow(run):
     return Observer_() if "aim" in run.trackers else None
@@ -176,10 +179,82 @@ def test_trackers_whose_library_is_not_loaded_are_asked_only_by_name(monkeypatch
     assert trackers.wanted(("none",)) == []
 
 
+LINES = """
+library = {library!r}
+
+def active_run():
+    return "the run that is open"
+
+def follow(run):
+    return None
+"""
+
+
+@pytest.fixture
+def built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Adds a module to the folder of trackers."""
+    monkeypatch.setattr(trackers, "__path__", [*trackers.__path__, str(tmp_path)])
+
+    def add(name: str, library: str) -> None:
+        (tmp_path / f"{name}.py").write_text(LINES.format(library=library))
+        forget()
+
+    def forget() -> None:
+        trackers._built_in.cache_clear()
+        trackers._tracker.cache_clear()
+
+    yield add
+    for each in tmp_path.glob("*.py"):
+        sys.modules.pop(f"{trackers.__name__}.{each.stem}", None)
+        vars(trackers).pop(each.stem, None)
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_tracker_may_need_no_library(built_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in("jsonlines", library="")
+    monkeypatch.setitem(sys.modules, "jsonlines", sys)  # another package has a module of that name
+
+    trackers.check_installed(["jsonlines"])
+
+    assert trackers.wanted(["jsonlines"]) == ["jsonlines"]
+    assert trackers.wanted([]) == []
+
+
+def test_a_tracker_follows_while_the_library_that_it_names_is_loaded(
+    built_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_in("comet", library="comet_ml")
+    assert trackers.wanted([]) == []
+    monkeypatch.setitem(sys.modules, "comet_ml", sys)
+
+    assert trackers.wanted([]) == ["comet"]
+    assert trackers.wanted([], attached=True) == []
+    assert trackers.context([]) == {"comet": "the run that is open"}
+
+
+@pytest.mark.parametrize("library", ["no_such_library", "no_such.library"])
+def test_the_library_that_a_tracker_names_must_be_installed(built_in: Callable[..., None], library: str) -> None:
+    built_in("comet", library=library)
+    with pytest.raises(OptionsError, match=f"--track comet needs the package {library}, which is not installed here"):
+        trackers.check_installed(["comet"])
+
+
+def test_the_help_names_every_tracker(built_in: Callable[..., None]) -> None:
+    built_in("comet", library="")
+    assert "trackers: comet, mlflow, tensorboard, wandb; or `none`" in help_text(strategies=STRATEGIES, pools=POOLS)
+
+
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    points = "[jupyter_distrib.trackers]\naim = theirs:follow\n"
-    env = bring(tmp_path_factory.mktemp("package"), points, theirs=THEIRS)
+    points = "[jupyter_distrib.trackers]\naim = theirs:follow\nlacking = lacking:follow\nbroken = broken:follow\n"
+    env = bring(
+        tmp_path_factory.mktemp("package"),
+        points,
+        theirs=THEIRS,
+        lacking=LINES.format(library="no_such_library"),
+        broken="raise ValueError('of its own')",
+    )
     with Notebook(tmp_path_factory.mktemp("notebook"), env=env) as book:
         book.ok("%load_ext jupyter_distrib\nimport os")
         yield book
@@ -191,3 +266,16 @@ def test_another_package_brings_a_tracker_that_is_loaded_when_it_is_asked_for(bo
     assert book.ok(f"%%distributed --ranks 1\n{code}").result == "rank 0: 'None'"
     assert book.ok("import sys\n'theirs' in sys.modules").result == "False"
     assert book.ok(f"%%distributed --ranks 1 --track aim\n{code}").result == "rank 0: 'aim'"
+
+
+@pytest.mark.slow
+def test_the_library_of_a_tracker_of_another_package_must_be_installed(book: Notebook) -> None:
+    refused = book.fails("%%distributed --ranks 1 --track lacking\n1").text
+    assert "--track lacking needs the package no_such_library, which is not installed here: install it, or" in refused
+
+
+@pytest.mark.slow
+def test_a_tracker_that_cannot_be_imported_does_not_hold_up_the_run(book: Notebook) -> None:
+    outcome = book.ok("%%distributed --ranks 1 --track broken\nrank")
+    assert outcome.result == "rank 0: 0"
+    assert "The observer broken was dropped: ValueError: of its own" in outcome.view
