@@ -13,10 +13,10 @@ import importlib
 import pkgutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds, shown, size_bytes
@@ -114,8 +114,9 @@ IDLE = Option(
 )
 
 
+@runtime_checkable
 class Node(Protocol):
-    """The agent of one machine, within reach."""
+    """The agent of one machine, within reach. A subclass needs `send` and `close`."""
 
     def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Deliver a command, from any thread, without blocking on the peer; owns the descriptors.
@@ -125,6 +126,16 @@ class Node(Protocol):
 
     def close(self) -> None:
         """Give up the link; the agent ends this kernel's worker groups."""
+
+    def give_up(self, ranks: Sequence[int]) -> None:
+        """Give up an agent that does not answer, so that the next cell gets another one. A node of this machine kills
+        its ranks, which have these pids; by default, the link is closed."""
+        self.close()
+
+    def has_ended(self) -> bool:
+        """Return whether the agent has ended, also if that is not known to the reader of the link yet; by default, it
+        has not."""
+        return False
 
 
 class Pool(Protocol):

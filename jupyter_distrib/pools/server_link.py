@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import Lost, Sink
+from jupyter_distrib.pools.base import Lost, Node, Sink
 from jupyter_distrib.system import confinement, interrupts, reap
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -38,7 +38,7 @@ def greeted(sock: socket.socket, hello: m.Hello, sink: Sink, lost: Lost) -> Loca
     return node
 
 
-class LocalNode:
+class LocalNode(Node):
     """The link to this machine's agent. A thread receives its events."""
 
     def __init__(self, link: Link, sink: Sink, lost: Lost) -> None:

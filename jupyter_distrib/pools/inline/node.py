@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import Sink
+from jupyter_distrib.pools.base import Node, Sink
 from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
@@ -17,7 +17,7 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 MAX_RANKS = 1000
 
 
-class InlineNode:
+class InlineNode(Node):
     """Executes cells in the thread that calls `send`, which returns when the run has ended."""
 
     def __init__(self, hello: m.Hello, sink: Sink, *, in_steps: bool = False) -> None:

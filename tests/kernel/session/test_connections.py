@@ -7,11 +7,26 @@ from typing import Any, ClassVar
 
 import pytest
 
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools import connection as connection_module
 from jupyter_distrib.kernel.session.pools.connection import Connection, ConnectionFacts, PoolAddress
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.pools.base import Capabilities
+from jupyter_distrib.pools.base import Capabilities, Node
 from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
+
+
+class Link(Node):
+    """A node of another package, with what such a class must have."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 class Elsewhere:
@@ -19,15 +34,18 @@ class Elsewhere:
     options: ClassVar[tuple[Any, ...]] = ()
     capabilities: ClassVar[Capabilities] = RayPool.capabilities
 
+    def __init__(self, node: Any = None) -> None:
+        self.node = node or Link()
+
     def connect(self, *_: object) -> Any:
-        return SimpleNamespace(send=lambda *_: None, close=lambda: None)
+        return self.node
 
 
-def reached(monkeypatch: pytest.MonkeyPatch, **options: str) -> Connection:
+def reached(monkeypatch: pytest.MonkeyPatch, node: Any = None, **options: str) -> Connection:
     monkeypatch.setattr(connection_module, "capabilities_of", lambda kind: Elsewhere.capabilities)
     address = PoolAddress(name="lab", kind="elsewhere", options=options)
     hello = KernelIdentity().hello()
-    return Connection(address, hello, opened=Elsewhere(), on_lost=lambda _: None, on_change=lambda: None)
+    return Connection(address, hello, opened=Elsewhere(node), on_lost=lambda _: None, on_change=lambda: None)
 
 
 def test_a_changed_address_of_the_cluster_in_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +78,25 @@ def test_packages_are_compared_only_where_ranks_have_another_interpreter(
     assert (facts.remote, facts.elsewhere, facts.packages_mode) == (remote, elsewhere, mode)
     if "environment_limit" in options:
         assert facts.packages_limit_bytes == 2_000_000
+
+
+def test_a_node_that_does_not_answer_is_closed_unless_it_can_do_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Link()
+    connection = reached(monkeypatch, node)
+
+    connection.wait_if_gone()  # returns, since such a node has not ended
+    assert (connection.lost, node.closed) == ("", 0)
+    connection.abandon()
+
+    assert node.closed == 1
+    assert "does not answer" in connection.lost
+
+
+def test_a_node_without_what_a_node_can_do_is_refused_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    node = SimpleNamespace(send=lambda *_: None, close=lambda: closed.append("closed"))
+
+    with pytest.raises(PoolError, match=r"SimpleNamespace is no jupyter_distrib\.extend\.Node\.$"):
+        reached(monkeypatch, node)
+
+    assert closed == ["closed"]

@@ -13,7 +13,9 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables, GpuVisibility
 from jupyter_distrib.kernel.session.pools.kernel_identity import VersionCheck
 from jupyter_distrib.kernel.session.pools.requests import Requests
@@ -106,6 +108,14 @@ def _stopped(pid: int) -> str:
     return f": process {pid} is stopped (SIGSTOP), `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
 
 
+def _whole(node: Any, kind: str) -> Node:
+    """Return a pool's node. Raises `PoolError` for one that lacks a method, which is needed when something fails."""
+    if isinstance(node, Node):
+        return node
+    node.close()
+    raise PoolError(f"the {kind} pool cannot be used: its {type(node).__name__} is no jupyter_distrib.extend.Node.")
+
+
 class Connection:
     """One pool that this kernel has reached.
 
@@ -146,7 +156,7 @@ class Connection:
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
         opened = opened or open_pool(address.kind, address.options)
-        self.node: Node = opened.connect(hello, self.take, self._lose)
+        self.node = _whole(opened.connect(hello, self.take, self._lose), address.kind)
 
     def _read_variables(self) -> dict[str, str | None]:
         """Return the variables that decide where the pool is, where no option does."""
@@ -257,13 +267,12 @@ class Connection:
     def abandon(self) -> None:
         """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""
         pids = [worker.pid for group in list(self.groups.values()) for worker in group.workers]
-        give_up = getattr(self.node, "give_up", None)
-        give_up(pids) if give_up is not None else self.node.close()
+        self.node.give_up(pids)
         self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
 
     def wait_if_gone(self) -> None:
         """Wait until the end of the process at the other end is known here, if it has ended."""
-        if getattr(self.node, "has_ended", bool)():
+        if self.node.has_ended():
             interrupts.wait(self._known_lost, GONE_S)
 
     def _lose(self, reason: str) -> None:
