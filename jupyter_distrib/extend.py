@@ -2,7 +2,8 @@
 
     Option and its readers          the options that a pool or a strategy declares, and the readers of their texts
     DistributedError, PoolError     the errors that they raise for the user, in one sentence
-    Pool, Node, Link, Descriptors   pools: docs/writing-a-pool.md, with `jupyter_distrib.testing`, the contract suite
+    HostsPool                       pools of hosts that a command reaches: docs/writing-a-pool.md
+    Pool, Node, Link, Descriptors   all other pools, with `jupyter_distrib.testing`, the contract suite
     Strategy, TrainingStrategy ...  strategies: docs/strategies.md
     Observer, ObservedRun           observers: docs/writing-an-observer.md
     RunRecord, RankRecord           the record of a run, and of one of its ranks
@@ -20,6 +21,7 @@ from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds, string, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Pool, Sink
+from jupyter_distrib.pools.command.hosts_pool import HostsPool
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
@@ -63,6 +65,7 @@ __all__ = [
     "Failure",
     "Frame",
     "Hello",
+    "HostsPool",
     "Interrupted",
     "Link",
     "Lost",

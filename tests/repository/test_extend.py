@@ -94,6 +94,40 @@ def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
         assert "('gentle', 'wrapped')" in overview
 
 
+DOCKER = """#!/bin/sh
+# exec -i HOST WORD...: the container is this machine
+echo "$@" >> "$0.calls"
+case "$3" in gone) echo "No such container: gone" >&2; exit 1;; esac
+shift 3
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_pool_of_hosts_of_another_package_needs_its_command_only(tmp_path: Path) -> None:
+    (code,) = (block for block in code_of("writing-a-pool.md") if "class DockerPool" in block)
+    assert len(code.splitlines()) <= 25
+    program = tmp_path / "bin" / "moby"
+    program.parent.mkdir()
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    bring(program.parent, "[jupyter_distrib.pools]\ndocker = theirs:DockerPool\n", theirs=code)
+    with Notebook(tmp_path) as book:
+        book.ok(f"import sys\nsys.path.append({str(program.parent)!r})\n%load_ext jupyter_distrib\nx = 20")
+        line = f"%%distributed --pool docker --docker {program} --python {sys.executable} --interface lo"
+        two = f"{line} --hosts one,two --nodes 2 --ranks 2"
+        assert book.ok(f"{two}\nx + rank").result == "rank 0: 20\nrank 1: 21"
+        called = [each.split() for each in Path(f"{program}.calls").read_text().splitlines()]
+        assert sorted(call[:4] for call in called) == [["exec", "-i", host, sys.executable] for host in ("one", "two")]
+        assert "docker to one, two" in book.ok("%distributed_status").text
+        refused = book.fails(f"{line} --hosts gone --ranks 1\n1").text
+        assert "No such container: gone" in refused
+        assert f"try `{program} exec -i gone {sys.executable} --version`" in refused
+        assert "needs hosts: say --hosts a,b" in book.fails(f"{line} --ranks 1\n1").text
+        nowhere = line.replace(str(program), "nowhere")
+        assert "the docker pool needs nowhere" in book.fails(f"{nowhere} --hosts one --ranks 1\n1").text
+
+
 @pytest.mark.slow
 def test_the_observer_of_the_docs_writes_the_numbers_of_a_run(tmp_path: Path) -> None:
     (code,) = (block for block in code_of("writing-an-observer.md") if "class MetricsFile" in block)

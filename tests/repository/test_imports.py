@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "testing": {"pools", "serialization", "wire"},
     "parallel": {"errors", "worker/autoparallel"},
-    "extend": {"errors", "interfaces", "kernel/record", "options", "pools", "wire"},
+    "extend": {"errors", "interfaces", "kernel/record", "options", "pools", "pools/command", "wire"},
     # shared layers
     "system": {"errors"},
     "wire": {"system"},

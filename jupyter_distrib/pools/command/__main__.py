@@ -1,14 +1,25 @@
-"""`python -m jupyter_distrib.pools.command SOCKET_FD DIRECTORY NAME`: the coordinator that `pools/command/pool.py`
-starts. The pool's options are JSON on standard input, since command lines are visible to all."""
+"""`python -m jupyter_distrib.pools.command SOCKET_FD DIRECTORY NAME`: the coordinator of any pool of hosts, which
+`HostsPool.connect` starts. Standard input is JSON: the pool's class, the folder that has it, and its options, which
+are not on the command line, since that is visible to all."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
-from jupyter_distrib.pools.command.command import Template
-from jupyter_distrib.pools.command.serve import serve_hosts
+from jupyter_distrib.pools.command.hosts_pool import HostsPool
+from jupyter_distrib.pools.command.serve import serve
+
+
+def main() -> None:
+    told = json.load(sys.stdin)
+    if told["folder"] not in sys.path:
+        sys.path.append(told["folder"])  # where the kernel has found the class, which may have added the folder itself
+    module, _, name = told["pool"].partition(":")
+    cls: type[HostsPool] = getattr(importlib.import_module(module), name)
+    serve(cls(**told["options"]), sys.argv[1:])
+
 
 if __name__ == "__main__":
-    options = json.load(sys.stdin)
-    serve_hosts(Template(start=options["start"], python=options["python"]), sys.argv[1:], options)
+    main()

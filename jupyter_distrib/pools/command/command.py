@@ -1,13 +1,8 @@
-"""The command that gives a pipe to a Python on a host, and what its failures mean. Pure."""
+"""The way to a Python on a host, and what the failures of any command mean. Pure."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
-
-from jupyter_distrib.pools.command import bootstrap
 
 _NO_PYTHON = ("not found", "no such file or directory")
 _FULL = ("No space left on device", "Disk quota exceeded")
@@ -37,31 +32,6 @@ class HostCommand(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """A command of the user's with `{host}` and `{python}` in it; see `HostCommand`."""
-
-    start: str
-    python: str
-    engine: str = "command"
-    kind: str = "command"
-
-    def words(self, host: str) -> list[str]:
-        """Return the words of the command: `{python}` becomes the interpreter's words, within a longer word as well."""
-        python = [self.python, *bootstrap.WORDS]
-        words: list[str] = []
-        for word in shlex.split(self.start):
-            if word == "{python}":
-                words += python
-            else:
-                words.append(_filled(word, {"{host}": host, "{python}": " ".join(python)}))
-        return words
-
-    def failure(self, host: str, status: int | None, said: str) -> str:
-        shown = shlex.join(self.words(host)[: -len(bootstrap.WORDS)])
-        return sentence(host, self.python, status, said, tried=f"{shown} --version", shown=shown)
-
-
 def sentence(host: str, python: str, status: int | None, said: str, *, tried: str, shown: str) -> str:
     """Return what any command's failure means, as far as its exit status and words tell.
 
@@ -85,14 +55,3 @@ def last_line(said: str) -> str:
 
 def _said(last: str) -> str:
     return f" ({last[:300]})" if last else ""
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        word = word.replace(name, value)
-    return word
-
-
-def lacking(start: str) -> Sequence[str]:
-    """Return the placeholders that a template lacks."""
-    return [name for name in ("{host}", "{python}") if name not in start]

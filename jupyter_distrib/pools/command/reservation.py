@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Transfer
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
@@ -50,6 +50,16 @@ class HostOptions:
     """Network interface by which hosts reach one another; empty: the one that the connection came by."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""
+
+
+class Engine(Protocol):
+    """Reserves hosts for worker groups, and reports them."""
+
+    def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None], /) -> Reservation:
+        """See `coordinator.engine.Reserve`."""
+
+    def ask(self, tell: Tell, /) -> None:
+        """See `Coordinator.ask_nodes`."""
 
 
 class Hosts:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import ClassVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
-from jupyter_distrib.pools.command.pool import COPY_FILES, INTERFACE, NODES, PYTHON_THERE, connected
-from jupyter_distrib.pools.server_link import LocalNode
-from jupyter_distrib.wire import messages as m
+from jupyter_distrib.pools.command.hosts_pool import SHARED, HostsPool
+
+if TYPE_CHECKING:
+    from jupyter_distrib.pools.slurm.reservation import SlurmCluster
+    from jupyter_distrib.system.call_soon import CallSoon
+    from jupyter_distrib.system.event_loop import Loop
 
 
 def _own(name: str, metavar: str, meaning: str) -> Option:
     return Option(flag=f"--{name}", metavar=metavar, meaning=meaning, default="Slurm's")
 
 
-class SlurmPool:
-    """The pool of a Slurm cluster."""
+class SlurmPool(HostsPool):
+    """The pool of a Slurm cluster, whose hosts are the nodes of an allocation."""
 
     kind = "slurm"
+    engine = "Slurm"
+    needed: ClassVar = {}
     options: ClassVar = (
         _own("partition", "NAME", "the partition"),
         _own("account", "NAME", "the account that is charged"),
@@ -30,23 +35,22 @@ class SlurmPool:
         _own("gres", "GRES", "generic resources of each node: gpu:4"),
         _own("constraint", "FEATURES", "the features that nodes must have"),
         Option(flag="--salloc", metavar="OPTIONS", meaning="further options of salloc: '--mem=4G --exclusive'"),
-        PYTHON_THERE,
-        NODES,
-        INTERFACE,
-        IDLE,
-        *PACKAGES,
-        COPY_FILES,
+        *SHARED,
     )
-    capabilities: ClassVar = Capabilities(streams_content=True)
 
-    def __init__(self, **options: str) -> None:
-        self._options = {"python": "python3", **options}
-
-    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
+    def check(self) -> dict[str, str]:
         if shutil.which("srun") is None:
             raise PoolError(
                 "the slurm pool needs srun, which is not here: start the notebook on a node of the cluster."
             )
         job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator is of one allocation, or makes its own
-        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-        return connected(self.kind, {**self._options, "job": job, "job_nodes": nodes}, hello, sink, lost)
+        return self.given | {"job": job, "job_nodes": os.environ.get("SLURM_JOB_NODELIST", "")}
+
+    @property
+    def title(self) -> str:
+        return f"Slurm job {self.given['job']}" if self.given["job"] else "Slurm"
+
+    def reach(self, loop: Loop, calls: CallSoon, archive: Future[bytes]) -> SlurmCluster:
+        from jupyter_distrib.pools.slurm.reservation import SlurmCluster
+
+        return SlurmCluster(self.given, loop, calls, archive)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from jupyter_distrib.pools.command import bootstrap, command
+from jupyter_distrib.pools.command import command
 
 CONNECT_S = 10
 """Seconds in which a host has to answer."""
@@ -24,29 +24,20 @@ _OPTIONS = (
 _OWN_FAILURE = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ssh:
-    """ssh to each host; see `HostCommand`."""
+def words(ssh: str, host: str, python: Sequence[str]) -> list[str]:
+    """Return the command for a host; `python` is what a shell executes there, an interpreter first."""
+    own = [os.path.expanduser(word) for word in shlex.split(ssh)]
+    return [*own, *_OPTIONS, "--", host, " ".join((quoted(python[0]), *python[1:]))]
 
-    ssh: str
-    python: str
-    engine: str = "SSH"
-    kind: str = "ssh"
 
-    def words(self, host: str) -> list[str]:
-        return [*self._ssh(), *_OPTIONS, "--", host, " ".join((quoted(self.python), *bootstrap.WORDS))]
-
-    def _ssh(self) -> list[str]:
-        return [os.path.expanduser(word) for word in shlex.split(self.ssh)]
-
-    def failure(self, host: str, status: int | None, said: str) -> str:
-        at_hand = f"{self.ssh} {host}"
-        if found := _meaning(host, at_hand, said) if status in (_OWN_FAILURE, None) else "":
-            return found
-        if status == _OWN_FAILURE:
-            return f"ssh did not reach host {host} ({command.last_line(said)}): try `{at_hand} true`."
-        tried = f"{at_hand} {quoted(self.python)} --version"
-        return command.sentence(host, self.python, status, said, tried=tried, shown=at_hand)
+def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> str:
+    """Return a sentence on a command that gave no Python."""
+    at_hand = f"{ssh} {host}"
+    if found := _meaning(host, at_hand, said) if status in (_OWN_FAILURE, None) else "":
+        return found
+    if status == _OWN_FAILURE:
+        return f"ssh did not reach host {host} ({command.last_line(said)}): try `{at_hand} true`."
+    return command.sentence(host, python, status, said, tried=f"{at_hand} {quoted(python)} --version", shown=at_hand)
 
 
 def quoted(python: str) -> str:

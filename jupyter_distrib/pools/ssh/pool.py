@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
-from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, PYTHON_THERE, check_given, connected
-from jupyter_distrib.pools.server_link import LocalNode
-from jupyter_distrib.wire import messages as m
-
-DEFAULTS = {"ssh": "ssh", "python": "python3"}
+from jupyter_distrib.pools.command.hosts_pool import HOSTS, SHARED, HostsPool
+from jupyter_distrib.pools.ssh import command
 
 
 def words(name: str, text: str) -> str:
@@ -26,13 +23,13 @@ def words(name: str, text: str) -> str:
     return text
 
 
-class SshPool:
+class SshPool(HostsPool):
     """The pool of hosts that ssh reaches."""
 
     kind = "ssh"
+    engine = "SSH"
     options: ClassVar = (
         HOSTS,
-        PYTHON_THERE,
         Option(
             flag="--ssh",
             metavar="COMMAND",
@@ -40,20 +37,20 @@ class SshPool:
             read=words,
             default="ssh",
         ),
-        NODES,
-        INTERFACE,
-        IDLE,
-        *PACKAGES,
-        COPY_FILES,
+        *SHARED,
     )
-    capabilities: ClassVar = Capabilities(streams_content=True)
 
-    def __init__(self, **options: str) -> None:
-        self._options = {**DEFAULTS, **options}
+    def __init__(self, **given: str) -> None:
+        super().__init__(**{"ssh": "ssh", **given})
 
-    def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
-        check_given(self._options, hosts="a,b")
-        if shutil.which(program := shlex.split(self._options["ssh"])[0]) is None:
+    def check(self) -> dict[str, str]:
+        if shutil.which(program := shlex.split(self.given["ssh"])[0]) is None:
             raise PoolError(f"the ssh pool needs {program}, which is not installed here: install OpenSSH's client.")
         # A new login has another agent, which the coordinator of an earlier one does not know.
-        return connected(self.kind, self._options, hello, sink, lost, os.environ.get("SSH_AUTH_SOCK"))
+        return self.given | {"agent": os.environ.get("SSH_AUTH_SOCK", "")}
+
+    def command(self, host: str, python: Sequence[str]) -> list[str]:
+        return command.words(self.given["ssh"], host, python)
+
+    def explain(self, host: str, status: int | None, said: str) -> str:
+        return command.meaning(self.given["ssh"], self.given["python"], host, status, said)

@@ -8,12 +8,11 @@ import pytest
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.pools.command import bootstrap
-from jupyter_distrib.pools.command.command import Template
-from jupyter_distrib.pools.command.pool import template
-from jupyter_distrib.pools.ssh.command import Ssh
+from jupyter_distrib.pools.command.pool import CommandPool, template
+from jupyter_distrib.pools.ssh.pool import SshPool
 from tests.notebook import ROOT
 
-DOCKER = Template(start="docker exec -i {host} {python}", python="/env/bin/python")
+DOCKER = CommandPool(start="docker exec -i {host} {python}", python="/env/bin/python")
 
 
 def test_the_interpreter_and_its_words_take_the_place_of_python() -> None:
@@ -21,7 +20,7 @@ def test_the_interpreter_and_its_words_take_the_place_of_python() -> None:
 
 
 def test_within_a_longer_word_they_are_one_text() -> None:
-    gcloud = Template(start='gcloud compute ssh {host} --command="{python}"', python="python3")
+    gcloud = CommandPool(start='gcloud compute ssh {host} --command="{python}"', python="python3")
     assert gcloud.words("vm") == ["gcloud", "compute", "ssh", "vm", "--command=python3 -I -m code"]
 
 
@@ -42,13 +41,13 @@ def test_the_commands_that_the_page_shows_are_taken() -> None:
     commands = [text for text in shown if "{host}" in text]
     assert {text.split()[0] for text in commands} >= {"docker", "kubectl", "ssh", "gcloud"}
     for text in commands:
-        words = Template(start=template("start", text), python="/p/python").words("box")
+        words = CommandPool(start=template("start", text), python="/p/python").words("box")
         assert "box" in words
         assert words[-1].endswith(" -m code") or words[-4:] == ["/p/python", *bootstrap.WORDS]
 
 
 def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
-    words = Ssh(ssh="ssh -F 'my file'", python="~/my env/bin/python").words("me@a")
+    words = SshPool(ssh="ssh -F 'my file'", python="~/my env/bin/python").words("me@a")
     assert words[:3] == ["ssh", "-F", "my file"]
     assert {"-T", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oControlMaster=no"} < {
         *words
@@ -87,7 +86,7 @@ Host key verification failed.
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_one_sentence_with_a_command_to_try(status: int | None, said: str, told: str) -> None:
-    sentence = Ssh(ssh="ssh", python="/x/py").failure("a", status, said)
+    sentence = SshPool(ssh="ssh", python="/x/py").failure("a", status, said)
     assert re.search(told, sentence), sentence
     assert "\n" not in sentence
 

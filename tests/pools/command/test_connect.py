@@ -22,8 +22,8 @@ from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command import channel as channels
 from jupyter_distrib.pools.command import connect as connecting
 from jupyter_distrib.pools.command.channel import PipeChannel
-from jupyter_distrib.pools.command.command import Template
 from jupyter_distrib.pools.command.connect import HostConnection, connect
+from jupyter_distrib.pools.command.pool import CommandPool
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from tests.processes import listeners, tree, wait_until
@@ -39,7 +39,7 @@ def archive() -> Future[bytes]:
 
 
 def reach(start: str, python: str = sys.executable, *, kind: str = "command", **more: object) -> HostConnection:
-    command = Template(start=start, python=python, kind=kind)
+    command = type("Named", (CommandPool,), {"kind": kind})(start=start, python=python)
     return connect(command, "here", archive(), {**START, **more}, threading.Event())
 
 
