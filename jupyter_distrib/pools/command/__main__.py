@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from operator import attrgetter
 
 from jupyter_distrib.pools.command.hosts_pool import HostsPool
 from jupyter_distrib.pools.command.serve import serve
@@ -17,7 +18,7 @@ def main() -> None:
     if told["folder"] not in sys.path:
         sys.path.append(told["folder"])  # where the kernel has found the class, which may have added the folder itself
     module, _, name = told["pool"].partition(":")
-    cls: type[HostsPool] = getattr(importlib.import_module(module), name)
+    cls: type[HostsPool] = attrgetter(name)(importlib.import_module(module))
     serve(cls(**told["options"]), sys.argv[1:])
 
 
