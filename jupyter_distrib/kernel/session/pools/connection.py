@@ -10,19 +10,20 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.pools.connection_facts import ConnectionFacts, PoolAddress
 from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables, GpuVisibility
 from jupyter_distrib.kernel.session.pools.kernel_identity import VersionCheck
 from jupyter_distrib.kernel.session.pools.requests import Requests
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
+from jupyter_distrib.pools.base import Node, Pool, open_pool
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import rank_list
@@ -55,50 +56,6 @@ class GroupRequest:
     """The packages that the ranks must have; None if they are not compared."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
-
-
-@data_class
-class PoolAddress:
-    """The name and the options under which a pool was reached."""
-
-    name: str
-    kind: str
-    options: dict[str, str]
-
-
-@data_class
-class ConnectionFacts:
-    """The unchanging properties of a pool that this kernel has reached."""
-
-    pool: str
-    """The name under which it was reached."""
-    kind: str
-    options: Mapping[str, str]
-    """The options of its kind with which it was reached."""
-    capabilities: Capabilities
-    remote: bool
-    """Whether its ranks may be on other machines."""
-    elsewhere: bool
-    """Whether its ranks run, or may run, under another interpreter than the kernel."""
-    packages_mode: str
-    """The policy for packages that its ranks lack; `off` if they are not compared, or none can be missing."""
-    packages_limit_bytes: int
-
-    @classmethod
-    def of(cls, address: PoolAddress) -> ConnectionFacts:
-        capabilities = capabilities_of(address.kind)
-        elsewhere = capabilities.remote or bool(address.options.get("python"))
-        mode, limit_bytes = packages_wanted(address.options) if elsewhere else ("off", 0)
-        return cls(
-            pool=address.name,
-            kind=address.kind,
-            options=address.options,
-            capabilities=capabilities,
-            remote=capabilities.remote,
-            elsewhere=elsewhere,
-            packages_mode=mode,
-            packages_limit_bytes=limit_bytes,
-        )
 
 
 def _stopped(pid: int) -> str:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.session.pools.connection import Connection, PoolAddress
+from jupyter_distrib.kernel.session.pools.connection import Connection
+from jupyter_distrib.kernel.session.pools.connection_facts import PoolAddress
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
 from jupyter_distrib.kernel.settings.choices import Choices
