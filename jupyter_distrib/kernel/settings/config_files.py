@@ -48,6 +48,8 @@ from jupyter_distrib.system.record_file import DamagedFile
 KEYS = tuple(key.name for key in project_files.KEYS)
 _TRACK = next(option for option in OPTIONS if option.name == "track")
 _MOST_DOTS = 300
+_MOST_LEVELS = 50
+_MOST_BITS = 64
 KEYS_OF_A_POOL = ("kind", "fallback")
 """Keys of a pool that are no options."""
 
@@ -161,7 +163,9 @@ def _read(file: File) -> tuple[str, dict[str, Any]]:
     try:
         text = record_file.text_of(path, LARGEST_BYTES, through_links=True)
         _check_keys(text, _shown(path))
-        return text, tomllib.loads(text)
+        content = tomllib.loads(text)
+        _check_values(content, _shown(path))
+        return text, content
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
         what, line = (match[1], f", line {match[2]}") if match else (str(error), "")
@@ -178,6 +182,19 @@ def _check_keys(text: str, shown: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
             raise OptionsError(f"{shown}, line {number}: there are more than {_MOST_DOTS} dots in it: divide the line.")
+
+
+def _check_values(content: dict[str, Any], shown: str) -> None:
+    """Refuse numbers and tables that Python reads and cannot show: those with thousands of digits or levels."""
+    level: list[Any] = [content]
+    for _ in range(_MOST_LEVELS):
+        if not level:
+            return
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+        if any(isinstance(each, int) and each.bit_length() >= _MOST_BITS for each in level):
+            raise OptionsError(f"{shown}: a whole number in it is longer than {_MOST_BITS} bits: write a smaller one.")
+        level = [each for each in level if isinstance(each, (dict, list))]
+    raise OptionsError(f"{shown}: there are more than {_MOST_LEVELS} tables or lists within one another: write fewer.")
 
 
 def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -> NamedPool:
@@ -269,14 +286,16 @@ def _wrong(shown: str, text: str, header: str, key: str, why: object) -> Options
 def _line_of(text: str, header: str, key: str) -> int:
     """Return the line of a key in a table, else the table's first line; 0 if the search does not find its spelling."""
     table, found = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            table = re.sub(r"\s*\.\s*", ".", re.sub("[\"']", "", match[1]))
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        name, closed, _ = line.lstrip("[").partition("]")
+        bare = line.lstrip("\"'")
+        if line.startswith("[") and closed:  # by hand: an expression would take hours over a line of spaces
+            table = ".".join(part.strip(" \t\"'") for part in name.split("."))
             if table == header:
                 found = number
             if table == f"{header}.{key}".lstrip("."):
                 return number
-        elif table == header and key and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line):
+        elif table == header and key and bare.startswith(key) and bare[len(key) :].lstrip(" \t\"'")[:1] in ("=", "."):
             return number
     return found
 

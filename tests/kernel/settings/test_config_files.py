@@ -633,3 +633,36 @@ def test_a_slip_is_one_sentence_with_file_and_line(place: Place, text: str, mess
 def test_a_file_that_cannot_be_read_is_said(place: Place) -> None:
     place.user.write_bytes(b"\xff\xfe")
     assert place.refused().startswith(f"{FILE} cannot be read: 'utf-8' codec")
+
+
+_LONG = f"0x{'f' * 5000}"
+_DEEP = "track = " + "{" + ".".join("a" * 60) + " = 1}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"history = {_LONG}", "longer than 64 bits"),
+        (f"pool = {_LONG}", "longer than 64 bits"),
+        (f"track = [[{_LONG}]]", "longer than 64 bits"),
+        (f"track = {{a = {_LONG}}}", "longer than 64 bits"),
+        (f"[pools.a]\nkind = {_LONG}", "longer than 64 bits"),
+        (f"[pools.a]\nkind = 'local'\npython = {_LONG}", "longer than 64 bits"),
+        (_DEEP, "more than 50 tables"),
+        (f"[pools.a]\nkind = 'local'\npython.{'.'.join('a' * 60)} = 1", "more than 50 tables"),
+    ],
+)
+def test_numbers_and_tables_that_cannot_be_shown_are_refused_in_a_sentence(place: Place, text: str, told: str) -> None:
+    (place.repository / find_files.PROJECT_FILE).write_text(text)
+
+    assert told in place.refused()
+
+
+@pytest.mark.parametrize(
+    "line", ["[" + " " * 900_000, f"[a{' ' * 900_000}b]", "[" * 900_000], ids=["one", "two", "three"]
+)
+def test_the_line_of_a_slip_is_found_soon_beside_any_other_line(place: Place, line: str) -> None:
+    text = f"[pools.a]\nkind = 'local'\npython = '''\n{line}\n'''\n[pools . 'b']\nkind = 'local'\n 'wrong' = 1\n"
+    (place.repository / find_files.PROJECT_FILE).write_text(text)
+
+    assert "line 8: unknown option wrong" in place.refused()
