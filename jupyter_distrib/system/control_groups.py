@@ -107,8 +107,8 @@ def memberships(proc: Path = _PROC, pid: int | str = _OWN) -> list[tuple[str, st
     group in it. Empty if the system does not tell; lines of another form are skipped."""
     text = ""
     with suppress(OSError):
-        text = (proc / str(pid) / "cgroup").read_text("utf-8", "surrogateescape")
-    lines = [line.split(":", 2) for line in text.splitlines()]
+        text = (proc / str(pid) / "cgroup").read_bytes().decode("utf-8", "surrogateescape")
+    lines = [line.split(":", 2) for line in text.split("\n")]  # any other separator may be in a name
     return [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
 
 

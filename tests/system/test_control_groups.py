@@ -73,3 +73,13 @@ def test_limits_of_any_group_above_count(
 def test_something_is_known_here() -> None:
     assert 0 < control_groups.free_memory_bytes() <= 1 << 62
     assert 0 < control_groups.cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028"])
+def test_groups_whose_names_hold_another_separator_than_the_systems_are_told_apart(
+    tmp_path: Path, separator: str
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_bytes(f"4:memory:/job{separator}A\n0::/\n".encode())
+
+    assert control_groups.memberships(tmp_path) == [("memory", f"/job{separator}A"), ("", "/")]
