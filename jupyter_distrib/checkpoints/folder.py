@@ -171,7 +171,7 @@ def is_of_checkpoint(name: str) -> bool:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / METADATA).is_file()
+    return os.path.isfile(folder / METADATA)  # False in a folder that is closed to this user
 
 
 def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
@@ -183,7 +183,7 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
     Raises:
         DistributedError: It cannot be written, and why.
     """
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise DistributedError(f"{folder} is a file, and a checkpoint is a folder: choose another name.")
     try:
         if not of_series and folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
@@ -220,8 +220,14 @@ def refusal_to_read(folder: Path) -> str | None:
     """Return why there is nothing to load; None if there is a checkpoint."""
     if is_checkpoint(folder):
         return None
-    if folder.is_file():
+    if os.path.isfile(folder):
         return f"{folder} is a file, and a checkpoint is a folder: torch.load() may know what to do with it."
+    try:
+        os.stat(folder / METADATA)
+    except PermissionError as error:
+        return f"{folder} cannot be read: {error.strerror}."
+    except OSError:
+        pass
     if not folder.is_dir():
         beside = folder.absolute().parent
         return f"there is no checkpoint {folder}; in {beside} there is {_listed(beside)}."
@@ -235,7 +241,9 @@ def _holds_something_else(folder: Path) -> bool:
 
 
 def _listed(folder: Path) -> str:
-    found = [each.name for each in folder.iterdir() if is_checkpoint(each)] if folder.is_dir() else []
+    found: list[str] = []
+    with suppress(OSError):  # there is no such folder, or it is closed to this user
+        found = [each for each in os.listdir(folder) if is_checkpoint(folder / each)]
     names = sorted(map(outside_text.shown, found))
     if not names:
         return "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
         DistributedError: It was not written, and why; on every rank.
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    is_new, held, refusal = not folder.exists(), None, ""
+    is_new, held, refusal = not os.path.exists(folder), None, ""
     if rank == 0:
         try:
             held = make_ready(folder)

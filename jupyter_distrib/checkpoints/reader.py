@@ -11,10 +11,10 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,12 +24,17 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
-from jupyter_distrib.checkpoints import strict_metadata
+from jupyter_distrib.checkpoints import pickle_limits, strict_metadata
 from jupyter_distrib.checkpoints.folder import refusal_to_read, told
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system import outside_text
+from jupyter_distrib.worker.pytorch.private import saved_pickle
 
 _MOST_METADATA_BYTES = 1 << 30
+_SHOWN_CHARACTERS = 1000
+_BEGINS = b"PK\3\4"
+"""The beginning of what `torch.save` writes; torch would take something else for one of its earlier formats."""
 
 
 @contextmanager
@@ -57,6 +62,8 @@ class CheckpointReader(FileSystemReader):
     def __init__(self, folder: Path, files: _Files) -> None:
         super().__init__(folder)
         self.fs = self._files = files
+        streams: Any = _Streams(files, self.transforms)
+        self.transforms = streams
         self.metadata = self._checked_metadata()
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +77,10 @@ class CheckpointReader(FileSystemReader):
                 warnings.simplefilter("ignore")
                 load_sharded(state, storage_reader=self, planner=_Planner(self._files), no_dist=True)
         except CheckpointException as error:
-            raise told(error, f"{self._files.path} could not be read") from None
+            cause, files = told(error, f"{self._files.path} could not be read"), self._files
+            if not isinstance(cause, KeyboardInterrupt) and (files.doubt_of_this or files.doubt_of_all):
+                cause = DistributedError(outside_text.shown(str(cause), _SHOWN_CHARACTERS))  # names of others are in it
+            raise cause from None
         return state
 
     def read_metadata(self, *args: Any, **keywords: Any) -> Metadata:
@@ -113,6 +123,30 @@ class _Files(CheckpointFolder):
             self.doubt_of_all = self.doubt_of_this
         with file:
             yield file
+
+
+class _Streams:
+    """The content of each entry, as torch asks for it; `given` is what it would ask otherwise."""
+
+    def __init__(self, files: _Files, given: Any) -> None:
+        self._files, self._given = files, given
+
+    def transform_load_stream(self, read_item: ReadItem, transforms: Sequence[str], stream: IO[bytes]) -> IO[bytes]:
+        """Return the content of an entry; that of somebody else only if to load it ends."""
+        files, stream = self._files, self._given.transform_load_stream(read_item, transforms, stream)
+        if not (doubt := files.doubt_of_this or files.doubt_of_all):
+            return stream
+        content: bytes = stream.read(-1)  # so that it is what was looked at
+        try:
+            if not content.startswith(_BEGINS):
+                raise ValueError("it is not as torch.save writes it")
+            pickle_limits.check(saved_pickle(content))
+        except Exception as error:  # noqa: BLE001 - anything, since anybody has made it
+            raise DistributedError(
+                f"{files.path}/{files.present} {doubt}, and `{read_item.dest_index.fqn}` in it is not loaded: "
+                f"{outside_text.shown(str(error))}."
+            ) from None
+        return io.BytesIO(content)
 
 
 class _Planner(DefaultLoadPlanner):

@@ -79,9 +79,9 @@ def refusal_to_extend(folder: Path) -> str | None:
             f"{folder} is one checkpoint, written without every_s or keep, and would be mixed with others: "
             "choose another folder."
         )
-    if folder.is_file():
+    if os.path.isfile(folder):
         return f"{folder} is a file, and checkpoints are folders: choose another name."
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return None
     members, foreign = _members(folder)
     if foreign:
@@ -145,6 +145,8 @@ def _members(folder: Path, fd: int | None = None) -> tuple[list[Path], list[Path
     try:
         owners = {os.stat(folder if fd is None else fd).st_uid, os.geteuid(), 0}
         found = [*os.scandir(folder if fd is None else fd)]
+    except PermissionError as error:
+        raise DistributedError(f"{folder} cannot be read: {error.strerror}.") from None
     except OSError:  # there is none
         return [], []
     for each in found:
@@ -158,7 +160,10 @@ def _members(folder: Path, fd: int | None = None) -> tuple[list[Path], list[Path
 
 def _is_planted(metadata: Path) -> bool:
     """Return whether somebody else has made one checkpoint of a folder of several."""
-    return metadata.lstat().st_uid not in {metadata.parent.stat().st_uid, os.geteuid(), 0}
+    try:
+        return metadata.lstat().st_uid not in {metadata.parent.stat().st_uid, os.geteuid(), 0}
+    except OSError:  # it has just been removed
+        return True
 
 
 def _number(folder: Path) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import pickletools
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from jupyter_distrib.checkpoints import pickle_limits
 from jupyter_distrib.checkpoints.checks import checked_path, count, number_type, refuse, shape, text
 from jupyter_distrib.system.private_torch import LAYOUT, MEMORY_FORMAT, STORAGE_INFO
 from jupyter_distrib.worker.pytorch.private import storage_info
@@ -33,7 +33,6 @@ _HELD = {
     (_MODULE, "MetadataIndex"), (_MODULE, "ChunkStorageMetadata"), (_MODULE, "TensorProperties"),
     (_MODULE, "StorageMeta"), STORAGE_INFO,
 }  # fmt: skip
-_NOT_NEEDED = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
 _IS_PATH = re.compile(r"pathlib(\._local)?\.(Posix|Windows)Path")
 
 
@@ -45,7 +44,7 @@ def metadata_from(content: bytes) -> Metadata:
         ValueError: It holds something that does not belong there.
         Exception: It is damaged.
     """
-    _check_operations(content)
+    pickle_limits.check(content)
     found = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
     entries = _dict(found["state_dict_metadata"])
     paths = found.get("planner_data")
@@ -68,25 +67,6 @@ def _shown_path(value: object) -> tuple[str | int, ...]:
     for each in path:
         _shown(str(each))
     return path
-
-
-def _check_operations(content: bytes) -> None:
-    """Refuse what makes a small pickle endless: a tuple that holds another one twice, which again holds one twice, and
-    so on, has a hash for which the age of the universe does not suffice, and nobody could interrupt that."""
-    tuples, made = set[object](), False
-    number = 0
-    for operation, argument, _ in pickletools.genops(content):
-        name = operation.name
-        if name in _NOT_NEEDED:
-            raise pickle.UnpicklingError(f"it has {name}, which the description of a checkpoint does not need")
-        if name in {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}:
-            if made:
-                tuples.add(number if name == "MEMOIZE" else argument)
-            number += 1
-        elif name in {"GET", "BINGET", "LONG_BINGET"} and argument in tuples:
-            raise pickle.UnpicklingError("it names a tuple twice, which the description of a checkpoint does not need")
-        else:
-            made = name in {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 
 
 class _Described:

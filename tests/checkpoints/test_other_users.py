@@ -3,6 +3,8 @@ A real second user; exploits run as far as they get."""
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import os
 import pickle
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -23,7 +26,7 @@ import torch
 from torch import nn
 
 from jupyter_distrib import DistributedError, load, resume, save
-from jupyter_distrib.checkpoints import folder, part, periodic, series, strict_metadata
+from jupyter_distrib.checkpoints import folder, part, periodic, pickle_limits, series, strict_metadata
 from jupyter_distrib.checkpoints.folder import Writer
 from jupyter_distrib.checkpoints.place import CheckpointFolder, ThisUser
 from jupyter_distrib.checkpoints.snapshot import Snapshot
@@ -832,6 +835,132 @@ _SIZED = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}X\x13
 def test_metadata_of_somebody_else_end_in_finite_time(pickled: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, ValueError, TypeError, KeyError)):
         strict_metadata.metadata_from(pickled)
+
+
+# Each would end this process, or keep it busy for ever, so it is loaded in another one.
+_DEEP = b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s."
+_WIDE = b"\x80\x02](" + _doubled(b")", b"??\x86") + b"e}hPK\x01s\x86."
+_LOAD = "import sys; sys.path[:] = {path}; from jupyter_distrib import load; load(sys.argv[1])"
+
+
+def _torch_file(pickled: bytes) -> bytes:
+    """Return what `torch.save` writes, with another pickle in it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {"data.pkl": pickled, "version": b"3\n", "byteorder": b"little"}.items():
+            archive.writestr(f"archive/{name}", content)
+    return file.getvalue()
+
+
+def _said_in_another_process(name: str) -> str:
+    program = _LOAD.format(path=sys.path)
+    command = [sys.executable, "-c", program, name]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1, ended
+    return ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@as_two_users
+@pytest.mark.parametrize("pickled", [_DEEP, _WIDE], ids=["deep", "wide"])
+@pytest.mark.parametrize("place", ["a value", "a tensor", "metadata"])
+def test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy(place: str, pickled: bytes) -> None:
+    save("here", value=1, tensor=torch.ones(2))
+    if place == "metadata":
+        Path("here/.metadata").write_bytes(pickled)
+    else:
+        found = pickle.loads(Path("here/.metadata").read_bytes())
+        (key,) = (each for each in found.storage_data if place.endswith(each.fqn))
+        Path("here/planted").write_bytes(content := _torch_file(pickled))
+        info = found.storage_data[key]
+        info.relative_path, info.offset, info.length = "planted", 0, len(content)
+        Path("here/.metadata").write_bytes(pickle.dumps(found))
+    give("here")
+
+    said = _said_in_another_process("here")
+
+    assert "it has more values within one another than can be read" in said
+    assert THEY in said
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0.5] * 100_000,
+        {str(number): (number, [None, {"a": b"x"}]) for number in range(1000)},
+        [(1, 2)] * 1000,
+        functools.reduce(lambda inner, _: [inner], range(100), 1),
+        Counter("aab"),
+    ],
+    ids=["long", "many", "shared", "nested", "counter"],
+)
+def test_what_people_save_is_within_the_limits(value: object) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        pickle_limits.check(pickle.dumps(value, protocol))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x02", b"\x80\x020.", b"\x80\x02h\x05.", b"\x80\x02(0.", b"\x80\x02N}s."]
+)
+def test_a_damaged_pickle_is_said_to_be_one(content: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, ValueError)):
+        pickle_limits.check(content)
+
+
+@as_two_users
+def test_what_torch_says_of_a_tensor_of_somebody_else_adds_no_terminal_code() -> None:
+    save("here", tensor=torch.ones(2))
+    found = pickle.loads(Path("here/.metadata").read_bytes())
+    (info,) = found.storage_data.values()
+    content = _torch_file(b"\x80\x02cmodule\x1b[31m\nname\x1b]0;x\x07\n.")
+    Path("here/planted").write_bytes(content)
+    info.relative_path, info.offset, info.length = "planted", 0, len(content)
+    Path("here/.metadata").write_bytes(pickle.dumps(found))
+    give("here")
+
+    said = refused(load, "here")
+    assert said.isprintable(), said
+    assert "here could not be read" in said
+
+
+@as_two_users
+def test_folders_that_are_closed_to_this_user_are_passed_over_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a place that all may write into, anybody can put a folder beside others, and close it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o755)
+        monkeypatch.chdir(place)
+        _use_a_folder_with_closed_ones()
+        monkeypatch.undo()
+
+
+def _use_a_folder_with_closed_ones() -> None:
+    save("shared/mine", keep=1, a=1)
+    finish()
+    os.chmod("shared/mine", 0o1777)
+    give("shared/mine/save-000001", 777)
+    os.chown("shared/mine", 777, 777)
+    stranger_does(
+        "for name in ('save-000009', 'closed'): os.mkdir('shared/mine/' + name); os.chmod('shared/mine/' + name, 0)"
+    )
+    os.setegid(777)
+    os.seteuid(777)
+    try:
+        assert resume("shared/mine") == {"a": 1}
+        said = refused(load, "shared/mine/none")
+        closed = "shared/mine/closed/x"
+        errors = [refused(load, closed), refused(resume, closed), refused(save, closed, a=1)]
+        errors.append(refused(save, closed, keep=1, a=1))
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+    assert said.endswith("there is save-000001.")
+    assert [each.rpartition(" be ")[2] for each in errors] == [
+        "read: Permission denied.",
+        "read: Permission denied.",
+        "written: Permission denied.",
+        "written: Permission denied.",
+    ]
 
 
 def test_metadata_of_somebody_else_change_no_class() -> None:

@@ -10,6 +10,7 @@ Raises `private_names.MissingNameError` when it is imported with a torch that la
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import pickle
 import sys
@@ -176,6 +177,16 @@ def storage_info() -> Any:
     from torch.distributed.checkpoint.filesystem import _StorageInfo  # loaded once a checkpoint is written or read
 
     return _StorageInfo
+
+
+def saved_pickle(content: bytes) -> bytes:
+    """Return the pickle in what `torch.save` has written, as `torch.load` finds it; relies on `PyTorchFileReader`.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    found: bytes = torch._C.PyTorchFileReader(io.BytesIO(content)).get_record("data.pkl")
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- data-parallel
