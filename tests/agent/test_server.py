@@ -652,6 +652,7 @@ def test_a_kernel_that_comes_as_the_name_goes_is_kept(tmp_path: Path, monkeypatc
         assert not server.loop._running
         assert path.read_text() == "the next agent's", "the name is not its own any more"
         agent._calls.close()
+        os.close(server._listener._spare)
         server.loop._selector.close()
         agent._forkservers._log.close()
 
