@@ -133,12 +133,13 @@ def test_a_system_without_proc_has_no_place(tmp_path: Path) -> None:
         ConfinementReport.of(os.getpid(), tmp_path / "none", tmp_path / "none")
 
 
+ITS_FILES = "proc/self/root"
 CONTAINERS = {
     "Docker container 0123456789ab": {"proc/self/cgroup": f"0::/system.slice/docker-{'0123456789abcdef' * 4}.scope"},
-    "Docker container": {"proc/self/root/.dockerenv": ""},
-    "Podman container": {"proc/self/root/run/.containerenv": "", "proc/self/root/.dockerenv": ""},
+    "Docker container": {f"{ITS_FILES}/.dockerenv": ""},
+    "Podman container": {f"{ITS_FILES}/run/.containerenv": "", f"{ITS_FILES}/.dockerenv": ""},
     "Podman container 0123456789ab": {"proc/self/cgroup": "4:memory:/machine.slice/libpod-0123456789abcd.scope"},
-    "Apptainer container": {"proc/self/root/.singularity.d/x": ""},
+    "Apptainer container": {f"{ITS_FILES}/.singularity.d/x": ""},
     "Kubernetes container": {"proc/self/cgroup": "0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod7.slice"},
     "containerd container 0123456789ab": {"proc/self/cgroup": "0::/kubepods/pod7/cri-containerd-0123456789abcd.scope"},
     "LXC container web": {"proc/self/cgroup": "0::/lxc.payload.web"},
