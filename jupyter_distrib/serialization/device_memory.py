@@ -9,17 +9,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
+
+from jupyter_distrib.serialization.mapped_array import mapped_array
 
 Read = Callable[[int, int], memoryview]
 """The function that returns so many bytes from a place on; they are valid until it is called again."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _PROT_NONE = 0
 """The protection of addresses that cannot be read: a reader that does not ask `reader_of` crashes, not errs."""
 
@@ -28,14 +25,9 @@ def unread(storage: Any) -> Any:
     """Return an object with the buffer protocol that stands for a storage of a device, and keeps it alive.
 
     Raises:
-        MemoryError: There are no addresses left.
+        OSError: There are no addresses left.
     """
-    size_bytes = storage.nbytes()
-    address = _libc.mmap(None, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise MemoryError
-    array = (ctypes.c_ubyte * size_bytes).from_address(address)
-    weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
+    array = mapped_array(storage.nbytes(), _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array.read = _reader(storage)
     return array
 

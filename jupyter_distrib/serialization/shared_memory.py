@@ -10,19 +10,17 @@ thread; no state. The memory has no name in a file system, so a crash leaves not
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import device_memory
+from jupyter_distrib.serialization.mapped_array import mapped_array
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import free_memory_bytes
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -318,28 +316,4 @@ def _map(fd: int, size_bytes: int) -> memoryview:
 
     MADV_POPULATE_READ was measured and left out: faults around (16 pages) cost as much as it saves (0.06 s for 512 MB).
     """
-    libc = _libc()
-    address = libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
-    if address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    array = (ctypes.c_ubyte * size_bytes).from_address(address)
-    # Every view of the array, and every tensor over such a view, keeps the array alive.
-    weakref.finalize(array, libc.munmap, address, size_bytes).atexit = False
-    return memoryview(array).cast("B")
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int64,  # off_t: 64 bit on every platform that torch supports
-    ]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
+    return memoryview(mapped_array(size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd)).cast("B")
