@@ -51,6 +51,13 @@ class Groups(Protocol):
     def begin(self, run: str) -> None:
         """Prepare for a cell, before it can read whether there is a group."""
 
+    def arrived(self) -> None:
+        """Record that this rank has met the others as far as its strategy needs it, and begins the cell's own code."""
+
+    def wait_for_arrivals(self, *, until: Callable[[], bool]) -> None:
+        """Wait until all ranks have arrived, for a rank that leaves the cell early and whose connections are then cut;
+        no longer than until `until` returns True."""
+
     def wait_endlessly(self, *, on: bool) -> None:
         """Wait for other ranks without a limit in this cell, also in groups that it makes: one of them may stop in the
         debugger. With `on` False, the cell is over."""

@@ -48,6 +48,12 @@ class PlainGroups:
     def begin(self, run: str) -> None:
         self._run, self._exchanges, self.apart = run, 0, False
 
+    def arrived(self) -> None:
+        """Do nothing, see `wait_for_arrivals`."""
+
+    def wait_for_arrivals(self, *, until: Callable[[], bool]) -> None:
+        """Do nothing: an exchange has answered all ranks when it returns on rank 0."""
+
     def tidy(self) -> None:
         """Do nothing: an exchange leaves nothing behind."""
 

@@ -77,6 +77,8 @@ class CellRunner:
         value, error = self._guarded(command, fds, module)
         if error is not None:
             local_modules.drop_orphans()
+        if isinstance(error, SystemExit):
+            self._groups.wait_for_arrivals(until=lambda: self._control.cut)
         broken = self._device.before_end_is_told(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
         settles = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
@@ -128,6 +130,7 @@ class CellRunner:
                     self._groups.wait_endlessly(on=True)
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
+                self._groups.arrived()
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
                 profiler = self._profiler(command) if command.profile else None

@@ -111,6 +111,12 @@ class Rendezvous:
             private.log_construction(on=level != "DETAIL")
             self._debug_level = level
 
+    def arrived(self) -> None:
+        self.store.arrived()
+
+    def wait_for_arrivals(self, *, until: Callable[[], bool]) -> None:
+        self.store.wait_for_arrivals(until)
+
     def wait_endlessly(self, *, on: bool) -> None:
         """Wait for other ranks without a limit in this cell, or no longer; see `Groups.wait_endlessly`."""
         if on or self._patience.endless:

@@ -7,6 +7,8 @@ first (measured with torch 2.13: it hangs).
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -19,6 +21,8 @@ HOST = "127.0.0.1"
 TIMEOUT = timedelta(minutes=5)
 _FILES_OF_CLIENT, _FILES_OF_SERVER = 4, 10
 """Files that torch opens for a store: sockets, and for its server libuv's loop and the first clients."""
+_ARRIVED = "arrived"
+_ARRIVAL_S, _LOOK_S = 5.0, 0.01
 
 
 class RankStore:
@@ -36,7 +40,7 @@ class RankStore:
         self._served: Any = None
         """The store, in the rank that serves it. It is opened early: a rank that waits for an answer of the store can
         be stopped, a rank that waits for the opening cannot."""
-        self._run, self._groups = "", 0
+        self._run, self._groups, self._arrived = "", 0, False
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
         """The board of the run before: all ranks have ended that one when this rank has ended the next."""
@@ -49,9 +53,26 @@ class RankStore:
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:
-        self._run, self._groups, self.apart = run, 0, False
+        self._run, self._groups, self._arrived, self.apart = run, 0, False, False
         self._board, self._board_before = None, self._board
         self.runs += 1
+
+    def arrived(self) -> None:
+        """See `Groups.arrived`. Each rank has one key, so that nothing is left behind."""
+        if self._groups or self._board is not None:
+            self._client.set(f"{_ARRIVED}/{self.rank}", self._run)
+            self._arrived = True
+
+    def wait_for_arrivals(self, until: Callable[[], bool]) -> None:
+        """See `Groups.wait_for_arrivals`. Rank 0 may serve the store that others still read, and gloo may still be
+        connecting them to this rank."""
+        keys = [f"{_ARRIVED}/{rank}" for rank in range(self.world_size)]
+        limit_s = time.monotonic() + _ARRIVAL_S
+        while self._arrived and not self.apart and not until() and time.monotonic() < limit_s:
+            with suppress(RuntimeError):
+                if self._client.check(keys) and all(self._client.get(key).decode() == self._run for key in keys):
+                    return
+            time.sleep(_LOOK_S)
 
     def limit(self, timeout: timedelta) -> None:
         """Give up waiting for other ranks after this time, from now on."""
