@@ -28,7 +28,8 @@ NO_JOB = "Invalid job id"
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
 _HELD = (
     "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; cat >/dev/null; "
-    'grep -qs "^State:.[^XZ]" /proc/$PPID/status || exec scancel "$SLURM_JOB_ID"'
+    'grep -qs "^State:.[^XZ]" /proc/$PPID/status || '
+    'for wait in 1 2 4 8 16 32 64; do scancel "$SLURM_JOB_ID" && break; sleep $wait; done'
 )
 HOLDS = ("sh", "-c", _HELD)
 """Program in an allocation, which lasts as long as its input. It gives the nodes back itself if salloc has been killed
