@@ -44,6 +44,7 @@ for _ in range(3):
     optimizer.step()
 if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), arguments.out)
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -118,7 +119,8 @@ def test_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path
     (folder / "ddp.py").write_text(TRAIN)
     book.ok("%distributed_run --ranks 2 ddp.py --lr 0.1 --out ours.pt")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*torchrun, "ddp.py", "--lr", "0.1", "--out", "theirs.pt"], cwd=folder, check=True, timeout=90)
+    # Its status says little: torch sometimes aborts a process that ends, after the weights were written.
+    subprocess.run([*torchrun, "ddp.py", "--lr", "0.1", "--out", "theirs.pt"], cwd=folder, check=False, timeout=90)
 
     assert book.ok(
         "import torch\nours, theirs = torch.load('ours.pt'), torch.load('theirs.pt')\n"

@@ -117,8 +117,19 @@ class SlurmBed:
         return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=30).stdout
 
     def jobs(self) -> list[str]:
-        """The jobs that run or wait."""
-        return self.output("squeue", "-h", "-o", "%i").split()
+        """The jobs that run or wait. One that is COMPLETING has been given back: Slurm cleans its nodes up, and repeats
+        a message to a node that got lost only after a minute."""
+        return self.output("squeue", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-o", "%i").split()
+
+    def left(self, within_s: float = 30) -> str:
+        """What Slurm and the nodes say of jobs that still run or wait after so many seconds; empty if there are none."""
+        if wait_until(lambda: not self.jobs(), within_s):
+            return ""
+        processes = subprocess.run(
+            ["ps", "-eo", "pid,ppid,etimes,stat,args"], capture_output=True, text=True, check=False
+        )
+        log = (self.folder / "ctld.log").read_text(errors="replace")[-4000:]
+        return f"{self.output('squeue', '-l')}\n{processes.stdout}\n{log}"
 
     @contextmanager
     def controller_away(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
         assert one.run(group, "import socket\nsocket.gethostname()").values == {0: "n1", 1: "n2"}
         assert len(bed.jobs()) >= 1
         one.close_group(group)
-    assert wait_until(lambda: not bed.jobs(), 30), "nodes that are free stay for ten seconds"
+    assert bed.left() == "", "nodes that are free stay for ten seconds"
 
 
 def salloc() -> tuple[int, int]:
@@ -71,7 +71,7 @@ def salloc() -> tuple[int, int]:
 
 @pytest.mark.parametrize("killed", ["the kernel", "the coordinator", "the coordinator and salloc"])
 def test_an_allocation_is_given_back_whoever_is_killed(bed: SlurmBed, tmp_path: Path, killed: str) -> None:
-    assert wait_until(lambda: not bed.jobs(), 30)
+    assert bed.left() == ""
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", 'idle = "77"']
     write_trusted(tmp_path, "\n".join([*lines, ""]))
     with Notebook(tmp_path) as book:
@@ -81,11 +81,11 @@ def test_an_allocation_is_given_back_whoever_is_killed(bed: SlurmBed, tmp_path: 
         of = {"the kernel": [book.pid], "the coordinator": [coordinator]}.get(killed, [child, coordinator])
         for pid in of:
             os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not bed.jobs(), 30), "nodes stay for ten seconds after their kernel"
+        assert bed.left() == "", "nodes stay for ten seconds after their kernel"
 
 
 def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, tmp_path: Path) -> None:
-    assert wait_until(lambda: not bed.jobs(), 30)
+    assert bed.left() == ""
     flag = tmp_path / "flag"
     with client(idle="5") as one:
         source = "import os, time\nwhile not os.path.exists(flag):\n    time.sleep(0.01)"
@@ -97,7 +97,7 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
         assert len(bed.jobs()) == 1
         flag.touch()
         other.finish(run, (0,))
-    assert wait_until(lambda: not bed.jobs(), 30)
+    assert bed.left() == ""
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str]
         refused = one.open(2)
         assert isinstance(refused, m.WorkerGroupRefused)
         assert re.match(said, refused.reason), refused.reason
-    assert wait_until(lambda: not bed.jobs(), 10), "nothing waits on"
+    assert bed.left(10) == "", "nothing waits on"
 
 
 def status(one: PoolClient) -> m.ServerStatus:
@@ -126,7 +126,7 @@ def status(one: PoolClient) -> m.ServerStatus:
 
 
 def test_the_status_tells_nodes_holders_queue_and_the_next_rank(bed: SlurmBed) -> None:
-    assert wait_until(lambda: not bed.jobs(), 30)
+    assert bed.left() == ""
     with client() as one:
         told = status(one)
         assert [(node.name, node.cpus, node.free_cpus) for node in told.nodes or ()] == [
