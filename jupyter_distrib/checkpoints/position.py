@@ -7,6 +7,9 @@
                 random numbers as they are now
     restored    the next pass begins as that one did, and leaves out what was read, without reading it again
 
+A checkpoint has the random numbers of the rank that wrote it, which is rank 0. Those of the other ranks begin anew with
+each batch, by its number, so that they need not be saved.
+
 Rank's main thread, or a plain program's.
 """
 
@@ -24,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
+from jupyter_distrib.worker.pytorch import randomness
 
 State = dict[str, Any]
 
@@ -41,7 +45,9 @@ class _Pass:
 class _Position:
     """The position of one loader."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self._name, self._passes = f"loader {number}", 0
+        """Name of this loader, the same on all ranks, and number of passes that have begun."""
         self._pass: _Pass | None = None
         self._reader: Callable[[], DataLoader[Any] | None] = lambda: None
         """The loader that reads for it: itself, or the share of this rank."""
@@ -51,30 +57,32 @@ class _Position:
     def state(self, loader: DataLoader[Any]) -> State:
         """Return the position as plain values and tensors."""
         if self._saved is not None:  # nothing was read since it was restored
-            return self._saved | {"now": torch.get_rng_state()}
+            return self._saved | {"now": randomness.state()}
         if self._pass is None:
             begin, samples = _begin(loader, self._reader()), 0
         else:
             begin, samples = self._pass.begin, self._pass.batches * self._pass.unit
-        now = torch.get_rng_state()
-        return {"reading": self._pass is not None, "samples": samples, "begin": begin, "now": now}
+        now, reading = randomness.state(), self._pass is not None
+        return {"reading": reading, "samples": samples, "passes": self._passes, "begin": begin, "now": now}
 
     def restore(self, state: State) -> None:
-        self._saved = state
-        torch.set_rng_state(state["now"])
+        self._saved, self._passes = state, state["passes"] - state["reading"]
+        randomness.restore(state["now"], f"{self._name} restored")
 
     def read(self, loader: DataLoader[Any], original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass, the restored one if there is one."""
         saved, self._saved = self._saved, None
-        now = torch.get_rng_state()
+        now = randomness.state()
         if saved is not None:
             _set_generators(loader, saved)
+        self._passes += 1
+        randomness.reseed(f"{self._name} pass {self._passes}")
         self._pass = current = _Pass(begin=_begin(loader, self._reader()))
         with _reading(loader, lambda reader: self._prepare(reader, current, saved)):
             batches = iter(original(loader))
         if saved is not None and saved["reading"]:
             self._leave_out(batches, current)
-            torch.set_rng_state(now)
+            randomness.restore(now, f"{self._name} restored")
         return self._counted(batches, current)
 
     def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
@@ -97,7 +105,10 @@ class _Position:
 
     def _counted(self, batches: Iterator[Any], current: _Pass) -> Iterator[Any]:
         try:
-            for batch in batches:
+            while True:
+                randomness.reseed(f"{self._name} pass {self._passes} batch {current.batches}")
+                if (batch := next(batches, _END)) is _END:
+                    return
                 current.batches += 1
                 yield batch
         finally:
@@ -105,13 +116,14 @@ class _Position:
                 self._pass = None
 
 
+_END = object()
 _positions: WeakKeyDictionary[DataLoader[Any], _Position] = WeakKeyDictionary()
 
 
 def follow(loader: DataLoader[Any]) -> None:
     """Count the batches of a loader from now on."""
     if loader not in _positions:
-        _positions[loader] = _Position()
+        _positions[loader] = _Position(len(_positions))
         cls: Any = type(loader)
         loader.__class__ = _following(cls)
 
@@ -224,7 +236,7 @@ class _Rest:
 
 def _begin(loader: DataLoader[Any], reader: DataLoader[Any] | None) -> State:
     return {
-        "random": torch.get_rng_state(),
+        "random": randomness.state(),
         "generators": [each.get_state() for each in _generators(loader)],
         "sampler": None if reader is None else _sampler_state(reader),
     }
@@ -239,7 +251,7 @@ def _set_generators(loader: DataLoader[Any], saved: State) -> None:
     for generator, state in zip(_generators(loader), saved["begin"]["generators"], strict=False):
         generator.set_state(state)
     if saved["reading"]:
-        torch.set_rng_state(saved["begin"]["random"])
+        randomness.restore(saved["begin"]["random"], "")  # its pass begins with random numbers of its own
 
 
 def _replicas(reader: DataLoader[Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
+
 import pytest
 
 from tests.notebook import Notebook
@@ -83,3 +85,82 @@ train(loader, {}, "position")"""
     book.ok(DDP + code.format(1, 2))
     book.ok(DDP + code.format(1, 99))
     assert book.ok("[each[2:] for each in whole] == list(seen)").result == "True"
+
+
+ENDLESS = """
+import random
+class Endless(torch.utils.data.Sampler):
+    \"\"\"As those of trainers that count iterations: it has a length, and does not end.\"\"\"
+    def __len__(self):
+        return 24
+    def __iter__(self):
+        while True:
+            yield random.randrange(24)
+class Unsized:
+    def __iter__(self):
+        while True:
+            yield int(torch.randint(24, ()))
+class Batches:
+    def __len__(self):
+        return 10**9
+    def __iter__(self):
+        while True:
+            yield torch.randint(24, (4,)).tolist()
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield (torch.tensor([float(torch.randint(24, ()))]),)
+"""
+
+
+@pytest.mark.parametrize("batch", ["", "--batch global "])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "DataLoader(data, batch_size=4, sampler=torch.utils.data.RandomSampler(data, True, int(1e10)))",
+        "DataLoader(data, batch_size=4, sampler=torch.utils.data.RandomSampler(data, True, int(1e10)), num_workers=1)",
+        "DataLoader(data, batch_size=4, sampler=Endless())",
+        "DataLoader(data, batch_size=4, sampler=Unsized())",
+        "DataLoader(data, batch_sampler=Batches())",
+        "DataLoader(Stream(), batch_size=4)",
+        "DataLoader(Stream(), batch_size=4, num_workers=1)",
+    ],
+)
+def test_what_never_ends_is_drawn_piece_by_piece_and_dealt_in_rank_0s_order(
+    book: Notebook, loader: str, batch: str
+) -> None:
+    book.ok(
+        f"%%distributed --ranks 2 --strategy ddp {batch}--out seen\n{ENDLESS}\n"
+        f"loader = {loader}\nseen = train(loader, steps=5)\nseen"
+    )
+    shares = [[each for step in steps for each in step] for steps in literal_eval(book.ok("[*seen]").result)]
+    assert {len(share) for share in shares} == ({10} if batch else {20})
+    assert shares[0] != shares[1], "drawn once, and not by each rank alike"
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "DataLoader(data, batch_size=4, sampler=Recorded(Endless()))",
+        "DataLoader(data, batch_size=4, sampler=Unsized())",
+        "DataLoader(Stream(), batch_size=4)",
+    ],
+)
+def test_ranks_draw_alike_what_they_deal_though_their_dropout_differs(book: Notebook, loader: str) -> None:
+    recorded = ENDLESS.replace("int(torch.randint(24, ()))", "note(int(torch.randint(24, ())))").replace(
+        "float(torch.randint(24, ()))", "note(float(torch.randint(24, ())))"
+    )
+    book.ok(
+        f"%%distributed --ranks 2 --fresh --strategy ddp --out seen\ndrawn = []\n"
+        "def note(it):\n    drawn.append(int(it))\n    return it\n"
+        f"{recorded}\n"
+        "class Recorded(Endless):\n    def __init__(self, of):\n        self.of = of\n"
+        "    def __iter__(self):\n        return map(note, iter(self.of))\n"
+        f"seen = train({loader}, steps=5)\nsum(seen, []), drawn[:40], torch.rand(1).item()"
+    )
+    first, second = literal_eval(book.ok("[*seen]").result)
+
+    assert first[1] == second[1] or "Endless" in loader, "of a sampler with a length the order of rank 0 is sent"
+    assert first[0] == first[1][0::2]
+    assert second[0] == first[1][1::2]
+    assert first[2] != second[2]

@@ -1,8 +1,16 @@
 """The random numbers of a rank, as torch, Python and numpy draw them on the CPU.
 
 Every rank begins with its own seed, as separate programs do. Ranks that train together begin each cell with the
-streams of rank 0, so that what a cell draws before it trains (a random split, say) is the same on all of them, however
-often these ranks have drawn something else before. A cell that seeds gets what it says.
+streams of rank 0, so that what a cell draws before it trains (initial weights, a random split) is the same on all of
+them, however often these ranks have drawn something else before. From its first optimizer on, each rank has streams of
+its own (dropout, augmentation, batches that the cell draws itself), all derived from the ones that it began with: rank
+0 goes on with those. A cell that seeds gets what it says.
+
+    begin         a process becomes a rank
+    begin_alike   each training cell begins
+    draw_apart    the cell has its optimizer
+    shared        what all ranks draw alike even then: the order of a sampler, a random split
+    reseed        a batch is read whose number a checkpoint holds, so that the other ranks' streams need not be saved
 """
 
 from __future__ import annotations
@@ -10,10 +18,13 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+import os
 import random
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -27,7 +38,15 @@ SEEDED_APART = (
     "them, so that they split data alike. Seed by rank in this cell if they are to differ"
 )
 _drawn_seed: int | None = None
-"""The seed of torch that this process has drawn when it became a rank."""
+"""The seed of torch that this module has given this rank last: another one is the user's."""
+_origin = ""
+"""The digest of the streams with which all ranks began this cell; empty if they did not."""
+_shared: dict[str, Any] | None = None
+"""The states of the streams that all ranks draw alike, once they draw apart, by name."""
+_shared_pid = 0
+"""The process that has them: a worker of a data loader is a copy of it with seeds of its own."""
+_seeded: set[str] = set()
+"""The streams of Python and numpy that this cell has seeded."""
 
 
 def begin() -> None:
@@ -45,20 +64,177 @@ def begin_alike(note: Callable[[str], None]) -> None:
     Args:
         note: Is called with a sentence if an earlier cell had seeded this rank otherwise than rank 0.
     """
+    global _drawn_seed, _origin, _shared
+    _origin, _shared = "", None
+    _seeded.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
         return
     streams = _streams()
-    mine = _digest(streams)
+    mine, own = _digest(streams), torch.initial_seed()
     if identity.rank() == 0:
         whole = {name: (base64.b64encode(state).decode(), rest) for name, (state, rest) in streams.items()}
         board.put("streams", json.dumps(whole))
-        board.put("digest of streams", mine)
-    elif board.get("digest of streams") != mine:
-        before = torch.initial_seed()
-        _read(board.get("streams"))
-        if before not in (_drawn_seed, torch.initial_seed()):
-            note(SEEDED_APART)
+        board.put("digest of streams", f"{mine} {_drawn_seed}")
+        digest, drawn = mine, str(_drawn_seed)
+    else:
+        digest, drawn = board.get("digest of streams").split()
+        if digest != mine:
+            _read(board.get("streams"))
+            if own not in (_drawn_seed, torch.initial_seed()):
+                note(SEEDED_APART)
+    if str(torch.initial_seed()) == drawn:
+        _drawn_seed, _origin = torch.initial_seed(), digest
+
+
+def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
+    """Record, for the time of a cell, which streams it seeds (that of torch says so itself), and let random splits be
+    the same on all ranks.
+
+    Args:
+        replace: Replaces a function of a module, for the time of the cell, by what its third argument makes of it.
+    """
+    modules = {"random": random, "numpy": getattr(sys.modules.get("numpy"), "random", None)}
+    for name, module in modules.items():
+        for function in ("seed", "setstate", "set_state"):
+            if hasattr(module, function):
+                replace(module, function, partial(_recording, name))
+    replace(torch.utils.data.dataset, "randperm", _splitting)
+
+
+def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def randperm(*args: Any, **keywords: Any) -> torch.Tensor:
+        with shared():
+            return original(*args, **keywords)
+
+    return randperm
+
+
+def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def seed(*args: Any, **keywords: Any) -> Any:
+        _seeded.add(name)
+        return original(*args, **keywords)
+
+    return seed
+
+
+def draw_apart() -> None:
+    """Give this rank streams of its own from now on, unless the user has seeded torch. Called on all ranks when the
+    cell has its optimizer; only the first call of a cell has an effect."""
+    if _origin and _shared is None and torch.initial_seed() == _drawn_seed:
+        _begin_shared(_origin)
+        reseed("apart")
+
+
+def _begin_shared(origin: str) -> None:
+    global _origin, _shared, _shared_pid
+    seed = _seed(origin, "shared")
+    _origin, _shared_pid = origin, os.getpid()
+    _shared = {"torch": torch.Generator().manual_seed(seed).get_state()}
+    if "random" not in _seeded:
+        _shared["random"] = random.Random(seed).getstate()  # noqa: S311 - the user's own stream
+    if "numpy" not in _seeded and (numpy := _numpy()) is not None:
+        _shared["numpy"] = numpy.random.RandomState(seed % 2**32).get_state()
+
+
+def reseed(occasion: str) -> None:
+    """Begin this rank's own streams at a point that all ranks know by its name. Rank 0 goes on with those that it has,
+    which are the ones that a checkpoint saves."""
+    global _drawn_seed
+    if _shared is None or _shared_pid != os.getpid() or identity.rank() == 0:
+        return
+    seed = _seed(_origin, f"{identity.rank()} {occasion}")
+    torch.default_generator.manual_seed(seed)
+    _drawn_seed = seed
+    if "random" in _shared:
+        random.seed(seed)
+    if "numpy" in _shared:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Draw, within, what all ranks draw alike, at the same point of the cell on each of them."""
+    global _shared
+    if _shared is None or _shared_pid != os.getpid():
+        yield
+        return
+    states, _shared = _shared, None  # a use inside this one draws from the same
+    own = _states(states)
+    _set_states(states)
+    try:
+        yield
+    finally:
+        _shared = _states(own)
+        _set_states(own)
+
+
+def state() -> dict[str, Any]:
+    """Return this rank's streams as plain values and tensors, for a checkpoint: those of rank 0, with which the other
+    ranks' are derived."""
+    whole: dict[str, Any] = {"own": _plain(_states(_streams()))}
+    if _shared is not None:
+        whole |= {"origin": _origin, "shared": _plain(_shared)}
+    return whole
+
+
+def restore(saved: dict[str, Any], occasion: str) -> None:
+    """Go on from the streams of a checkpoint; for the other ranks' own see `reseed`."""
+    global _drawn_seed, _shared
+    apart = "origin" in saved and _origin
+    if apart:
+        _begin_shared(saved["origin"])
+        assert _shared is not None
+        _shared |= _live(saved["shared"])
+    _set_states(_live(saved["own"]))
+    if apart:
+        _drawn_seed = torch.initial_seed()
+        reseed(occasion)
+
+
+def _seed(origin: str, words: str) -> int:
+    return int.from_bytes(blake2b(f"{origin} {words}".encode(), digest_size=8).digest(), "little")
+
+
+def _states(names: Iterable[str]) -> dict[str, Any]:
+    """Return the present states of these streams."""
+    read = {"torch": torch.get_rng_state, "random": random.getstate}
+    if "numpy" in names:
+        read["numpy"] = sys.modules["numpy"].random.get_state
+    return {name: read[name]() for name in names}
+
+
+def _set_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    if "random" in states:
+        random.setstate(states["random"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+
+
+def _plain(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return states of numbers, texts, lists and tensors alone."""
+    plain = dict(states)
+    if "random" in plain:
+        version, numbers, gauss = plain["random"]
+        plain["random"] = [version, torch.tensor(numbers), gauss]
+    if "numpy" in plain:
+        name, key, *rest = plain["numpy"]
+        plain["numpy"] = [name, torch.tensor(key.astype("int64")), *rest]
+    return plain
+
+
+def _live(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `_plain`, without numpy where that is not loaded."""
+    live = dict(states)
+    if "random" in live:
+        version, numbers, gauss = live["random"]
+        live["random"] = (version, tuple(numbers.tolist()), gauss)
+    if "numpy" in live:
+        name, key, *rest = live.pop("numpy")
+        if (numpy := _numpy()) is not None:
+            live["numpy"] = (name, numpy.asarray(key.tolist(), dtype="uint32"), *rest)
+    return live
 
 
 def _digest(streams: dict[str, tuple[bytes, list[Any]]]) -> str:

@@ -128,3 +128,139 @@ def test_no_sample_of_an_unseeded_split_is_both_trained_on_and_validated_on(book
     )
 
     assert leaked.result == "0"
+
+
+MODEL = """
+import random, numpy, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, random_split
+class Noise(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.tensor([torch.rand(1).item(), random.random(), float(numpy.random.rand())], dtype=torch.float)
+order = torch.randperm(100).tolist()
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+weights = model[0].weight.detach().clone()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+DRAWS = """
+def draws(workers=0):
+    noise = torch.cat([*DataLoader(Noise(), batch_size=2, num_workers=workers)])
+    return (
+        model(torch.ones(8, 4)).eq(0).tolist(), torch.randint(10**6, (4,)).tolist(), random.random(),
+        float(numpy.random.rand()), *noise.T.tolist(),
+    )
+"""  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_begin_alike_and_draw_apart_once_they_have_an_optimizer(
+    book: Notebook, strategy: str, workers: int
+) -> None:
+    """As under torchrun, where dropout and augmentation differ between ranks: else it counts as lost accuracy."""
+    line = f"%%distributed --ranks 2 --strategy {strategy} --out both"
+    book.ok(f"{line}\n{MODEL}{DRAWS}\norder, weights, draws({workers})")
+
+    assert book.ok("both[0][0] == both[1][0], bool((both[0][1] == both[1][1]).all())").result == "(True, True)"
+    assert book.ok("[a == b for a, b in zip(both[0][2], both[1][2])]").result == f"{[False] * 7}"
+
+
+def test_batches_that_a_cell_draws_itself_are_other_ones_on_each_rank_from_the_first_on(book: Notebook) -> None:
+    book.ok(
+        f"%%distributed --ranks 2 --strategy ddp --out first\n{MODEL}\n"
+        "first = torch.randint(10**6, (16,)).tolist()\nmodel(torch.rand(4, 4)).sum().backward()\n"
+        "optimizer.step()\nfirst"
+    )
+
+    assert book.ok("len({*first[0], *first[1]}) > 30").result == "True"
+
+
+def test_ranks_draw_apart_when_they_train_on_with_an_optimizer_of_an_earlier_cell(book: Notebook) -> None:
+    line = "%%distributed --ranks 2 --strategy ddp"
+    book.ok(f"{line} --keep model,optimizer\n{MODEL}")
+    book.ok(
+        f"{line} --out both\nimport random, numpy, torch\nfrom torch.utils.data import DataLoader, Dataset\n"
+        f"{MODEL[MODEL.index('class Noise') : MODEL.index('order')]}{DRAWS}\n"
+        "split, drawn = torch.randperm(9).tolist(), draws()\noptimizer.step()\nsplit, drawn"
+    )
+
+    assert book.ok("both[0][0] == both[1][0]").result == "True"
+    assert book.ok("any(a == b for a, b in zip(both[0][1], both[1][1]))").result == "False"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "alike"),
+    [
+        ("torch.manual_seed(3)", [True] * 7),
+        ("torch.manual_seed(3); random.seed(3); numpy.random.seed(3)", [True] * 7),
+        ("random.seed(3)", [False, False, True, False, False, True, False]),
+        ("numpy.random.seed(3)", [False, False, False, True, False, False, True]),
+    ],
+)
+def test_a_cell_that_seeds_before_its_optimizer_gets_what_it_says(
+    book: Notebook, seeds: str, alike: list[bool]
+) -> None:
+    cell = f"import random, numpy, torch\n{seeds}\n{MODEL}{DRAWS}\ndraws()"
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
+
+    assert book.ok("[a == b for a, b in zip(both[0], both[1])]").result == f"{alike}"
+
+
+def test_streams_of_one_rank_do_not_count_as_a_seed_of_the_user(book: Notebook) -> None:
+    for _ in range(3):
+        outcome = book.ok(f"%%distributed --ranks 2 --strategy ddp --out both\n{MODEL}{DRAWS}\norder, draws()")
+        assert "seeded" not in outcome.view
+        assert book.ok("both[0][0] == both[1][0]").result == "True"
+        assert book.ok("any(a == b for a, b in zip(both[0][1], both[1][1]))").result == "False"
+
+
+RESUMED = """
+import random, numpy, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+import jupyter_distrib
+class Noise(Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        return torch.tensor([i, torch.rand(1).item(), random.random(), float(numpy.random.rand())], dtype=torch.float)
+def train(path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Noise(), batch_size=2, sampler={sampler})
+    plain = jupyter_distrib.resume(path, model=model, optimizer=optimizer, loader=loader)
+    seen = []
+    for epoch in range(plain.get("epoch", 0), 3):
+        for batch in loader:
+            loss = model(batch).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append((epoch, batch.tolist(), loss.item(), random.random()))
+            jupyter_distrib.save("ckpt", keep=100, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
+        torch.rand(3)
+    return seen, [each.full_tensor() if hasattr(each, "full_tensor") else each.clone() for each in model.parameters()]
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "sampler", ["WeightedRandomSampler(torch.ones(24), 24)", "torch.utils.data.RandomSampler(range(24))"]
+)
+@pytest.mark.parametrize("step", [3, 6, 8])
+def test_a_resumed_training_draws_on_every_rank_what_an_undisturbed_one_draws(
+    book: Notebook, strategy: str, sampler: str, step: int
+) -> None:
+    cell = RESUMED.replace("{sampler}", sampler)
+    line = f"%%distributed --ranks 2 --strategy {strategy}"
+    book.ok("import shutil\nshutil.rmtree('ckpt', ignore_errors=True)")
+    book.ok(f"{line} --out whole\n{cell}\ntrain('nowhere')")
+    book.ok(f"{line} --out rest\n{cell}\ntrain('ckpt/save-{step:06}')")
+
+    assert book.ok("[len(seen) for seen, _ in whole]").result == "[18, 18]"
+    assert book.ok("whole[0][0][0] == whole[1][0][0]").result == "False"
+    assert book.ok(f"[a[0][{step}:] == b[0] for a, b in zip(whole, rest)]").result == "[True, True]"
+    same = "[all(map(torch.equal, a[1], b[1])) for a, b in zip(whole, rest)]"
+    assert book.ok(f"import torch\n{same}").result == "[True, True]"

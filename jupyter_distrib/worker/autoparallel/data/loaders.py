@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
@@ -28,6 +29,7 @@ from jupyter_distrib.worker.autoparallel.data.loader_shares import LoaderShares,
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
 from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream, allow_ranks, ending_together
 from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.pytorch import randomness
 
 
 class LoaderState(Protocol):
@@ -154,11 +156,13 @@ class Loaders:
     def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
         """Return the batches of this rank's share; by the loader itself if its class makes iterators of its own."""
         own_share = self._shares.of(loader, how)
-        if makes_own_iterators(type(loader)):
-            with self._shares.standing_in(loader, how):
-                batches = self._placed(iter(original(loader)))
-        else:
-            batches = iter(own_share)
+        # A stream is drawn alike on all ranks, also by workers, whose seeds the iterator draws.
+        with randomness.shared() if isinstance(own_share.dataset, IterableDataset) else nullcontext():
+            if makes_own_iterators(type(loader)):
+                with self._shares.standing_in(loader, how):
+                    batches = self._placed(iter(original(loader)))
+            else:
+                batches = iter(own_share)
         return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
 
     def _decided(self, loader: DataLoader[Any]) -> Reading:

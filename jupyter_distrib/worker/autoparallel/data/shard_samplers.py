@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -29,7 +29,10 @@ from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
 from jupyter_distrib.worker.autoparallel.data.stream_shares import by_shards
 from jupyter_distrib.worker.autoparallel.guesses import Guesses
+from jupyter_distrib.worker.pytorch import randomness
 
+_PIECE = 1 << 16
+"""The number of elements of a sampler that the ranks exchange at once."""
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
 
@@ -154,10 +157,7 @@ class SampleShare(Sampler[Any]):
         return self._part.size
 
     def __iter__(self) -> Iterator[Any]:
-        part = self._part
-        if not isinstance(self._sampler, Sized):  # it may never end
-            return itertools.islice(iter(self._sampler), part.rank, None, part.size)
-        return iter(_dealt(_order_of_rank_0(self._sampler, part), part, drop_last=self._drop_last))
+        return _dealt(_order(self._sampler, self._part), self._part, drop_last=self._drop_last)
 
     def __len__(self) -> int:
         return _count(len(self._sampler), self._part, drop_last=self._drop_last)
@@ -175,14 +175,10 @@ class BatchShare(Sampler[list[Any]]):
         return self._part.size
 
     def __iter__(self) -> Iterator[list[Any]]:
-        part = self._part
-        sized = isinstance(self._sampler, Sized)
-        batches = _order_of_rank_0(self._sampler, part) if sized else self._sampler
+        part, batches = self._part, _order(self._sampler, self._part)
         if part.batch == "global":
-            return (_dealt(batch, part, drop_last=False) for batch in batches)
-        if not sized:
-            return itertools.islice(iter(batches), part.rank, None, part.size)
-        return iter(_dealt(batches, part, drop_last=False))
+            return ([*_dealt(iter([batch]), part, drop_last=False)] for piece in batches for batch in piece)
+        return _dealt(batches, part, drop_last=False)
 
     def __len__(self) -> int:
         size = len(self._sampler)
@@ -292,12 +288,13 @@ class EveryNth(IterableDataset[Any]):
         return part.size
 
     def __iter__(self) -> Iterator[Any]:
-        part, samples = self._part, iter(self._stream)
+        part = self._part
         if part.exact:
-            yield from itertools.islice(samples, part.rank, None, part.size)
+            yield from itertools.islice(self._stream, part.rank, None, part.size)
             return
-        while len(round_ := tuple(itertools.islice(samples, part.size))) == part.size:
-            yield round_[part.rank]
+        for round_ in _rounds(self._stream, part.size):
+            if len(round_) == part.size:
+                yield round_[part.rank]
 
     def __len__(self) -> int:
         whole = len(self._stream)
@@ -312,14 +309,33 @@ class EveryNth(IterableDataset[Any]):
         setattr(self._stream, name, value)
 
 
-def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
-    """Return the order that the sampler draws on rank 0. Collective, unless the share is exact: ranks need not meet in
-    an evaluation."""
-    order = list(sampler)
-    if part.exact:
-        return order
+def _order(sampler: Any, part: ShardChoice) -> Iterator[list[Any]]:
+    """Yield what the sampler draws on rank 0, in pieces that fill whole rounds of the ranks; only the last one is
+    shorter. Collective for each piece, unless the share is exact, as ranks need not meet in an evaluation, or the
+    sampler has no length: such a one may be read one by one, so all ranks are to draw the same.
+    """
+    if not isinstance(sampler, Sized):
+        yield from _rounds(sampler, part.size)
+        return
+    for piece in _rounds(sampler, -(-_PIECE // part.size) * part.size):
+        yield piece if part.exact else _of_rank_0(piece, sampler)
+
+
+def _rounds(source: Any, count: int) -> Iterator[list[Any]]:
+    """Yield the elements in lists of this length, drawn with the random numbers that all ranks share. The last list is
+    shorter, and may be empty."""
+    with randomness.shared():
+        drawn = iter(source)
+    piece = [None] * count
+    while len(piece) == count:
+        with randomness.shared():
+            piece = [*itertools.islice(drawn, count)]
+        yield piece
+
+
+def _of_rank_0(piece: list[Any], sampler: Any) -> list[Any]:
     try:
-        return list(object_collectives.from_rank_0(order))
+        return list(object_collectives.from_rank_0(piece))
     except TypeError as error:
         raise DistributedError(
             f"{type(sampler).__name__} draws a {error}, which ranks cannot exchange: let it draw numbers, texts, or "
@@ -327,12 +343,20 @@ def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
         ) from error
 
 
-def _dealt(order: Sequence[Any], part: ShardChoice, *, drop_last: bool) -> list[Any]:
-    count = _count(len(order), part, drop_last=drop_last)
-    indices = list(order[part.rank :: part.size][:count])
-    if len(indices) < count and order:
-        indices += [order[(part.rank + part.size * place) % len(order)] for place in range(len(indices), count)]
-    return indices
+def _dealt(pieces: Iterator[list[Any]], part: ShardChoice, *, drop_last: bool) -> Iterator[Any]:
+    """Yield every N-th of the elements. An incomplete last round goes on from the beginning, or is left out; in an
+    exact share it stays incomplete."""
+    first: list[Any] = []
+    for piece in pieces:
+        first = first or piece[: part.size]
+        rest = len(piece) % part.size
+        yield from itertools.islice(piece, part.rank, len(piece) - rest, part.size)
+        if not rest or (drop_last and not part.exact):
+            continue
+        if part.rank < rest:
+            yield piece[len(piece) - rest + part.rank]
+        elif not part.exact:
+            yield first[(part.rank - rest) % len(first)]
 
 
 def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:

@@ -38,7 +38,7 @@ from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
 from jupyter_distrib.worker.autoparallel.training.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.training.loss_averaging import LossAveraging
-from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch import process_group, randomness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class TrainingHooks:
         self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True, in_steps: bool = True
     ) -> None:
         self._run, self._spread, self._loaders = run, spread, loaders
-        self._in_steps = in_steps
+        self._in_steps, self._sees_a_share = in_steps, sees_a_share
         self._patches = Patches()
         self._guesses = guesses.made(run.options)
         self.own_device = OwnDevice(identity.device(), run.note, applies="first-device" in self._guesses)
@@ -111,6 +111,7 @@ class TrainingHooks:
 
     def begin(self) -> None:
         self.own_device.begin(self._run.names, self._patches)
+        randomness.watch(self._patches.replace)
         replace = self._patches.replace
         replace(Optimizer, "__init__", self._building)
         replace(Optimizer, "add_param_group", self._adding)
@@ -148,6 +149,7 @@ class TrainingHooks:
     def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
         """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
         self._known.add(optimizer)
+        self._draw_apart()
         parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
         modules = ownership.alive(nn.Module)
         others = _in_other_hands(modules)
@@ -167,6 +169,10 @@ class TrainingHooks:
                 fresh=fresh,
             )
         )
+
+    def _draw_apart(self) -> None:
+        if self._sees_a_share and self._run.everyone:
+            randomness.draw_apart()
 
     def _check_device(self, trained: Sequence[torch.Tensor], name: str) -> None:
         own = identity.device()
@@ -210,8 +216,10 @@ class TrainingHooks:
         return add_param_group
 
     def _noticed(self, optimizer: Optimizer) -> None:
-        if self._busy or self.by_hand:
+        if self._busy:
             return
+        if self.by_hand:
+            return self._draw_apart()
         self._busy = True
         try:
             self.adopt(optimizer, fresh=True)
