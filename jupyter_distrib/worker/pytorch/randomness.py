@@ -45,6 +45,8 @@ _shared: dict[str, Any] | None = None
 """The states of the streams that all ranks draw alike, once they draw apart, by name."""
 _shared_pid = 0
 """The process that has them: a worker of a data loader is a copy of it with seeds of its own."""
+_splits = 0
+"""The number of random splits since the ranks draw apart."""
 _seeded: set[str] = set()
 """The streams of Python and numpy that this cell has seeded."""
 
@@ -64,8 +66,8 @@ def begin_alike(note: Callable[[str], None]) -> None:
     Args:
         note: Is called with a sentence if an earlier cell had seeded this rank otherwise than rank 0.
     """
-    global _drawn_seed, _origin, _shared
-    _origin, _shared = "", None
+    global _drawn_seed, _origin, _shared, _splits
+    _origin, _shared, _splits = "", None, 0
     _seeded.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
@@ -104,8 +106,11 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
 
 def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def randperm(*args: Any, **keywords: Any) -> torch.Tensor:
-        with shared():
-            return original(*args, **keywords)
+        global _splits
+        if _shared is not None and keywords.get("generator") is torch.default_generator:
+            _splits += 1  # not with `shared`: rank 0 may split alone, and samplers are to stay alike
+            keywords["generator"] = torch.Generator().manual_seed(_seed(_origin, f"split {_splits}"))
+        return original(*args, **keywords)
 
     return randperm
 

@@ -190,6 +190,13 @@ def test_ranks_draw_apart_when_they_train_on_with_an_optimizer_of_an_earlier_cel
     assert book.ok("any(a == b for a, b in zip(both[0][1], both[1][1]))").result == "False"
 
 
+def test_random_splits_are_alike_also_after_the_optimizer_is_made(book: Notebook) -> None:
+    split = "random_split(range(50), [30, 20])[0].indices"
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{MODEL}\n[{split}, {split}]")
+
+    assert book.ok("both[0] == both[1], both[0][0] == both[0][1]").result == "(True, False)"
+
+
 @pytest.mark.parametrize(
     ("seeds", "alike"),
     [
@@ -264,3 +271,23 @@ def test_a_resumed_training_draws_on_every_rank_what_an_undisturbed_one_draws(
     assert book.ok(f"[a[0][{step}:] == b[0] for a, b in zip(whole, rest)]").result == "[True, True]"
     same = "[all(map(torch.equal, a[1], b[1])) for a, b in zip(whole, rest)]"
     assert book.ok(f"import torch\n{same}").result == "[True, True]"
+
+
+@pytest.mark.parametrize("how", ["sampler=S(chosen)", "batch_sampler=BatchSampler(S(chosen), 8, False)"])
+def test_samplers_whose_indices_differ_between_ranks_are_named(book: Notebook, how: str) -> None:
+    cell = LEAK.replace("trained = []", "order = {order}\ntrained = []").replace(
+        "batch_size=8, sampler=SubsetRandomSampler(order[:320])", how
+    )
+    cell = cell.replace("for x, y in", "S, chosen = SubsetRandomSampler, order[:320]\nfor x, y in").replace(
+        "import torch\n", "import torch\nfrom torch.utils.data import BatchSampler\n"
+    )
+    if "batch_sampler" not in how:
+        cell = cell.replace(how, f"batch_size=8, {how}")
+    line = "%%distributed --ranks 2 --strategy ddp"
+
+    apart = book.ok(f"{line}\n{cell.replace('{order}', 'torch.randperm(400).tolist()')}")
+    alike = book.ok(f"{line}\n{cell.replace('{order}', 'order if rank else order[319::-1] + order[320:]')}")
+
+    said = "has other indices on one rank than on another, and all ranks have read those of rank 0"
+    assert said in apart.view
+    assert said not in alike.view

@@ -71,14 +71,14 @@ class DataConsensus:
         self._begun = 0
         """The number of our own collectives, which every rank begins in the same order."""
 
-    def compare(self, place: str, data: str) -> bool:
-        """Return whether the rank that came first to this place holds other data; without waiting for any rank."""
+    def first(self, place: str, data: str) -> str:
+        """Return the description of the rank that came first to this place; without waiting for any rank."""
         if (board := process_group.current.board()) is None:
-            return False
+            return data
         stop = self._next(place)
         first = board.put_first(stop.key, data)
         _leave(board, stop, [stop.key], all_come=False)
-        return first != data
+        return first
 
     def decide(self, place: str, data_text: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
         """Return the decision about the data of the ranks, the same on each of them, and the texts that describe the

@@ -16,6 +16,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -28,6 +29,7 @@ from jupyter_distrib.libraries.datasets import fingerprint_of
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
 
+_PRIME = 1_000_003
 _SAMPLES = 16
 _ELEMENTS = 1024
 """The number of elements that are read of each sample."""
@@ -64,7 +66,10 @@ class DataFingerprints:
         """Return the finding whether the cell has divided this loader's data among the ranks, by what is known now."""
         length, data, order = _described(loader)
         if not self.look():
-            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._consensus.compare(place, data) else "")
+            mine = [data, _indices(loader)]
+            first = self._consensus.first(place, " ".join(mine)).split(" ")
+            note = "" if first == mine else _DIFFERS if first[0] != data else _OTHER_INDICES
+            return Compared(by_hand=False, note=note.format(place))
         verdict, every = self._consensus.decide(place, json.dumps([length, order]), _verdict)
         if verdict != _DIFFERENT:
             return Compared(by_hand=False)
@@ -95,6 +100,12 @@ _DIVIDED = (
 _DIFFERS = (
     "the data loader read on {} holds other samples on one rank than on another, and each rank has read a share of its "
     "own: if the cell has divided them by hand, leave that out; if they are drawn at random, fix the seed"
+)
+
+_OTHER_INDICES = (
+    "the sampler of the data loader read on {} has other indices on one rank than on another, and all ranks have read "
+    "those of rank 0: what another rank holds back for a validation may have been trained on. Choose the indices "
+    "before the optimizer is made, or fix the seed"
 )
 
 
@@ -161,6 +172,17 @@ def _described(loader: DataLoader[Any]) -> tuple[int | None, str, str]:
     data = list(_print(loader.dataset, _DEPTH))
     batches = _length(loader.batch_sampler) if loader.batch_size is not None else _length(sampler)
     return batches, _digest(data), _digest([*data, *_print(sampler, _DEPTH)])
+
+
+def _indices(loader: DataLoader[Any]) -> str:
+    """Return a fingerprint of the samples that the loader's sampler chooses from, in any order; "-" without one."""
+    for part in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        indices = getattr(part, "indices", None)
+        with suppress(TypeError, ValueError, RuntimeError):  # they may be names, say
+            if indices is not None and len(indices):
+                numbers = torch.as_tensor(indices, dtype=torch.int64)
+                return f"{len(numbers)},{numbers.sum()},{(numbers * numbers % _PRIME).sum()}"
+    return "-"
 
 
 def _digest(parts: list[bytes]) -> str:
