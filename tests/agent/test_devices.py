@@ -18,7 +18,7 @@ from jupyter_distrib.agent.gpus import devices
 from jupyter_distrib.agent.gpus.devices import Gpu, Inventory, visible
 from jupyter_distrib.agent.gpus.torch_build import TorchBuild
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
-from jupyter_distrib.agent.ranks import launch_rank
+from jupyter_distrib.agent.ranks import starter
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
@@ -133,8 +133,8 @@ def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
     group = stage.open(me, "c1", 2)
     assert indices(group) == [0, 1]
     assert isinstance(group, NodeWorkerGroup)
-    assert launch_rank.order(group.command, 1, 1, group.gpus, 2).visible_devices == f"GPU-aaaa{TAG},GPU-bbbb{TAG}"
-    assert launch_rank.order(group.command, 1, 1, group.gpus, 2).device == "cuda:1"
+    assert starter.worker_order(group.command, 1, 1, group.gpus, 2).visible_devices == f"GPU-aaaa{TAG},GPU-bbbb{TAG}"
+    assert starter.worker_order(group.command, 1, 1, group.gpus, 2).device == "cuda:1"
 
 
 def test_no_number_means_all_of_them(stage: Stage) -> None:
@@ -158,7 +158,7 @@ def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
     group = stage.open(stage.client("a"), "c1", 3, gpus=False)
     assert indices(group) == []
     assert isinstance(group, NodeWorkerGroup)
-    assert launch_rank.order(group.command, 0, 1, group.gpus, 2).visible_devices is None
+    assert starter.worker_order(group.command, 0, 1, group.gpus, 2).visible_devices is None
 
 
 def test_idle_ranks_yield_at_once(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from jupyter_distrib.agent.gpus import choice as gpu_choice
 from jupyter_distrib.agent.gpus import other_makers
 from jupyter_distrib.agent.gpus.devices import Inventory
 from jupyter_distrib.agent.gpus.torch_build import TorchBuild, parse
-from jupyter_distrib.agent.ranks import launch_rank
+from jupyter_distrib.agent.ranks import starter
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire import messages as m
 
@@ -58,10 +58,10 @@ def test_a_torch_for_rocm_has_the_gpus_of_the_kernel_driver() -> None:
 def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
     command = m.OpenWorkerGroup(group="c1", size=2, gpus=True)
     choice = gpu_choice.choose(command, other_makers.inventory(ROCM), ROCM)
-    order = launch_rank.order(command, 1, 1, choice.alternatives[0], 2)
+    order = starter.worker_order(command, 1, 1, choice.alternatives[0], 2)
 
     assert (order.device, order.visible_devices) == ("cuda:1", "0,1")
-    replaced = launch_rank.order(command, 1, 3, choice.alternatives[0], 2)
+    replaced = starter.worker_order(command, 1, 3, choice.alternatives[0], 2)
     assert replaced.visible_devices == "0,1", "HIP knows no UUIDs there"
 
 
@@ -103,7 +103,7 @@ XPU = TorchBuild(xpu="20250101")
 def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> None:
     command = m.OpenWorkerGroup(group="c1", size=size, gpus=True)
     choice = gpu_choice.choose(command, other_makers.inventory(XPU), XPU)
-    order = launch_rank.order(replace(command, size=2), 1, 1, choice.alternatives[0], 2)
+    order = starter.worker_order(replace(command, size=2), 1, 1, choice.alternatives[0], 2)
 
     assert choice.size == 2
     assert [gpu.uuid for gpu in choice.alternatives[0]] == ["GPU-intel-0000:03:00.0", "GPU-intel-0000:9a:00.0"]

@@ -71,9 +71,9 @@ def tell_twice(nvml: Any) -> None:
 
 def order_to_one_gpu(nvml: Any) -> None:
     """Order all ranks to the one GPU that there is."""
-    from jupyter_distrib.agent.ranks import launch_rank
+    from jupyter_distrib.agent.ranks import starter
 
-    order = launch_rank.order
+    order = starter.worker_order
 
     def on_one(*args: Any, **keywords: Any) -> Any:
         made = order(*args, **keywords)
@@ -81,7 +81,7 @@ def order_to_one_gpu(nvml: Any) -> None:
             return made
         return replace(made, device="cuda:0", visible_devices=first_uuid(nvml))
 
-    launch_rank.order = on_one
+    starter.worker_order = on_one
 
 
 def first_uuid(nvml: Any) -> str:

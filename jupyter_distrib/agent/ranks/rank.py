@@ -1,17 +1,20 @@
-"""Holds one rank for its agent: the link, the output, the process and its end. Runs in the agent's loop."""
+"""Holds one rank for its agent: the link, the output, the process and its end, and the memory in which the rank leaves
+notes. Runs in the agent's loop."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
-from jupyter_distrib.agent.ranks.notes import RankNotes
-from jupyter_distrib.agent.ranks.rank_process import RankProcess
+from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.agent.ranks.streams import RankStreams
 from jupyter_distrib.server.watched_link import WatchedLink
-from jupyter_distrib.system import reap
+from jupyter_distrib.system import crash_notes, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -133,3 +136,82 @@ class Rank:
         self.streams.close()
         self.notes.close()
         self._link.close()
+
+
+class RankNotes:
+    """The notes of one rank."""
+
+    def __init__(self) -> None:
+        self._fd = crash_notes.create()
+        self.loading = ""
+        """Variable that the rank was loading when it ended; set once these notes are closed."""
+
+    def descriptor(self) -> int:
+        """Duplicate the descriptor for the rank's process."""
+        return os.dup(self._fd)
+
+    def ask_place(self, process: RankProcess) -> None:
+        """Have a rank write where its main thread is, even if it answers nobody; `place` returns it a moment later.
+
+        A process that does not handle the signal, because user code has put another program in its place, would die.
+        """
+        number = crash_notes.PLACE_SIGNAL
+        if number is not None and self._fd >= 0 and usage.catches(process.pid, number):
+            crash_notes.clear_place(self._fd)
+            process.signal(number)
+
+    @property
+    def place(self) -> str:
+        return crash_notes.place(self._fd) if self._fd >= 0 else ""
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.loading = crash_notes.read(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RankProcess:
+    """A process that is being started, or lives, or has ended.
+
+    Args:
+        mark: The mark in the environment of what it starts.
+        sweep: Kills what it leaves.
+    """
+
+    def __init__(self, mark: str, sweep: reap.Sweep) -> None:
+        self.mark = mark
+        self.pid = 0
+        """Process id; 0 until the process is started."""
+        self.expected = False
+        """Whether the process is being started, so that it may exist already."""
+        self.reaped = False
+        """Whether the system has forgotten the pid, so that it must not be signalled any more."""
+        self.ended = False
+        self.killed = False
+        """Whether we killed it in the middle of a run; the system has yet to report its end."""
+        self._sweep = sweep
+
+    @property
+    def living(self) -> bool:
+        """Return whether there is a process: a killed one has its GPU and its memory until the system reports its
+        end."""
+        return self.expected or (bool(self.pid) and not self.reaped)
+
+    def signal(self, number: int, *, whole_group: bool = False) -> None:
+        """Send a signal to the process, or to the process group that it leads."""
+        if self.pid and not self.reaped:
+            with suppress(ProcessLookupError):
+                os.kill(-self.pid if whole_group else self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process; its end is reported separately."""
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the process, and a moment later everything that it started. Once."""
+        if self.pid and not self.ended:
+            self.ended = True
+            self.signal(signal.SIGKILL)
+            self._sweep.add(self.pid, self.mark)
