@@ -25,9 +25,7 @@ from jupyter_distrib.agent.gpus.inventory import GpuInventory
 from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.agent.gpus.torch_build import torch_build
 from jupyter_distrib.agent.groups import gpu_allocation
-from jupyter_distrib.agent.groups.admission import WaitingGroups
-from jupyter_distrib.agent.groups.gpu_allocation import Allotted, Busy
-from jupyter_distrib.agent.groups.idle_gpus import IdleGpus
+from jupyter_distrib.agent.groups.gpu_allocation import Allotted, Busy, IdleGpus, WaitingGroups
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.ranks.forkservers import Forkservers

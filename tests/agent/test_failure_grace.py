@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jupyter_distrib.agent.runs import failure_grace
-from jupyter_distrib.agent.runs.failure_grace import FailureGrace
+from jupyter_distrib.agent.runs import run
+from jupyter_distrib.agent.runs.run import FailureGrace
 from jupyter_distrib.system.process import state_and_cpu_s
 
 SPINS = "print(flush=True)\nwhile True: pass"
@@ -69,14 +69,14 @@ def test_a_rank_that_gets_no_cpu_goes_on_and_one_that_had_it_is_stopped(start: S
     had_s = state_and_cpu_s(pid)[1]
 
     assert moment.look() == 0
-    while state_and_cpu_s(pid)[1] < had_s + failure_grace.GRACE_S:
+    while state_and_cpu_s(pid)[1] < had_s + run.GRACE_S:
         pass
     assert moment.look() == 1
     assert moment.look() == 1
 
 
 def test_the_moment_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_grace, "LIMIT_S", 0.0)
+    monkeypatch.setattr(run, "GRACE_LIMIT_S", 0.0)
 
     assert Moment(start(SPINS)).look() == 1
 

@@ -1,24 +1,37 @@
-"""Limits the resources of a worker group: its number of ranks, and its GPUs, by leases (`gpu_leases.py`) that idle
-worker groups yield if need be. Runs in the agent's loop."""
+"""Limits the resources of an agent's worker groups: their number of ranks, and their GPUs. Runs in the agent's loop.
+
+GPUs are held by leases (`gpus/leases.py`). Idle worker groups give theirs up to others, and after a while by
+themselves; with `--wait`, a worker group waits in a queue for GPUs to become free.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jupyter_distrib.agent.gpus import choice as gpu_choice
 from jupyter_distrib.agent.gpus.choice import Choice
 from jupyter_distrib.agent.gpus.devices import Gpu, GpuProcess, Inventory
 from jupyter_distrib.agent.gpus.leases import Leases
+from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
+from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import formatting, open_files, outside_text
+from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 MAX_RANKS = 1000
 FIRST_CELL_S = 1.0
 """Seconds for which ranks that are up are reserved for the notebook that asked for them."""
+LOOK_AGAIN_S = 1.0
+"""Seconds between attempts: nothing reports when another agent frees a GPU."""
+LOOKS = 10
+"""Number of looks in the time after which GPUs are given back: nobody notices a tenth of it."""
+MAX_TICK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,3 +227,129 @@ def too_many(size: int) -> str:
     if not open_files.has_room(size * FDS_PER_RANK):
         return f"{size} ranks need more open files. {open_files.advice()}"
     return ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    client: Client[Any]
+    command: m.OpenWorkerGroup
+    until_s: float
+
+
+class WaitingGroups:
+    """The waiting worker groups of one agent.
+
+    Args:
+        reopen: Tries again: it opens the worker group, refuses it, or has it wait on.
+        tell: Sends an event to a kernel.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reopen: Callable[[Client[Any], m.OpenWorkerGroup], None],
+        tell: Callable[[Client[Any], m.WorkerGroupQueued], None],
+    ) -> None:
+        self._loop, self._reopen, self._tell = loop, reopen, tell
+        self._waiting: list[_Waiting] = []
+        self._told: dict[str, str] = {}
+        """The reason that each worker group was last given, by its name."""
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, client: Client[Any], command: m.OpenWorkerGroup, reason: str) -> None:
+        """Queue a command, and try it again whenever a GPU may have become free, until its time is over. An empty
+        reason is not sent."""
+        self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
+        if reason and reason != self._told.get(command.group):
+            self._told[command.group] = reason
+            self._tell(client, m.WorkerGroupQueued(group=command.group, reason=reason))
+        if self._timer is not None:
+            self._timer.cancel()
+        soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
+        self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
+
+    def statuses(self) -> tuple[m.WaitingStatus, ...]:
+        """Return the status of each."""
+        return tuple(
+            m.WaitingStatus(
+                holder=each.client.hello.label if each.client.hello else "",
+                ranks=each.command.ranks(),
+                gpus=each.command.gpus,
+                reason=self._told.get(each.command.group, ""),
+            )
+            for each in self._waiting
+        )
+
+    def over(self, group: str) -> None:
+        """Remove a worker group from the queue."""
+        self._told.pop(group, None)
+        self._waiting = [each for each in self._waiting if each.command.group != group]
+
+    def gone(self, client: Client[Any]) -> None:
+        for each in [each for each in self._waiting if each.client is client]:
+            self.over(each.command.group)
+
+    def some_are_free(self) -> None:
+        """Try again soon, because a GPU was given back."""
+        if self._waiting:
+            self._loop.soon(self.look_again)
+
+    def look_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            left_s = max(0.0, each.until_s - time.monotonic())
+            self._reopen(each.client, replace(each.command, wait_s=left_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """The state of a worker group when it was first found idle."""
+
+    since_s: float
+    ran_s: float
+
+
+class IdleGpus:
+    """Ends the worker groups of one agent that hold GPUs for nothing.
+
+    Args:
+        groups: The worker groups of this agent; a live view.
+        end: Ends a worker group that was idle for these seconds.
+    """
+
+    def __init__(
+        self, loop: Loop, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup, float], None]
+    ) -> None:
+        self._loop, self._groups, self._end = loop, groups, end
+        self._limits_s: dict[NodeWorkerGroup, float] = {}
+        self._seen: dict[NodeWorkerGroup, _Seen] = {}
+        self._ticking = False
+
+    def watch(self, group: NodeWorkerGroup, limit_s: float) -> None:
+        """End this worker group when it has been idle for the limit; never, if the limit is 0."""
+        if limit_s and group.gpus:
+            self._limits_s[group] = limit_s
+            self._tick_later()
+
+    def _tick_later(self) -> None:
+        if not self._ticking and self._limits_s:
+            self._ticking = True
+            self._loop.later(min(MAX_TICK_S, min(self._limits_s.values()) / LOOKS), self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._limits_s = {group: limit_s for group, limit_s in self._limits_s.items() if group in self._groups}
+        self._seen = {group: seen for group, seen in self._seen.items() if group in self._limits_s}
+        now_s = time.monotonic()
+        for group, limit_s in list(self._limits_s.items()):
+            seen = self._seen.get(group)
+            if group.state is State.STARTING or not group.idle or group.kept:
+                self._seen.pop(group, None)
+            elif seen is None or seen.ran_s != group.ran_s:  # a cell has run since
+                self._seen[group] = _Seen(since_s=now_s, ran_s=group.ran_s)
+            elif now_s - seen.since_s >= limit_s:
+                self._end(group, limit_s)
+        self._tick_later()

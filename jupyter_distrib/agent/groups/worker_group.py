@@ -19,7 +19,6 @@ from pathlib import Path
 
 from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.groups.group_output import GroupOutput
-from jupyter_distrib.agent.groups.rank_debugger import RankDebuggers
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.repair import GroupRepair
 from jupyter_distrib.agent.groups.start import GroupStart, StartReports
@@ -406,3 +405,34 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         else:
             self.starts.dismiss(self.ranks)
         self._output.close()
+
+
+class RankDebuggers:
+    """The debuggers of the ranks of a worker group.
+
+    Args:
+        tell: Sends an event to the kernel.
+    """
+
+    def __init__(self, ranks: RankTable, tell: Tell) -> None:
+        self._ranks, self._tell = ranks, tell
+        self.failed_run = ""
+        """The last run if it has failed, so that its ranks keep for a debugger what it has left; else empty."""
+
+    def obey(self, command: m.Debug) -> None:
+        """Pass an order on."""
+        if command.action == "drop":
+            self.failed_run = ""
+        rank = self._ranks.current.get(command.rank)
+        if rank is not None and rank.state in ("idle", "running"):
+            rank.post(command)
+        else:
+            self.ended(command.rank, command.run)
+
+    def ended(self, rank: int, run: str = "") -> None:
+        """Report that a rank has ended, to somebody who examines the failure of a run; by default the last one, if it
+        has failed."""
+        if not (run := run or self.failed_run):
+            return
+        gone = f"rank {rank} has ended, and its memory with it."
+        self._tell(m.DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())
