@@ -3,16 +3,18 @@ machine.
 
 The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
 has changed since the last run.
+
+A folder is listed anew only when its time of change has changed. That tells of files that came and went, not of what
+was written into them, so each file is looked at.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jupyter_distrib.coordinator.folder_listings import FolderListings
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 
@@ -24,6 +26,12 @@ SLOW_S = 0.2
 """Seconds above which a kernel is told how long its cells wait for the look through its files."""
 
 Stamp = tuple[int, int]
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+_ENVIRONMENT = "pyvenv.cfg"
+"""Name of the file that every virtual environment has."""
+_COARSE_NS = 2_000_000_000
+"""Age below which a time of change does not tell: file systems may count in whole seconds, and the clock of a server
+may differ a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +161,65 @@ def _too_large(size_bytes: int, path: str) -> str:
         f"{path} ({size_bytes >> 20} MB) is not on the nodes, nor is any other file over {FILE_LIMIT_BYTES >> 20} MB: "
         "have the ranks read such data from where all nodes reach it."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """The entries of one folder, sorted."""
+
+    mtime_ns: int
+    """Time of change that the folder had before it was listed; -1 if that was too close to the listing to tell."""
+    files: Sequence[tuple[str, str]]
+    """Name and path of each file."""
+    folders: Sequence[tuple[str, str]]
+    """Name and path of each folder."""
+    is_environment: bool
+
+
+_NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), is_environment=False)
+
+
+class FolderListings:
+    """The listings of all folders that were looked through."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Listing] = {}
+
+    def walk(self, folder: str, inside: str = "") -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+        """Yield each folder in it by its name there (`""`, `deep/`), with the name and path of each of its files.
+        Leaves out hidden files, what Python or npm made, and environments."""
+        listing = self._listing(folder)
+        if inside and listing.is_environment:
+            return
+        yield inside, listing.files
+        for name, path in listing.folders:
+            yield from self.walk(path, f"{inside}{name}/")
+
+    def _listing(self, folder: str) -> _Listing:
+        known = self._known.get(folder, _NOTHING)
+        try:
+            mtime_ns = os.stat(folder).st_mtime_ns
+            if mtime_ns != known.mtime_ns:
+                self._known[folder] = known = _listed(folder, mtime_ns)
+        except OSError:  # gone or not readable: there is nothing to take from it
+            self._known.pop(folder, None)
+            return _NOTHING
+        return known
+
+
+def _listed(folder: str, mtime_ns: int) -> _Listing:
+    age_ns = time.time_ns() - mtime_ns
+    files, folders, is_environment = [], [], False
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            name = entry.name
+            is_environment |= name == _ENVIRONMENT
+            if name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if name not in _LEFT_OUT:
+                    folders.append((name, entry.path))
+            elif not name.endswith((".ipynb", ".pyc")) and not entry.is_dir():
+                files.append((name, entry.path))
+    known_ns = mtime_ns if age_ns > _COARSE_NS else -1
+    return _Listing(mtime_ns=known_ns, files=files, folders=folders, is_environment=is_environment)

@@ -20,10 +20,9 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator import file_sync
-from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Reserve, ReservedNodes
 from jupyter_distrib.coordinator.relay import stamp
-from jupyter_distrib.coordinator.remote_node import RemoteNode
+from jupyter_distrib.coordinator.remote_node import Delivery, RemoteNode
 from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.server.client import Client

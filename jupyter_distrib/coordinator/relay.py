@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.coordinator.incoming_content import IncomingContent
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
-from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system import confinement, network_interfaces, process, process_environment, record_file
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -260,3 +260,96 @@ def machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink("/proc/self/ns/net")
     except OSError:
         return socket.gethostname()
+
+
+class IncomingContent:
+    """The content of one cell at a time, as far as it has arrived."""
+
+    def __init__(self) -> None:
+        self._unfinished: shared_memory.Unfinished | None = None
+        self._refusal: Exception = PayloadError("an earlier part of this content has not arrived.")
+        """Reason why the content is missing."""
+
+    def add(self, part: Any, start: int, size_bytes: int) -> None:
+        """Add a part of a content of this size, in order from its beginning: bytes, or the path of their file.
+
+        Raises:
+            PayloadError: There is no room for it, or no such file here.
+        """
+        try:
+            if start == 0:
+                self.discard()
+                self._unfinished = shared_memory.Unfinished(size_bytes)
+            if self._unfinished is None:
+                raise self._refusal
+            self._unfinished.add(memoryview(_read(part) if isinstance(part, str) else part).cast("B"), start)
+        except Exception as error:
+            self.discard()
+            self._refusal = error
+            raise
+
+    def finish(self) -> int:
+        """Return the descriptor of the whole content, which the caller then owns."""
+        assert self._unfinished is not None
+        fd, self._unfinished = self._unfinished.finish(), None
+        return fd
+
+    def discard(self) -> None:
+        """Discard a content that is not complete."""
+        if self._unfinished is not None:
+            self._unfinished.close()
+            self._unfinished = None
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PayloadError(
+            f"{path}, in a folder that this node shares with the notebook, cannot be read here ({error.strerror}): set "
+            "copy_files = true, so that values go through the connection."
+        ) from None
+
+
+class ProjectCopy:
+    """The copy, in its own folder: each folder of the kernel's machine is a numbered folder in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.used = False
+        """Whether cells run in this copy, rather than in the notebook's folder."""
+
+    def update(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
+        """Write files that have changed, given by path, time of change and content, and remove those that are gone.
+        Returns the files that could not be written, with the reasons. From now on cells run in this copy."""
+        self.used = True
+        failed = []
+        for name in gone:
+            self._remove(self._folder / name)
+        for name, mtime_ns, content in files:
+            path = self._folder / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
+            except OSError as error:
+                failed.append((name, error.strerror or str(error)))
+        return failed
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file, and its folders as far as they are empty then: a file may be where a folder was."""
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            while (path := path.parent).parent != self._folder:
+                path.rmdir()
+
+    def locate(self, command: m.Execute) -> m.Execute:
+        """Return the command with the folders of this copy in place of the kernel's."""
+        setting = command.setting
+        folders = dict.fromkeys((setting.directory, *setting.path))
+        copies = {folder: str(self._folder / str(number)) for number, folder in enumerate(folders)}
+        for copy in copies.values():
+            os.makedirs(copy, exist_ok=True)
+        path = tuple(copies[folder] for folder in setting.path)
+        return replace(command, setting=replace(setting, path=path, directory=copies[setting.directory]))

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
-from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
-from jupyter_distrib.coordinator.watch import MultiNodeWatch
+from jupyter_distrib.agent.runs.watch import DEEP_EVERY, TICK_S
+from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.server.time_limit import TimeLimit
-from jupyter_distrib.system.event_loop import Loop, Timers
+from jupyter_distrib.system.event_loop import Loop, Timer, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 
@@ -36,7 +37,7 @@ LOST_LOGS_S = 1.0
 answer."""
 
 
-class NodeHandle(LogSource, Protocol):
+class NodeHandle(Protocol):
     """The agent of one node, within reach. No method blocks."""
 
     name: str
@@ -49,6 +50,9 @@ class NodeHandle(LogSource, Protocol):
 
     def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         """Deliver commands in order; `fds` stay the caller's."""
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        """Fetch into this folder what the node's ranks wrote, then call `done` in the loop; also if it fails."""
 
 
 class MultiNodeRun:
@@ -220,3 +224,88 @@ def _on_our_clock(event: m.Event) -> m.Event:
     if isinstance(event, m.Returned) and event.began_at_s is not None:
         return replace(event, at_s=now_s, began_at_s=event.began_at_s + now_s - node_s)
     return cast("m.Event", replace(cast("m.Returned", event), at_s=now_s))
+
+
+class MultiNodeWatch:
+    """The watch over one run.
+
+    Args:
+        ranks: Ranks that still execute the cell.
+        look_closer: Has all of them look into their process groups.
+        tell: Takes the events.
+        stop: Stops the run.
+    """
+
+    def __init__(
+        self,
+        command: m.Execute,
+        loop: Loop,
+        *,
+        ranks: Callable[[], set[int]],
+        look_closer: Callable[[], None],
+        tell: Callable[[m.RunEvent], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._loop, self._ranks, self._look_closer = loop, ranks, look_closer
+        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._looks = {rank: m.RankSighting(rank=rank, state="running") for rank in command.ranks}
+        self._ticks = 0
+        self._timer: Timer = loop.later(TICK_S, self._tick)
+
+    def close(self) -> None:
+        """Stop watching, because the run is over or being stopped."""
+        self._timer.cancel()
+
+    def stop_at_a_stall(self) -> None:
+        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        self._stalls.limit_s = 0.0
+
+    def handle_event(self, event: m.NodeSawRanks) -> None:
+        self._looks |= {look.rank: look for look in event.looks}
+
+    def _tick(self) -> None:
+        self._timer = self._loop.later(TICK_S, self._tick)
+        self._ticks += 1
+        ranks = self._ranks()
+        looks = [look if rank in ranks else replace(look, state="left") for rank, look in self._looks.items()]
+        if self._ticks % DEEP_EVERY == 0 and is_suspicious(looks):
+            self._look_closer()
+        self._stalls.judge(looks)
+
+
+class LogCollection:
+    """The logs of one run.
+
+    Args:
+        run: The id of the run.
+        nodes: The nodes of the worker group.
+        folder: The folder of this run's logs.
+        on_fetched: Called when the logs of a node have come, or will not.
+    """
+
+    def __init__(self, run: str, nodes: Sequence[NodeHandle], folder: Path, on_fetched: Callable[[], None]) -> None:
+        self._run, self._nodes, self._folder, self._on_fetched = run, nodes, folder, on_fetched
+        self._fetching: set[int] = set()
+        self._asked = False
+        """Whether some node was asked for logs."""
+
+    @property
+    def complete(self) -> bool:
+        """Return whether no logs are on their way."""
+        return not self._fetching
+
+    @property
+    def directory(self) -> str:
+        """Return the folder; empty if no rank wrote anything, or none of it could be fetched."""
+        return str(self._folder) if self._asked and any(self._folder.glob("rank*.log")) else ""
+
+    def fetch(self, node: int) -> None:
+        """Fetch the logs of a node."""
+        self._fetching.add(node)
+        self._asked = True
+        self._nodes[node].fetch_logs(self._run, self._folder, lambda: self.give_up(node))
+
+    def give_up(self, node: int) -> None:
+        """Stop waiting for the logs of a node."""
+        self._fetching.discard(node)
+        self._on_fetched()

@@ -17,19 +17,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from jupyter_distrib.coordinator.allocation_end import AllocationEnd
 from jupyter_distrib.coordinator.group_repair import MultiNodeGroupRepair
 from jupyter_distrib.coordinator.group_state import MOVES
 from jupyter_distrib.coordinator.group_state import MultiNodeState as State
 from jupyter_distrib.coordinator.group_state import MultiNodeTrigger as Trigger
 from jupyter_distrib.coordinator.run import MultiNodeRun, NodeHandle
-from jupyter_distrib.coordinator.start_progress import StartProgress
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
-from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
+
+STARTING_EVERY_S = 0.4
+WARNING_S = 300.0
+"""Seconds before the end from which on it is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,3 +419,83 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             for share in self._shares:
                 share.node.send(m.CloseWorkerGroup(group=self.name, force=force))
         self.place.give_back(useless=useless, killed=force)
+
+
+class StartProgress:
+    """The progress of one worker group."""
+
+    def __init__(self, group: str, loop: Loop, tell: Callable[[m.WorkerGroupStarting], object]) -> None:
+        self._group, self._loop, self._tell = group, loop, tell
+        self._size = 0
+        self._nodes: list[str] = []
+        """The names of the nodes, once there are some."""
+        self._up: dict[int, int] = {}
+        """The number of ranks that are up, by the number of the node, once it has reported."""
+        self._over = False
+
+    def looks_for_nodes(self, size: int) -> None:
+        """Report that nodes are waited for, if it takes a while."""
+        self._size = size
+        self._loop.later(STARTING_EVERY_S, lambda: None if self._nodes else self._report("a free node"))
+
+    def found(self, nodes: Sequence[str], size: int) -> None:
+        """Report which nodes are waited for, if it takes a while."""
+        self._nodes, self._size = list(nodes), size
+        self._loop.later(STARTING_EVERY_S, self._report_silent)
+
+    def up(self, node: int, up: int, waits_for: str = "") -> None:
+        """Take how many ranks of a node are up; report it, with what they wait for."""
+        self._up[node] = up
+        where = f"{self._nodes[node]}: " if len(self._nodes) > 1 and waits_for else ""
+        self._report(where + waits_for)
+
+    def opened(self, node: int, size: int) -> None:
+        """Take that all ranks of a node are up."""
+        self._up[node] = size
+        self._over = self._over or (len(self._up) == len(self._nodes) and sum(self._up.values()) >= self._size)
+
+    def end(self) -> None:
+        """Report nothing any more."""
+        self._over = True
+
+    def _report_silent(self) -> None:
+        silent = [name for number, name in enumerate(self._nodes) if number not in self._up]
+        if silent:
+            self._report(f"the node{'s' * (len(silent) > 1)} {', '.join(silent)}")
+
+    def _report(self, waits_for: str) -> None:
+        if not self._over:
+            up = sum(self._up.values())
+            self._tell(m.WorkerGroupStarting(group=self._group, up=up, size=self._size, waits_for=waits_for))
+
+
+class AllocationEnd:
+    """The time at which the engine takes the nodes of a worker group away.
+
+    Args:
+        tell: Tells the run that goes on at that moment, if there is one.
+    """
+
+    def __init__(self, loop: Loop, tell: Callable[[str], None]) -> None:
+        self._loop, self._tell = loop, tell
+        self._ends_at_s: float | None = None
+        self._timer: Timer | None = None
+
+    def start(self, ends_at_s: float | None) -> None:
+        """Take the time, by `time.monotonic`; None if there is no limit."""
+        self.cancel()
+        self._ends_at_s = ends_at_s
+        if ends_at_s is not None and (left_s := ends_at_s - time.monotonic()) > WARNING_S:
+            self._timer = self._loop.later(left_s - WARNING_S, lambda: self._tell(self.warning))
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the end is near; else empty."""
+        if self._ends_at_s is None or (left_s := self._ends_at_s - time.monotonic()) > WARNING_S:
+            return ""
+        return f"the time limit ends these ranks in {duration(max(0.0, left_s))}: save what must stay."
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

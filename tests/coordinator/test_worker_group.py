@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.coordinator import allocation_end
+from jupyter_distrib.coordinator import worker_group
 from jupyter_distrib.coordinator.run import STOP_LIMIT_S
 from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.wire import messages as m
@@ -441,7 +441,7 @@ def test_the_time_limit_of_the_nodes_is_told_to_the_run_and_to_those_that_begin_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(allocation_end.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(worker_group.time, "monotonic", lambda: now_s)
     gathering = Gathering(tmp_path, opened=False)
     gathering.place_nodes(ends_at_s=now_s + 3600.0)
     gathering.open_nodes()

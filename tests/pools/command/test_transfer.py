@@ -17,8 +17,8 @@ from typing import Any, cast
 import pytest
 
 from jupyter_distrib.coordinator.engine import ContentPart
-from jupyter_distrib.coordinator.incoming_content import IncomingContent
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
+from jupyter_distrib.coordinator.relay import IncomingContent
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.pools.command import transfer
 from jupyter_distrib.serialization import shared_memory
