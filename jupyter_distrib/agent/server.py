@@ -31,8 +31,8 @@ from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.leftovers import AdoptedProcesses
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched

@@ -25,7 +25,7 @@ from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.coordinator.remote_node import Delivery, RemoteNode
 from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, Share
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import messages as m

@@ -16,11 +16,10 @@ from typing import Protocol, cast
 
 from jupyter_distrib.agent.runs.watch import DEEP_EVERY, TICK_S
 from jupyter_distrib.server.diagnose import is_suspicious
-from jupyter_distrib.server.drain_reports import DrainReports
-from jupyter_distrib.server.group_health import GroupHealth
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.group_health import DrainReports, GroupHealth
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.server.time_limit import TimeLimit
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system.event_loop import Loop, Timer, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m

@@ -19,8 +19,8 @@ from pathlib import Path
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
 from jupyter_distrib.coordinator.run import MultiNodeRun
 from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, NodeSource
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire import messages as m

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
+from jupyter_distrib.server.worker_group import PendingCell, Tell
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import confinement, confinement_report, last_seen, run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m

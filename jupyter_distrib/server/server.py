@@ -1,8 +1,8 @@
-"""A process that serves the user's kernels and outlives them. The agent has one, and so has the coordinator.
+r"""A process that serves the user's kernels and outlives them. The agent has one, and so has the coordinator.
 
-    kernel A --link--\\          /-- worker group of A
+    kernel A --link--\          /-- worker group of A
                        server --+
-    kernel B --link--/          \\-- worker group of B
+    kernel B --link--/          \-- worker group of B
 
 A kernel that goes away, by the end of its link or of its process, takes its worker groups with it, except one that
 executes a detached run. What a worker group is, and how one is opened, is the `Service`'s. Single-threaded, in one
@@ -16,19 +16,17 @@ import platform
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic
+from typing import Generic, Protocol
 
 from jupyter_distrib.server import detached_runs
 from jupyter_distrib.server.attempts import Attempts
-from jupyter_distrib.server.client import Client, G
 from jupyter_distrib.server.detached_runs import DetachedRuns
-from jupyter_distrib.server.listener import Listener
-from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.server.service import Service
-from jupyter_distrib.server.socket_name import SocketName
+from jupyter_distrib.server.listener import Listener, SocketName
+from jupyter_distrib.server.worker_group import Client, G, Tell
 from jupyter_distrib.system import confinement, last_seen, open_files, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
@@ -40,6 +38,37 @@ IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
 GATHER_S = 0.003
 """Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
+
+
+class Service(Protocol[G]):
+    """The methods in which the agent and the coordinator differ. Each is called in the loop, and returns at once."""
+
+    def welcome(self, client: Client[G]) -> None:
+        """Prepare for a kernel that has just been welcomed."""
+
+    def open(self, client: Client[G], command: m.OpenWorkerGroup) -> None:
+        """Open a worker group, refuse it, or have it wait; an opened one is given to `Server.add`."""
+
+    def close_waiting(self, group: str) -> None:
+        """Forget a worker group that waits to be opened."""
+
+    def closed(self, group: G, *, force: bool) -> None:
+        """Give back the resources of a worker group that is closed now."""
+
+    def gone(self, client: Client[G]) -> None:
+        """Forget the requests of a kernel that has gone."""
+
+    def obey(self, client: Client[G], command: m.Message) -> None:
+        """Follow a command that the server does not know."""
+
+    def before_cell(self) -> None:
+        """Record all that has happened to ranks, before they get a cell."""
+
+    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
+        """Report the status, soon; the server adds its process and its worker groups."""
+
+    def rest(self) -> None:
+        """Free memory: no kernel is connected, and only records of detached runs are left."""
 
 
 class Server(Generic[G]):

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.system.event_loop import Timer
+from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.link import Link
+
+Tell = Callable[[m.Event, tuple[int, ...]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCell:
+    """A cell that is executed in the end, or cancelled, or fails."""
+
+    command: m.Execute
+    descriptors: Descriptors
+    tell: Tell
+
+    def cancel(self) -> None:
+        """Report that the cell was stopped before it began."""
+        self._end(endings.interrupted(self.command.run, self.command.ranks))
+
+    def fail(self, reason: str) -> None:
+        """Report why the cell cannot begin."""
+        failure = m.Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        self._end(endings.failed(self.command.run, self.command.ranks, failure))
+
+    def may_have(self, ranks: int) -> bool:
+        """Return whether the cell may go on with so few ranks."""
+        return 0 < self.command.min_ranks <= ranks
+
+    def with_fewer(self, ranks: int, cause: str) -> PendingCell:
+        """Return the cell for fewer ranks, and report that it goes on with them."""
+        command = replace(self.command, ranks=tuple(range(ranks)))
+        self.tell(m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
+        return replace(self, command=command)
+
+    def _end(self, events: Sequence[m.RunEvent]) -> None:
+        self.descriptors.close()
+        for event in events:
+            self.tell(event, ())
 
 
 class RunOfGroup(Protocol):
@@ -112,3 +151,41 @@ class WorkerGroupState(Generic[R]):
         """Return the cell that waits for the ranks, and clear it."""
         pending, self.pending = self.pending, None
         return pending
+
+
+G = TypeVar("G", bound=ServedWorkerGroup)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Client(Generic[G]):
+    """One kernel."""
+
+    link: Link
+    hello: m.Hello | None = None
+    pidfd: int = -1
+    groups: dict[str, G] = field(default_factory=dict)
+    gathering: Timer | None = None
+    """Timer after which the queued events are sent, if all of them can wait for what follows."""
+
+    def gather_no_more(self) -> None:
+        """Cancel the timer, because the queued events are sent now."""
+        if self.gathering is not None:
+            self.gathering.cancel()
+            self.gathering = None
+
+    def statuses(self) -> list[m.GroupStatus]:
+        """Return the status of each of its worker groups."""
+        if self.hello is None:
+            return []
+        return [
+            m.GroupStatus(
+                group=group.name,
+                holder=self.hello.label,
+                session=self.hello.session,
+                workers=group.infos(),
+                run=group.current.run if group.current else "",
+                label=group.current.label if group.current else "",
+                kept=dict(group.kept),
+            )
+            for group in self.groups.values()
+        ]

@@ -20,8 +20,8 @@ from jupyter_distrib.agent.gpus.torch_build import TorchBuild
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks import starter
 from jupyter_distrib.agent.server import Agent
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link

@@ -10,8 +10,7 @@ import pytest
 from jupyter_distrib.agent.groups import repair as group_repair
 from jupyter_distrib.agent.groups.repair import GroupRepair
 from jupyter_distrib.agent.groups.store import SETTLING_S, Settling
-from jupyter_distrib.server.drain_reports import DrainReports
-from jupyter_distrib.server.group_health import GroupHealth
+from jupyter_distrib.server.group_health import DrainReports, GroupHealth
 from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Later
 

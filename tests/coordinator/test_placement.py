@@ -17,7 +17,7 @@ from jupyter_distrib.coordinator.engine import ReservedNodes
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.coordinator.worker_group import Share
-from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.wire import messages as m
 
 SOME = m.OpenWorkerGroup(group="a", size=2, gpus=False)

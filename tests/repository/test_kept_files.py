@@ -19,6 +19,8 @@ OTHER_FILES = {
         "the list of removed logs, to write it"
     ),
     "system/log_folder.py: os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)": "a log, to lock it",
+    "coordinator/relay.py: open(path, 'rb')": "a part of a value, which the coordinator has written",
+    "server/listener.py: os.open(os.devnull, os.O_RDONLY)": "a spare descriptor",
     "coordinator/relay.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
     "system/last_seen.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
     "system/paths.py: os.open(path, flags | (os.O_TRUNC if emptied else 0), 384)": "the one way to write",

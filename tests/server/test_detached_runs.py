@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import last_seen
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.server import compaction
 from jupyter_distrib.server import journal as journals
-from jupyter_distrib.server.compaction import Entry
-from jupyter_distrib.server.journal import Journal
+from jupyter_distrib.server.journal import Entry, Journal, thinned
 from jupyter_distrib.wire import messages as m
 
 
@@ -101,7 +99,7 @@ def test_a_long_journal_spans_all_that_was_reported(monkeypatch: pytest.MonkeyPa
 
     def counted(entries: Sequence[Entry]) -> tuple[list[Entry], list[m.Displayed]]:
         looked_at.append(len(entries))
-        return compaction.thinned(entries)
+        return thinned(entries)
 
     monkeypatch.setattr(journals, "thinned", counted)
     journal, count = Journal(detached(), (), 2, gpus=False, notebook=""), 6 * journals.MAX_ENTRIES

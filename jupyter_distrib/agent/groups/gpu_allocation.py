@@ -19,7 +19,7 @@ from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
-from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import formatting, open_files, outside_text
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m

@@ -9,7 +9,7 @@ from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.ranks.leftovers import BackgroundJobs
 from jupyter_distrib.agent.ranks.output import RunOutput, write_late
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 

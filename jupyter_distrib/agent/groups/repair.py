@@ -1,7 +1,7 @@
 """Makes the process groups of one worker group fit after a run that did not end well. Runs in the agent's loop.
 
 CPU ranks have a new store at once, and make their groups anew when next needed. Ranks with devices report first how
-far they came (`server/drain_reports.py`), and keep their groups if that is equally far. Where ranks of other nodes
+far they came (`server/group_health.py`), and keep their groups if that is equally far. Where ranks of other nodes
 belong to the worker group, the coordinator decides for all of them (`coordinator/group_repair.py`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 

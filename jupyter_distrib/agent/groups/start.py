@@ -12,7 +12,7 @@ from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK, Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m

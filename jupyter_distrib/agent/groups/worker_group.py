@@ -31,8 +31,7 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.pending_cell import PendingCell, Tell
-from jupyter_distrib.server.worker_group import WorkerGroupState
+from jupyter_distrib.server.worker_group import PendingCell, Tell, WorkerGroupState
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system import reap
 from jupyter_distrib.wire import messages as m
 

@@ -17,10 +17,9 @@ from jupyter_distrib.agent.runs.rank_connections import RankConnections
 from jupyter_distrib.agent.runs.stack_requests import StackRequests
 from jupyter_distrib.agent.runs.stop_ladder import StopLadder
 from jupyter_distrib.agent.runs.watch import Watch
-from jupyter_distrib.server.drain_reports import DrainReports
-from jupyter_distrib.server.group_health import GroupHealth
-from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.group_health import DrainReports, GroupHealth
 from jupyter_distrib.server.time_limit import TimeLimit
+from jupyter_distrib.server.worker_group import Tell
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.system.process import state_and_cpu_s

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.server import server
-from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
 
