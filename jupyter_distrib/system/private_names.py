@@ -267,7 +267,7 @@ DEEPSPEED = Library(
 RAY = Library(
     name="ray",
     known="2.60",
-    files=("pools/ray/nodes.py",),
+    files=("pools/ray/serve.py",),
     needed={
         "ray._private.client_mode_hook": "client_mode_wrap",
         "ray._private.state": "available_resources_per_node",

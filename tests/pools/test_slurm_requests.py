@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.pools.slurm import requests
-from jupyter_distrib.pools.slurm.requests import Request
+from jupyter_distrib.pools.slurm import allocation
+from jupyter_distrib.pools.slurm.allocation import Request
 from tests.processes import wait_until
 
 Cancelled = Callable[[], list[str]]
@@ -25,7 +25,7 @@ def cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cancelled:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setattr(requests, "AGAIN_S", 0.01)
+    monkeypatch.setattr(allocation, "AGAIN_S", 0.01)
     said = tmp_path / "said"
     return lambda: said.read_text().splitlines() if said.exists() else []
 
@@ -52,7 +52,7 @@ def test_a_request_that_was_answered_is_cancelled_once(cancelled: Cancelled, tmp
 def test_one_that_may_come_late_is_cancelled_until_it_cannot(
     cancelled: Cancelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "SETTLE_S", 0.1)
+    monkeypatch.setattr(allocation, "LATEST_S", 0.1)
     (tmp_path / "away").touch()
     request = Request("train.ipynb")
     request.settle(certain=False)
@@ -65,13 +65,13 @@ def test_one_that_may_come_late_is_cancelled_until_it_cannot(
 
 def test_the_next_start_cancels_for_a_process_that_has_ended(cancelled: Cancelled, tmp_path: Path) -> None:
     own = Request("train.ipynb")
-    code = "from jupyter_distrib.pools.slurm.requests import Request; print(Request('gone').name)"
+    code = "from jupyter_distrib.pools.slurm.allocation import Request; print(Request('gone').name)"
     gone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "away").touch()
-    requests.cancel_left()
+    allocation.cancel_left()
     assert left(tmp_path) == 2, "the controller did not answer"
     (tmp_path / "away").unlink()
-    requests.cancel_left()
+    allocation.cancel_left()
     assert cancelled() == [f"--name={gone}"]
     assert left(tmp_path) == 1
     own.settle(certain=True)
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_request_cancels_nothing(cancelled: Cancelled, tmp_pat
     os.mkfifo(folder / "fifo")
     (folder / "folder").mkdir()
     (folder / "link").symlink_to("/dev/zero")
-    requests.cancel_left()
+    allocation.cancel_left()
     assert cancelled() == before
 
 

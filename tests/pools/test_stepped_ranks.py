@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib import testing
-from jupyter_distrib.pools.inline import steps_view
+from jupyter_distrib.pools.inline import steps
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.inline.steps import Arrow, Step, Value
 from jupyter_distrib.testing import PoolClient
@@ -123,10 +123,10 @@ def test_a_step_is_a_picture_and_sentences_without_any_script() -> None:
         name="broadcast", detail="from rank 0", lines={0: 3, 1: 5}, before={0: (twos,), 1: (ones,)},
         after={0: (twos,), 1: (twos,)}, arrows=[Arrow(0, 1, twos)],
     )  # fmt: skip
-    html = steps_view.as_html([step, step], [0, 1], left_out=1)
+    html = steps.as_html([step, step], [0, 1], left_out=1)
     assert "<script" not in html
     assert html.count("<section>") == html.count("<input") == 2
     assert "step 2 of 2 · broadcast (from rank 0) · lines 3, 5" in html
     assert "rank 0 sends [&lt;2&gt;] of shape [2] to rank 1" in html
     assert "1 further step not shown" in html
-    assert "  rank 1  [1 1]  ->  [<2>]" in steps_view.as_text([step])
+    assert "  rank 1  [1 1]  ->  [<2>]" in steps.as_text([step])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jupyter_distrib.agent.gpus.devices import Gpu
-from jupyter_distrib.agent.gpus.usage import GpuReader
+from jupyter_distrib.agent.gpus.inventory import GpuReader
 from jupyter_distrib.agent.ranks import exit_info, usage
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.diagnose import is_suspicious

@@ -6,11 +6,25 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import socket
 import sys
+from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
+from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.coordinator.placement import Placements
+from jupyter_distrib.coordinator.server import Coordinator
+from jupyter_distrib.pools.command.connect import BROUGHT
 from jupyter_distrib.pools.command.hosts_pool import HostsPool
-from jupyter_distrib.pools.command.serve import serve
+from jupyter_distrib.system import signals
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.subprocess_future import subprocess_future
+
+DEFAULT_IDLE_S = 600.0
 
 
 def main() -> None:
@@ -19,7 +33,31 @@ def main() -> None:
         sys.path.append(told["folder"])  # where the kernel has found the class, which may have added the folder itself
     module, _, name = told["pool"].partition(":")
     cls: type[HostsPool] = attrgetter(name)(importlib.import_module(module))
-    serve(cls(**told["options"]), sys.argv[1:])
+    _serve(cls(**told["options"]), sys.argv[1:])
+
+
+def _serve(pool: HostsPool, arguments: Sequence[str]) -> None:
+    """Serve kernels until nobody needs it.
+
+    Args:
+        pool: The pool.
+        arguments: The socket's descriptor, the folder of sockets, and the coordinator's name in it.
+    """
+    socket_fd, directory, name = int(arguments[0]), arguments[1], arguments[2]
+    signals.reset()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    archive = subprocess_future(partial(source_archive.archive, BROUGHT, any_python=False), socket_fd)
+    idle_s = float(pool.given.get("idle", DEFAULT_IDLE_S))
+    coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
+    calls = CallSoon(coordinator.loop)
+    engine = pool.reach(coordinator.loop, calls, archive)
+    coordinator.title = pool.title
+    coordinator.find_nodes = Placements(calls, engine.reserve, copy_files="copy_files" in pool.given).find
+    coordinator.ask_nodes = engine.ask
+    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+    coordinator.run()
+    os._exit(0)  # threads that end connections have nothing of ours
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from jupyter_distrib.agent.gpus import devices, inventory
+from jupyter_distrib.agent.gpus.leases import holder_elsewhere
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
-from jupyter_distrib.pools.command import host_gpus
 from jupyter_distrib.system import control_groups, network_interfaces
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.pipe_link import PipeLink
@@ -126,7 +128,7 @@ class PipedRelay:
                 self._started.address = str(arguments[0])
                 return None
             case "gpus":
-                return host_gpus.look(*arguments)
+                return gpus_here(*arguments)
             case "logs":
                 return self._started.logs(*arguments)
             case "end":
@@ -199,3 +201,29 @@ def own_address(interface: str) -> tuple[str, str]:
 
 def main(folder: str, reading: str, writing: str) -> None:
     PipedRelay(PipeLink(int(reading), int(writing)), folder).serve()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGpus:
+    """The GPUs of a host, as far as its users may see them."""
+
+    names: tuple[str, ...] = ()
+    """Name of each."""
+    holders: tuple[str, ...] = ()
+    """Holder of each that is of the requested type; empty for one that is free."""
+
+    @property
+    def free(self) -> int:
+        return self.holders.count("")
+
+
+def gpus_here(gpu_type: str) -> dict[str, tuple[str, ...]]:
+    """Return the fields of `HostGpus`, with the driver's answers of now; blocks for as long as it takes."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = None if words is None else tuple(filter(None, words.split(",")))
+    try:
+        found = devices.visible(inventory.read_now().gpus, chosen)
+    except devices.UnknownDevice:  # the agent says so
+        found = []
+    fitting = devices.of_type(found, gpu_type) if gpu_type else found
+    return {"names": tuple(gpu.name for gpu in found), "holders": tuple(map(holder_elsewhere, fitting))}

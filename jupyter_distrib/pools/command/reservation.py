@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,12 +18,11 @@ from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Trans
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.command import host_report
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import connect
-from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
+from jupyter_distrib.pools.command.piped_relay import HostGpus
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.call_soon import CallSoon
@@ -37,6 +38,9 @@ GPUS_S = 30.0
 """Seconds in which the driver of a host has to answer."""
 _GIVEN_UP = "the ranks were given up before they had started."
 Facts = Mapping[str, Any]
+REPORT_S = 1.5
+"""Seconds in which the hosts have to answer."""
+NOT_REACHED = "not reached yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,7 @@ class Hosts:
         return HostsReservation(self, command, hello, say)
 
     def _look(self, tell: Tell) -> NodeReport:
-        return host_report.report(self.options.hosts, dict(self.facts), dict(self.channels))
+        return report(self.options.hosts, dict(self.facts), dict(self.channels))
 
 
 class HostsReservation:
@@ -313,3 +317,43 @@ def _end(channel: PipeChannel) -> None:
     channel.order("end")
     channel.close()
     channel.connection.end()
+
+
+def report(
+    hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]], channels: Mapping[str, PipeChannel]
+) -> NodeReport:
+    """Return the report.
+
+    Args:
+        hosts: The hosts of the pool.
+        facts: What hosts have said of themselves, by name.
+        channels: The hosts that are connected, by name.
+    """
+    asked = {name: channel.ask("gpus", "") for name, channel in channels.items()}
+    wait(asked.values(), REPORT_S)
+    nodes = [_node_status(host, facts.get(host.name), _answer(asked.get(host.name))) for host in hosts]
+    unknown = all(node.state == NOT_REACHED for node in nodes)
+    return NodeReport(nodes=tuple(nodes), next_rank="the next cell connects to the hosts" if unknown else "")
+
+
+def _answer(asked: Future[Any] | None) -> HostGpus | None:
+    if asked is not None and asked.done():
+        with suppress(Exception):  # it is lost, which its cell is told
+            return HostGpus(**asked.result())
+    return None
+
+
+def _node_status(host: Host, facts: Mapping[str, Any] | None, gpus: HostGpus | None) -> m.NodeStatus:
+    if facts is None:
+        return m.NodeStatus(name=host.name, cpus=0.0, memory_bytes=0, state=NOT_REACHED)
+    names = gpus.names if gpus else facts.get("gpus", ())
+    held = Counter(filter(None, gpus.holders)) if gpus else {}
+    return m.NodeStatus(
+        name=host.name,
+        cpus=float(facts["cpus"]),
+        memory_bytes=int(facts["memory_bytes"]),
+        gpus=len(names),
+        free_gpus=gpus.free if gpus else None,
+        gpu_type=", ".join(dict.fromkeys(names)),
+        holders=tuple(f"{holder}, {count} GPU{'s' * (count > 1)}" for holder, count in held.items()),
+    )

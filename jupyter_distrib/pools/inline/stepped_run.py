@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from jupyter_distrib.pools.inline import steps_view
+from jupyter_distrib.pools.inline import steps
 from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
 from jupyter_distrib.pools.inline.collectives import Collectives
 from jupyter_distrib.pools.inline.run import InlineRun, Outcome
@@ -40,7 +40,7 @@ class SteppedRun(InlineRun):
                 if self._interrupts.asked and not stopped:
                     stopped = True
                     self._stop_ranks()
-        steps_view.show(collectives.steps, [order.rank for order in orders], collectives.left_out)
+        steps.show(collectives.steps, [order.rank for order in orders], collectives.left_out)
 
     def _take_part(self, order: m.WorkerOrder) -> None:
         """Execute the cell on one rank, in its thread."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import threading
 import time
 import traceback
@@ -16,10 +17,10 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
-from jupyter_distrib.coordinator.part_transfer import PartTransfer
+from jupyter_distrib.coordinator.part_transfer import PartTransfer, Taking
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
-from jupyter_distrib.pools.ray.object_store import ObjectStore
+from jupyter_distrib.pools.ray.cluster import cause
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
 from jupyter_distrib.system import log_folder, paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
@@ -37,6 +38,9 @@ START_S = 300.0
 """Seconds in which the processes of a node have to start, including a runtime environment that is made first."""
 LOOK_S = 2.0
 """Seconds between looks for new nodes while waiting for some."""
+ROOM_S = 3.0
+"""Seconds to wait for room: Ray frees it some time after it could (`free_objects_period_milliseconds`)."""
+AGAIN_S = 0.1
 
 
 class RayChannel:
@@ -303,3 +307,39 @@ def holders(names: Collection[str], detached: Sequence[str] = ()) -> str:
         f" {told} {verb} ranks in it: `%distributed_pool stop` in that notebook frees them, and {', '.join(attach)} "
         "shows a detached run of it; or wait for them with --wait S."
     )
+
+
+class ObjectStore:
+    """Ray's object store: a part is a reference, which each node fetches."""
+
+    part_bytes = 64 << 20
+    ahead = 3
+    """Two that some node has not taken yet, and the one that is being put."""
+
+    def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> Any:
+        """Put a part into the store; if store and disk are full, wait until earlier parts have been taken."""
+        import ray
+
+        until_s = 0.0
+        while True:
+            try:
+                return ray.put(pickle.PickleBuffer(buffer))
+            except ray.exceptions.RayError:
+                until_s = until_s or time.monotonic() + ROOM_S
+                if not taking and time.monotonic() > until_s:
+                    raise
+            if taking:
+                self.wait(taking.popleft())
+            else:
+                time.sleep(AGAIN_S)
+
+    def wait(self, calls: list[Any]) -> None:
+        import ray
+
+        ray.wait(calls, num_returns=len(calls), timeout=None)
+
+    def close(self) -> None:
+        """Do nothing: Ray removes what nobody refers to."""
+
+    def failure(self, error: Exception) -> str:
+        return f"the values for this cell could not be put into Ray's object store: {cause(error)}"

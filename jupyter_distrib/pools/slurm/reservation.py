@@ -21,7 +21,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import carrier
-from jupyter_distrib.pools.slurm import command, report, requests
+from jupyter_distrib.pools.slurm import allocation, command, report
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
@@ -36,7 +36,7 @@ class SlurmCluster:
         self.facts: dict[str, Mapping[str, Any]] = {}
         self.ask = NodeReporter(loop, calls, partial(report.look, options), fresh_s=report.FRESH_S).ask
         """See `Coordinator.ask_nodes`."""
-        threading.Thread(target=requests.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
+        threading.Thread(target=allocation.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
 
     def reserve(self, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> SlurmReservation:
         """See `coordinator.engine.Reserve`."""

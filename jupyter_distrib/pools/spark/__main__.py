@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from jupyter_distrib.pools.ray.serve import prepare, serve
-from jupyter_distrib.pools.spark.reservation import SparkCluster
-from jupyter_distrib.pools.spark.started import Application
+from jupyter_distrib.pools.spark.reservation import Application, SparkCluster
 
 
 def main(arguments: Sequence[str], options: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """`python -m jupyter_distrib.pools.spark.application`: the driver of the Spark application in whose executors Ray runs.
 
-Started by the coordinator (`pools/spark/started.py`), which writes the pool's options as JSON in a line to its standard
-input; the application ends when that input ends. Its answers are lines of JSON on standard output: `{"said": TEXT}`
-while it starts, then `{"address": "HOST:PORT"}` or `{"refused": SENTENCE}`. Neither the kernel nor the coordinator
-loads Spark.
+Started by the coordinator (`pools/spark/reservation.py`), which writes the pool's options as JSON in a line to its
+standard input; the application ends when that input ends. Its answers are lines of JSON on standard output:
+`{"said": TEXT}` while it starts, then `{"address": "HOST:PORT"}` or `{"refused": SENTENCE}`. Neither the kernel nor the
+coordinator loads Spark.
 
 What Ray on Spark does not say (measured with Ray 2.60 and pyspark 4.3): it looks for `ray` on PATH, in the executors
 too; it makes no token by itself; the number of CPUs of a node and that of GPUs are given together or not at all.

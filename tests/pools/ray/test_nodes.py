@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jupyter_distrib.pools.ray.nodes import statuses
+from jupyter_distrib.pools.ray.serve import statuses
 from jupyter_distrib.wire import messages as m
 
 NODES = [
