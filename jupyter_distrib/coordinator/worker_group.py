@@ -22,10 +22,9 @@ from jupyter_distrib.coordinator.group_state import MOVES
 from jupyter_distrib.coordinator.group_state import MultiNodeState as State
 from jupyter_distrib.coordinator.group_state import MultiNodeTrigger as Trigger
 from jupyter_distrib.coordinator.run import MultiNodeRun, NodeHandle
-from jupyter_distrib.server.worker_group import PendingCell, Tell, WorkerGroupState
+from jupyter_distrib.server.worker_group import PendingCell, StateMachine, Tell, WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.formatting import duration
-from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 

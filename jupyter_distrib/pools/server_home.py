@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import confinement, load_time, open_files, paths, process_environment, record_file
+from jupyter_distrib.system import confinement, open_files, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire import messages as m
@@ -169,7 +169,7 @@ def fingerprint(*more: object) -> str:
         process_environment.version("torch"),
         process_environment.version("cloudpickle"),
         *_sources(),
-        *sorted(load_time.in_force()),
+        *sorted(process_environment.load_time_variables()),
         *(resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")),
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",

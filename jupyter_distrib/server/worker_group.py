@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_distrib.system.event_loop import Timer
@@ -13,7 +14,29 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 
+S = TypeVar("S", bound=Enum)
+T = TypeVar("T", bound=Enum)
 Tell = Callable[[m.Event, tuple[int, ...]], None]
+
+
+class StateMachine(Generic[S, T]):
+    """A state, and the moves that are allowed from it.
+
+    Args:
+        first: The initial state.
+        moves: The next state, by state and trigger.
+    """
+
+    def __init__(self, first: S, moves: Mapping[tuple[S, T], S]) -> None:
+        self.state = first
+        self._moves = moves
+
+    def move(self, trigger: T) -> bool:
+        """Make the move that the table has for this trigger; return False, in the same state, if it has none."""
+        if (self.state, trigger) not in self._moves:
+            return False
+        self.state = self._moves[self.state, trigger]
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

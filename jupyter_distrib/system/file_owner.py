@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import types
 from functools import lru_cache
 
 from jupyter_distrib.system import process_environment
@@ -20,6 +21,7 @@ LIBRARY_FOLDERS = tuple(
 CALL = "call of "
 """The beginning of the file name under which the call of a distributed function is executed."""
 _OWN = (*process_environment.OWN, CALL)
+_IMPORT = "<frozen importlib._bootstrap>"
 
 
 def is_own(filename: str) -> bool:
@@ -36,3 +38,18 @@ def is_library(path: str) -> bool:
 def is_users(path: str) -> bool:
     """Return whether a file is the user's: neither a library's nor code without a file."""
     return not path.startswith("<") and not is_library(path)
+
+
+def importing_library(frame: types.FrameType | None) -> bool:
+    """Return whether this is part of an import of a module that is not local.
+
+    It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
+    and every later import of it in this process fails ("Tried to register an operator ... twice") or ends the process
+    by SIGSEGV.
+    """
+    while frame is not None and (outer := frame.f_back) is not None:
+        code, name = frame.f_code, frame.f_code.co_filename
+        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and is_library(name):
+            return True
+        frame = outer
+    return False

@@ -106,7 +106,7 @@ class WholeImports:
                 signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
-        from jupyter_distrib.system.library_imports import importing_library
+        from jupyter_distrib.system.file_owner import importing_library
 
         if importing_library(frame):
             self._pressed = True

@@ -10,7 +10,7 @@ import threading
 import types
 
 from jupyter_distrib.errors import ValueLost
-from jupyter_distrib.system import library_imports
+from jupyter_distrib.system import file_owner
 from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.messenger import Messenger
 
@@ -43,7 +43,7 @@ class Interrupts:
         sys.unraisablehook = unless_stopped
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        self.postponed = self._messenger.main_thread_sends or library_imports.importing_library(frame)
+        self.postponed = self._messenger.main_thread_sends or file_owner.importing_library(frame)
         if self.allowed and not self.postponed:
             self._raised = True
             raise KeyboardInterrupt

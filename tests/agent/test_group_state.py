@@ -10,8 +10,8 @@ import pytest
 
 from jupyter_distrib.agent.groups.state import MOVES, NodeGroupState, NodeGroupTrigger
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
+from jupyter_distrib.server.worker_group import StateMachine
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 

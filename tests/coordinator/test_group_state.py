@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator.group_state import MOVES, MultiNodeState, MultiNodeTrigger
-from jupyter_distrib.system.state_machine import StateMachine
+from jupyter_distrib.server.worker_group import StateMachine
 from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Gathering
 

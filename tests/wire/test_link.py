@@ -302,18 +302,18 @@ def test_the_protocol_differs_with_fields_only(
     before: str, after: str, differs: bool, archived: bool, tmp_path: Path
 ) -> None:
     """Also in an archive, as other machines get the package."""
-    root = Path(m.protocol.__file__).parent.parent.parent
+    root = Path(m.__file__).parent.parent.parent
     for file in [*root.glob("*.py"), *root.glob("wire/**/*.py"), *root.glob("system/*.py")]:
         copy = tmp_path / "jupyter_distrib" / file.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         source = file.read_text("utf-8")
         copy.write_text(source.replace(before, after) if copy.parent.name == "messages" else source, "utf-8")
     path = shutil.make_archive(str(tmp_path / "source"), "zip", tmp_path, "jupyter_distrib") if archived else tmp_path
-    program = f"import sys; sys.path.insert(0, {str(path)!r}); from jupyter_distrib.wire.messages import protocol as p; print(p.PROTOCOL)"
+    program = f"import sys; sys.path.insert(0, {str(path)!r}); from jupyter_distrib.wire import messages as m; print(m.PROTOCOL)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path.parent
     )
-    assert (int(done.stdout) != m.protocol.PROTOCOL) is differs
+    assert (int(done.stdout) != m.PROTOCOL) is differs
 
 
 def test_noise_neither_crashes_nor_leaks() -> None:

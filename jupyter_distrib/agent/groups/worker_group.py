@@ -31,11 +31,10 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.worker_group import PendingCell, Tell, WorkerGroupState
+from jupyter_distrib.server.worker_group import PendingCell, StateMachine, Tell, WorkerGroupState
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.system.state_machine import StateMachine
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
-from jupyter_distrib.system import load_time
+from jupyter_distrib.system import process_environment
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook
 
@@ -90,7 +90,7 @@ def test_on_a_machine_without_gpus_the_first_ranks_stay(notebook: Notebook) -> N
     ["PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_LOGLEVEL_DBG", "NVIDIA_TF32_OVERRIDE", "NVTE_DEBUG"],
 )
 def test_given_for_a_cell_they_start_a_new_process(name: str) -> None:
-    assert load_time.changes({name: "1"}) == {name: "1"}
+    assert process_environment.load_time_changes({name: "1"}) == {name: "1"}
 
 
 def test_the_sentence_names_what_differs() -> None:

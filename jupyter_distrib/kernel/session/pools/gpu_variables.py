@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_distrib.system import process_environment
-from jupyter_distrib.system.load_time import GPU_LOAD_TIME, SET_BY_LIBRARIES
+from jupyter_distrib.system.process_environment import GPU_LOAD_TIME, SET_BY_LIBRARIES
 from jupyter_distrib.wire import messages as m
 
 

@@ -25,7 +25,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
-from jupyter_distrib.system import interrupts, load_time, open_files
+from jupyter_distrib.system import interrupts, open_files, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
@@ -294,7 +294,7 @@ def _request(options: Options, connection: Connection, packages: m.Packages | No
         size = size.on_cpus()
     has_gpus = size.gpus and connection.gpus.exist is not False and not connection.facts.remote
     changed = connection.gpu_variables.changed() if has_gpus else {}
-    load_env = {**changed, **load_time.changes(options.env)}
+    load_env = {**changed, **process_environment.load_time_changes(options.env)}
     return GroupRequest(
         size=size,
         load_env=load_env,

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import pytest
 
-from jupyter_distrib.system.state_machine import StateMachine
+from jupyter_distrib.server.worker_group import StateMachine
 
 
 class Door(Enum):
