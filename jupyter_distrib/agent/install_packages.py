@@ -36,19 +36,19 @@ KEPT_S = 30 * 86_400.0
 """Seconds for which a folder that nobody uses is kept."""
 INSTALL_S = 1800.0
 _MAKING = ".making-"
-"""Beginning of the names of folders that are not complete; those that stay are of processes that were killed."""
+"""Prefix of incomplete folders; those that remain were left by killed processes."""
 _SHOWN = 10
 """Number of packages that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageReport:
-    """The end of it."""
+    """The result of the comparison."""
 
     overlay: str = ""
     """Folder with the packages that were missing; empty if nothing was."""
     note: str = ""
-    """Sentence on packages of other versions, and on what was installed."""
+    """Sentence on packages with different versions, and on what was installed."""
     refusal: str = ""
     """Reason why there can be no ranks."""
 
@@ -148,7 +148,7 @@ def folders() -> Path:
 
 
 def _name(packages: Sequence[m.Package]) -> str:
-    """Return a name for what these packages become under this Python."""
+    """Return the name of the folder for these packages under this Python."""
     parts = [sys.version, sysconfig.get_platform(), str(sys.prefix)]
     parts += sorted(f"{each.name} {each.version} {each.requirement}" for each in packages)
     wheels = [each.wheel for each in sorted(packages, key=lambda each: each.name)]
@@ -167,7 +167,7 @@ def _size_bytes(folder: str) -> int:
 
 
 def _remove_unused(base: Path) -> None:
-    """Remove the folders that no ranks have asked for in a month, and what killed processes have left."""
+    """Remove folders that no rank has used for a month, and the remains of killed processes."""
     for folder in base.iterdir():
         kept_s = 2 * INSTALL_S if folder.name.startswith(_MAKING) else KEPT_S
         if folder.is_dir() and time.time() - folder.stat().st_mtime > kept_s:

@@ -1,5 +1,5 @@
-"""Has the packages of a notebook compared with those of this Python, and missing ones installed, before ranks start.
-Runs in the agent's loop; `install_packages` does the work in a process of its own."""
+"""Compares a notebook's packages with those of this Python, and installs missing ones, before ranks start. Runs in the
+agent's loop; `install_packages` does the work in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Report = dict[str, str]
 
 
 class PackageSync:
-    """The comparisons that are under way.
+    """The running comparisons.
 
     Args:
         calls: Calls functions of other threads in the loop.
@@ -81,7 +81,7 @@ class PackageSync:
         return {"refusal": "the packages of the ranks could not be compared; the agent's log has the reason."}
 
     def give_up(self, group: str) -> None:
-        """Stop what is done for a worker group that nobody wants any more."""
+        """Stop the comparison for a worker group that is no longer wanted."""
         if (process := self._processes.pop(group, None)) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -39,14 +39,14 @@ from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire import messages as m
 
 LEAVING_S = 15.0
-"""Seconds within which ranks that were told to leave, or were killed, are gone: a driver takes seconds to free a large
+"""Seconds within which ranks that were told to leave or were killed are gone: a driver needs seconds to free much
 memory."""
 ANSWER_LIMIT_S = 1.0
-"""Seconds after which the status shows what the GPU driver said last."""
+"""Seconds after which the status falls back to the GPU driver's last answer."""
 SWEEP_S = 0.5
 """Seconds after the end of a rank until its temporary files are removed."""
 EARLY_RAN_S = 2.0
-"""Seconds of running up to which ranks of the base forkserver are exchanged for better ones when idle."""
+"""Maximum run time in seconds of ranks of the base forkserver that are replaced by preloaded ones when idle."""
 KernelClient = Client[NodeWorkerGroup]
 
 
@@ -73,14 +73,14 @@ class Agent:
         self._idle_gpus = IdleGpus(self._loop, self.server.groups, self._give_up_idle)
         self._package_sync = PackageSync(self._calls)
         self._opening: dict[str, KernelClient] = {}
-        """Worker groups that are opened when the driver has listed its GPUs or when their packages have been compared,
-        and their kernels."""
+        """Worker groups to be opened once the driver has listed its GPUs or their packages have been compared, with
+        their kernels."""
         self._early_stores: dict[str, m.UseStore] = {}
         """The stores of worker groups that other nodes have opened earlier."""
         self._reports: dict[str, Report] = {}
         """Reports on the packages of worker groups that are about to be opened."""
         self._closing: dict[NodeWorkerGroup, float] = {}
-        """Times at which groups were closed whose ranks may still exist."""
+        """Closing time of each closed group whose ranks may still exist."""
         self._swept: set[str] = set()
         """The folders of temporary files that ranks have had."""
         self._is_sweeping = False
@@ -205,7 +205,7 @@ class Agent:
         self._package_sync.start(command, say, then)
 
     def _open_on(self, client: KernelClient, command: m.OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
-        """Open a worker group that is to have GPUs, as far as there are any."""
+        """Open a worker group on GPUs, if the node has any."""
         if self._opening.pop(command.group, None) is not client:
             return
         if given_back != self._gpu_allocation.given_back:
@@ -295,8 +295,8 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ better ranks
 
     def _exchange_early(self) -> None:
-        """Give idle groups the better ranks of the preloaded forkserver, which is ready, where nobody will miss the old
-        ones."""
+        """Replace the ranks of idle groups by ranks of the preloaded forkserver, which is ready, where no state is
+        lost."""
         for group in tuple(self.server.groups):
             kept = group.kept or group.debuggers.failed_run
             better = group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S
@@ -318,7 +318,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ processes
 
     def _reap(self) -> None:
-        """Take the exit status of every child that has ended, and clear away what ended ranks left."""
+        """Reap every child that has ended, and clean up after ended ranks."""
         ended = False
         while True:
             try:
@@ -339,7 +339,7 @@ class Agent:
             self._sweep_soon()
 
     def _sweep_soon(self) -> None:
-        """Remove the temporary files of ranks that have ended, when what they had started has ended too."""
+        """Remove the temporary files of ended ranks once everything that they started has ended too."""
         if not self._is_sweeping:
             self._is_sweeping = True
             self._loop.later(SWEEP_S, self._sweep)

@@ -1,4 +1,4 @@
-"""Chooses the GPUs that suit a worker group, before anybody looks whether they are free. Pure.
+"""Chooses the GPUs that suit a worker group, whether or not they are free. Pure.
 
 A notebook that names GPUs, by CUDA_VISIBLE_DEVICES or `--gpu-type`, gets those. Else a cell gets GPUs of one type, and
 the GPU that drives a display only if that many are asked for.
@@ -16,11 +16,12 @@ from jupyter_distrib.system import formatting
 from jupyter_distrib.wire import messages as m
 
 BUSY_BYTES = 1 << 30
-"""Bytes used by others above which a GPU is taken after the free ones; a driver itself may use half of it."""
+"""Memory used by others, in bytes, above which a GPU counts as busy and is chosen last; the driver itself may use half
+of it."""
 
 
 class GpusRefused(ValueError):
-    """An error for GPUs that cannot be had, even by waiting. Its text is a sentence for the user."""
+    """Raised when the requested GPUs can never be had, however long one waits. Its text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Choice:
 
 
 def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
-    """Choose GPUs for ranks; CPU ranks on a machine without GPUs, or that hides them all.
+    """Choose the GPUs for a worker group; none (CPU ranks) if the machine has no GPUs or hides all of them.
 
     Raises:
         GpusRefused: The notebook has asked for GPUs that do not exist, or cannot be used.
@@ -66,8 +67,8 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
 
 
 def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
-    """Return whether there are GPUs for the next worker group of this notebook, None if unknown; and why those of the
-    machine cannot be used."""
+    """Return whether the next worker group of this notebook can have GPUs (None if unknown), and why the machine's GPUs
+    cannot be used."""
     if inventory is None:
         return None, ""
     if problem := problem_of(inventory, build):
@@ -79,7 +80,7 @@ def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: Torc
 
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
-    """Describe for the status what is wrong with the GPUs of this machine; empty if all is well."""
+    """Describe problems with this machine's GPUs for the status page; empty if there are none."""
     left_out = " ".join(f"{_reason(each)}." for each in inventory.left_out)
     return problem_of(inventory, build) or inventory.remark or left_out
 
@@ -151,7 +152,7 @@ def _too_few(wanted: int, there: int, inventory: Inventory) -> str:
 
 
 def _alike(size: int, seen: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], ...]:
-    """Return sets of GPUs of one type, the commonest first; all of them if no type has enough.
+    """Return groups of GPUs of the same type, most common first; all GPUs together if no type has enough.
 
     Args:
         size: Number of GPUs asked for; 0: all of the commonest type, without one that drives a display if there are
@@ -168,12 +169,12 @@ def _alike(size: int, seen: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], ...]:
 
 
 def by_preference(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Order GPUs by what is used on them already, displays last."""
+    """Sort GPUs by how much memory is in use, GPUs that drive a display last."""
     return sorted(gpus, key=lambda gpu: (gpu.display, (gpu.used_bytes or 0) // BUSY_BYTES))
 
 
 def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
-    """Describe what is left out of a default, and differences between GPUs."""
+    """Describe which GPUs the default leaves out, and how the chosen ones differ."""
     told = []
     taken, kinds = best[0], devices.types(seen)
     names = {gpu.name for gpu in taken}
@@ -188,7 +189,8 @@ def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -
 
 
 def _order_told(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:
-    """Say which GPUs numbers mean where CUDA may count otherwise: its order begins with the fastest GPU."""
+    """Explain which GPUs the numbers refer to where CUDA may number them differently: it starts with the fastest
+    GPU."""
     unlike = len({gpu.name for gpu in inventory.gpus}) > 1
     if not unlike or not any(word.strip().isdecimal() for word in chosen):
         return ()

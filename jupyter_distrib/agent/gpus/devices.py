@@ -49,13 +49,13 @@ class Gpu:
     cuda_word: str = field(default="", compare=False)
     """Name of the GPU in a rank's CUDA_VISIBLE_DEVICES; empty: its UUID."""
     only_by_number: bool = field(default=False, compare=False)
-    """Whether that cannot be a UUID, as for AMD's and Intel's GPUs."""
+    """Whether it must be a number, as for AMD's and Intel's GPUs, which have no usable UUID."""
     kind: Literal["cuda", "xpu"] = field(default="cuda", compare=False)
     """Torch's name for such devices."""
 
     @property
     def number(self) -> str:
-        """Return the GPU's number for people: `3`, or `3:1` for a slice."""
+        """Return the GPU's number as shown to users: `3`, or `3:1` for a slice."""
         return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
     @property
@@ -64,7 +64,7 @@ class Gpu:
 
     @property
     def lasting_name(self) -> str:
-        """Return a name for CUDA_VISIBLE_DEVICES that means this GPU even if the driver has lost another one since."""
+        """Return a name for CUDA_VISIBLE_DEVICES that stays valid even after the driver has lost another GPU."""
         return self.called if self.only_by_number else self.uuid
 
 
@@ -75,24 +75,24 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     maker: Maker = "NVIDIA"
     left_out: tuple[tuple[str, str], ...] = ()
-    """Numbers of GPUs that cannot be used, and why."""
+    """Number of each unusable GPU, and the reason."""
     problem: str = ""
-    """Reason why a driver that is installed lists nothing."""
+    """Reason why an installed driver lists no GPUs."""
     remark: str = ""
-    """Remark that the node has a GPU of a kind which ranks do not use."""
+    """Remark that the node has a GPU of a kind that ranks cannot use."""
     cuda_driver: int = 0
     """Newest CUDA version that the driver supports, as CUDA counts: 12080 is 12.8; 0: unknown."""
 
 
 class UnknownDevice(ValueError):
-    """A word of CUDA_VISIBLE_DEVICES that names no GPU."""
+    """Raised for an entry of CUDA_VISIBLE_DEVICES that names no GPU."""
 
 
 def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lets through, each once: numbers or UUIDs (also shortened).
+    """Return the GPUs selected by CUDA_VISIBLE_DEVICES, each once; entries are numbers or (abbreviated) UUIDs.
 
     Raises:
-        UnknownDevice: A word names no GPU. CUDA would see those before it only, and say nothing.
+        UnknownDevice: An entry names no GPU. CUDA would silently use only the GPUs listed before it.
     """
     if chosen is None:
         return list(found)
@@ -109,7 +109,7 @@ def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
 
 
 def _named(found: Sequence[Gpu], word: str) -> Gpu | None:
-    """Return the GPU that a word means; a number that is a divided GPU's means its first slice, as for CUDA."""
+    """Return the GPU that an entry names; the number of a GPU divided by MIG means its first slice, as in CUDA."""
     if word.isdecimal():
         return next((gpu for gpu in found if gpu.index == int(word)), None)
     if word.startswith(("GPU-", "MIG-")) and len(word) > len("GPU-"):
@@ -124,7 +124,7 @@ def of_type(found: Sequence[Gpu], wanted: str) -> list[Gpu]:
 
 
 def types(found: Sequence[Gpu]) -> str:
-    """Return the kinds of GPU for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty without GPUs."""
+    """Describe the GPUs by type, for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty without GPUs."""
     names = [gpu.name for gpu in found]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
 

@@ -22,9 +22,9 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop, Timer
 
 FRESH_S = 1.0
-"""Seconds for which a list is recent enough for the status."""
+"""Maximum age in seconds of a list that the status may show."""
 LIMIT_S = 60.0
-"""Seconds after which a driver that does not answer is given up: waking eight GPUs takes ten."""
+"""Seconds to wait for the driver to answer: waking eight GPUs takes ten."""
 SILENT = "the GPU driver does not answer"
 
 Answered = Callable[[Inventory], None]
@@ -41,20 +41,21 @@ class GpuInventory:
     def __init__(self, loop: Loop, calls: CallSoon, session: NvmlSession) -> None:
         self._loop, self._calls, self._session = loop, calls, session
         self.latest: Inventory | None = None
-        """The last list; None before the first."""
+        """The latest list; None until the first one."""
         self._read_s = 0.0
         self._waiting: list[tuple[Answered, Timer]] = []
         """Requests that the current reading will answer."""
         self._for_next: list[tuple[Answered, Timer]] = []
-        """Requests that need a reading which begins after them."""
+        """Requests that need a reading started after they were made."""
         self._asked = False
 
     def ask(self, answered: Answered, *, fresh_s: float = FRESH_S, limit_s: float = LIMIT_S) -> None:
-        """Call back with the list: at once if it is recent, else soon; with the last one if the driver does not answer.
+        """Call back with the list: at once if it is recent enough, else after a new reading, or with the old list if
+        the driver does not answer.
 
         Args:
             answered: Called once, in the loop.
-            fresh_s: Greatest age of the list; 0: a reading that begins now.
+            fresh_s: Maximum age of the list; 0 forces a new reading.
             limit_s: Seconds to wait for the driver.
         """
         if self.latest is not None and time.monotonic() - self._read_s < fresh_s:
@@ -73,7 +74,7 @@ class GpuInventory:
             self._session.ask(lambda driver: self._hand_over(read(driver)))
 
     def _hand_over(self, inventory: Inventory) -> None:
-        """Bring a list from the session's thread into the loop."""
+        """Pass a list from the session's thread to the loop."""
         self._calls.put(lambda: self._take(inventory))
 
     def _take(self, inventory: Inventory) -> None:
@@ -92,7 +93,7 @@ class GpuInventory:
 
 
 def read_now(limit_s: float = 5.0) -> Inventory:
-    """Ask the driver, and wait for its answer; for processes without a loop."""
+    """Ask the driver and wait for the answer, in processes without a loop."""
     box: queue.SimpleQueue[Inventory] = queue.SimpleQueue()
     session.ask(lambda driver: box.put(read(driver)))
     try:
@@ -131,7 +132,7 @@ def read(driver: Driver) -> Inventory:
 
 
 def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
-    """Read one GPU; its slices, if it is divided."""
+    """Read one GPU, or its slices if MIG divides it."""
     mode = _told(driver, "nvmlDeviceGetComputeMode", handle)
     if mode == driver.NVML_COMPUTEMODE_PROHIBITED:
         raise PermissionError("its compute mode is PROHIBITED")
@@ -183,7 +184,7 @@ def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
 
 
 def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
-    """Return the processes that compute on a GPU, as far as the driver reports them."""
+    """Return the compute processes on a GPU that the driver reports."""
     told = _told(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return tuple(
         GpuProcess(pid=int(each.pid), used_bytes=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
@@ -192,7 +193,7 @@ def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _told(driver: Driver, function: str, *args: Any) -> Any:
-    """Return the result of a function of the driver's library; None if it fails, or the library lacks it."""
+    """Return the result of a function in the driver's library; None if it fails or does not exist."""
     try:
         return getattr(driver, function)(*args)
     except Exception:  # noqa: BLE001 - as in `read`
@@ -235,7 +236,7 @@ class GpuUsage:
 
 
 class GpuReader:
-    """Reads some GPUs on demand, no faster than the driver answers."""
+    """Reads the usage of some GPUs on demand, never with more than one request pending."""
 
     def __init__(self, gpus: Sequence[Gpu], driver_session: NvmlSession = session) -> None:
         self._gpus, self._session = tuple(gpus), driver_session
@@ -244,7 +245,7 @@ class GpuReader:
         self._closed = False
 
     def latest(self) -> dict[str, GpuUsage]:
-        """Return the last reading by UUID, and ask for the next one."""
+        """Return the latest reading by UUID, and request the next one."""
         if not self._busy.is_set() and not self._closed:
             self._busy.set()
             self._session.ask(self._read)

@@ -23,9 +23,9 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import peer_uid
 
 ANSWER_S = 0.05
-"""Seconds to wait for the name of the notebook; the agent that knows it answers from its loop."""
+"""Seconds to wait for the notebook's name, which the other agent sends from its loop."""
 LONGEST_S = 10 * 365 * 86_400.0
-"""Seconds that a lease may have lasted; a text with an earlier time is not from an agent."""
+"""Maximum plausible age of a lease in seconds; an answer with an older start time does not come from an agent."""
 _NOBODY = "another process"
 
 
@@ -74,8 +74,8 @@ class Leases:
         return holder_elsewhere(gpu)
 
     def _answer(self, uuid: str) -> None:
-        """Send a process of the same user, which has connected, the notebook's name and the time since which it has the
-        GPU. Others are told by the system who has it."""
+        """Send the notebook's name and the start of the lease to a connected process of the same user. Processes of
+        other users learn the holder from the system."""
         listener, about = self._held[uuid]
         with suppress(OSError):
             sock, _ = listener.accept()
@@ -86,7 +86,7 @@ class Leases:
 
 
 def holder_elsewhere(gpu: Gpu) -> str:
-    """Return the holder of a GPU that another process has leased, as `Leases.holder` does."""
+    """Describe the holder of a GPU leased by another process, as `Leases.holder` does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -117,7 +117,8 @@ def _address(gpu: Gpu) -> str:
 
 
 def _sentence(told: bytes, otherwise: str = _NOBODY) -> str:
-    """Return what an agent has told of its lease, as words for people; `otherwise`, if that is not from an agent."""
+    """Return a readable description of the lease from an agent's answer; `otherwise` if the answer does not come from
+    an agent."""
     try:
         match json.loads(told.decode()):
             case {"holder": str(holder), "since": int() | float() as since}:
@@ -129,8 +130,8 @@ def _sentence(told: bytes, otherwise: str = _NOBODY) -> str:
 
 
 def _listener_of(sock: socket.socket) -> tuple[int | None, str]:
-    """Return the user who listens at an address, and how that user and the process are named, as the system reports
-    them."""
+    """Return the user who listens at an address, and the names of that user and of the process, as reported by the
+    system."""
     try:
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

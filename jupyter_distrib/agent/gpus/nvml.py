@@ -41,7 +41,7 @@ class NvmlSession:
         self._thread: threading.Thread | None = None
 
     def ask(self, question: Question) -> None:
-        """Call the question in the session's thread, soon; from any thread."""
+        """Call the question soon in the session's thread. Can be called from any thread."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="jupyter_distrib-gpus", daemon=True)
@@ -49,7 +49,7 @@ class NvmlSession:
         self._questions.put(question)
 
     def close(self) -> None:
-        """End the session once its questions are answered; the next question begins another."""
+        """Close the session once its pending questions are answered; the next question opens a new one."""
         with self._starting:
             if self._thread is not None:
                 self._thread = None
@@ -91,7 +91,7 @@ def _opened() -> Driver:
 
 
 def _without_library() -> str:
-    """Return why the driver cannot be asked although it is there, as in a container; empty if there is none."""
+    """Return why an installed driver cannot be queried, as in a container; empty if there is no driver."""
     device = min(DEVICES.glob("nvidia[0-9]*"), default=None)
     if device is None:
         return ""
@@ -111,4 +111,4 @@ def _shut(driver: Driver) -> NoDriver:
 
 
 session = NvmlSession()
-"""Session of this process; one only, as the library has one state."""
+"""The session of this process. There is only one because the library keeps global state."""

@@ -1,5 +1,4 @@
-"""Lists GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's and Intel's, by files of the system. Any
-thread.
+"""Lists the GPUs of AMD and Intel that ranks can use, from files of the system. Any thread.
 
 A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
 (rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. A torch for XPU
@@ -26,7 +25,7 @@ _INTEL = "0x8086"
 _INTEGRATED = "0000:00:02.0"
 """Address of a GPU in Intel's processors; torch leaves it out beside cards."""
 LARGE_BYTES = 4 << 30
-"""Memory of its own from which a GPU is worth telling to somebody whose torch cannot use it."""
+"""Memory in bytes from which an unused GPU is worth mentioning to a user whose torch cannot use it."""
 
 
 def inventory(build: TorchBuild) -> Inventory:
@@ -39,7 +38,7 @@ def inventory(build: TorchBuild) -> Inventory:
 
 
 def unused(build: TorchBuild) -> str:
-    """Say that the machine has a GPU which ranks do not use; empty if it has none."""
+    """Return a remark on a GPU that the ranks cannot use; empty if there is none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return (
             "ranks compute on the CPU, since torch has no collectives between tensors on Apple's GPU; a cell can use "

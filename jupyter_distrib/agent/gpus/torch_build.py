@@ -12,14 +12,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """The versions in torch's `version.py`; each empty if torch was built without it."""
+    """The versions listed in torch's `version.py`, each empty if torch was built without that library."""
 
     cuda: str = ""
     """Version of CUDA: `12.8`."""
     hip: str = ""
     xpu: str = ""
     known: bool = True
-    """Whether the file could be read; if not, nothing is refused on a guess."""
+    """Whether the file could be read; if not, no GPU is refused because of it."""
 
     def uses(self, maker: Literal["NVIDIA", "AMD", "Intel"]) -> bool:
         """Return whether its ranks can use GPUs of this maker."""

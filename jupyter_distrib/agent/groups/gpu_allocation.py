@@ -26,11 +26,11 @@ from jupyter_distrib.wire import messages as m
 
 MAX_RANKS = 1000
 FIRST_CELL_S = 1.0
-"""Seconds for which ranks that are up are reserved for the notebook that asked for them."""
+"""Seconds for which ranks that have started stay reserved for the notebook that asked for them."""
 LOOK_AGAIN_S = 1.0
 """Seconds between attempts: nothing reports when another agent frees a GPU."""
 LOOKS = 10
-"""Number of looks in the time after which GPUs are given back: nobody notices a tenth of it."""
+"""Number of checks within the idle limit: nobody notices a delay of a tenth of it."""
 MAX_TICK_S = 60.0
 
 
@@ -45,13 +45,13 @@ class Allotted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """An error for a request for more GPUs than are free."""
+    """The answer to a request for more GPUs than are free."""
 
     reason: str
     """Sentence about who has the GPUs, and since when."""
     soon_s: float
-    """Seconds within which it turns out whether there are enough: others are about to leave, or their first cell to
-    come; 0: such a wait does not help."""
+    """Seconds after which enough GPUs may be free, because other ranks are leaving or may get no first cell; 0 if
+    waiting does not help."""
 
 
 class GpuAllocation:
@@ -68,7 +68,7 @@ class GpuAllocation:
     ) -> None:
         self._leases, self._groups, self._end = leases, groups, end
         self.given_back = 0
-        """Number of times that GPUs were given back: earlier readings of their use still count ranks that have gone."""
+        """Number of times that GPUs were returned: earlier usage readings still include ranks that have ended."""
 
     def take(self, choice: Choice, hello: m.Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
@@ -140,22 +140,22 @@ class GpuAllocation:
         return True
 
     def _undecided(self, fitting: Sequence[Gpu]) -> int:
-        """Count the GPUs that may be free when the first cell of some worker groups has come; 0 if there are none."""
+        """Count the GPUs that may become free once new worker groups have run their first cell; 0 if there are none."""
         new = {gpu for group in self._groups if self._is_new(group) for gpu in group.gpus} & set(fitting)
         idle = {gpu for group in self._groups if self._yields(group) for gpu in group.gpus} & set(fitting)
         return len(new | idle) if new else 0
 
     def _yields(self, group: NodeWorkerGroup) -> bool:
-        """Return whether a worker group makes room for others."""
+        """Return whether a worker group may be ended to free its GPUs for others."""
         return group.idle and not group.kept and not self._is_new(group)
 
     def _is_new(self, group: NodeWorkerGroup) -> bool:
-        """Return whether the first cell of a worker group is still to come: its notebook waits for the ranks."""
+        """Return whether a worker group has yet to run its first cell, for which its notebook is waiting."""
         age_s = min((self._leases.age_s(gpu) for gpu in group.gpus), default=FIRST_CELL_S)
         return group.idle and not group.ran_s and (group.ranks.starting or age_s < FIRST_CELL_S)
 
     def _taken_told(self, choice: Choice) -> str:
-        """Say who has the GPUs of the first alternative."""
+        """Describe who holds the GPUs of the first alternative."""
         holders: dict[str, list[Gpu]] = {}
         for gpu in (fitting := choice.alternatives[0]):
             if holder := self._leases.holder(gpu):
@@ -166,7 +166,7 @@ class GpuAllocation:
         return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
 
     def _freeing(self, gpus: Sequence[Gpu]) -> str:
-        """Tell how a user gets at what has these GPUs."""
+        """Describe how the user can free these GPUs."""
         on_them = [group for group in self._groups if set(group.gpus) & set(gpus)]
         runs = [group.current.run for group in on_them if group.detached and group.current is not None]
         attach = [f"`%distributed_attach {run}` shows the detached run" for run in runs]
@@ -240,7 +240,7 @@ class WaitingGroups:
     """The waiting worker groups of one agent.
 
     Args:
-        reopen: Tries again: it opens the worker group, refuses it, or has it wait on.
+        reopen: Retries the command: opens the worker group, refuses it, or queues it again.
         tell: Sends an event to a kernel.
     """
 
@@ -253,14 +253,14 @@ class WaitingGroups:
         self._loop, self._reopen, self._tell = loop, reopen, tell
         self._waiting: list[_Waiting] = []
         self._told: dict[str, str] = {}
-        """The reason that each worker group was last given, by its name."""
+        """The reason last sent to each worker group, by name."""
         self._timer: Timer | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, client: Client[Any], command: m.OpenWorkerGroup, reason: str) -> None:
-        """Queue a command, and try it again whenever a GPU may have become free, until its time is over. An empty
+        """Queue a command and retry it whenever a GPU may have become free, until its waiting time is over. An empty
         reason is not sent."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
         if reason and reason != self._told.get(command.group):
@@ -272,7 +272,7 @@ class WaitingGroups:
         self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
 
     def statuses(self) -> tuple[m.WaitingStatus, ...]:
-        """Return the status of each."""
+        """Return the status of each waiting worker group."""
         return tuple(
             m.WaitingStatus(
                 holder=each.client.hello.label if each.client.hello else "",
@@ -293,7 +293,7 @@ class WaitingGroups:
             self.over(each.command.group)
 
     def some_are_free(self) -> None:
-        """Try again soon, because a GPU was given back."""
+        """Retry soon, because a GPU was returned."""
         if self._waiting:
             self._loop.soon(self.look_again)
 
@@ -313,7 +313,7 @@ class _Seen:
 
 
 class IdleGpus:
-    """Ends the worker groups of one agent that hold GPUs for nothing.
+    """Ends idle worker groups of one agent that still hold GPUs.
 
     Args:
         groups: The worker groups of this agent; a live view.

@@ -1,4 +1,4 @@
-"""Assigns what the ranks of one worker group write to the run that it belongs to. Runs in the agent's loop."""
+"""Assigns the output of a worker group's ranks to the right run. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class GroupOutput:
         return self._latest
 
     def tell_strays(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
-        """Add a note to a run that begins for each rank on which code of an earlier cell writes to the descriptors."""
+        """Add a note to a new run for each rank on which code of an earlier cell still writes to standard output or
+        error."""
         for rank in ranks:
             if rank.streams.take_stray():
                 tell(m.Noted(run=run, rank=rank.number, text=STRAY), ())
@@ -53,7 +54,7 @@ class GroupOutput:
         write_late(self._logs, rank, event)
 
     def replace_shared_streams(self, ranks: RankTable, run: str) -> None:
-        """Give idle ranks new pipes where something that the run has left behind may hold the old ones."""
+        """Give idle ranks new pipes if a process left behind by the run may still hold the old ones."""
         self._background_jobs.replace_streams(ranks, ranks.pids, run)
 
     def close(self) -> None:

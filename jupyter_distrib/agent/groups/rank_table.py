@@ -32,12 +32,12 @@ class RankTable:
 
     @property
     def starting(self) -> bool:
-        """Return whether some rank is not ready yet."""
+        """Return whether any rank is still starting."""
         return any(rank.state == "starting" for rank in self)
 
     @property
     def living(self) -> bool:
-        """Return whether some process has not been reaped."""
+        """Return whether any process has not been reaped yet."""
         return any(rank.process.living for rank in self.everyone())
 
     @property
@@ -52,7 +52,7 @@ class RankTable:
         return next((rank for rank in self.everyone() if rank.pid == pid), None)
 
     def put(self, rank: Rank) -> None:
-        """Give a rank its place, which one that is gone may have had."""
+        """Register a rank, in place of a dead one if there was one."""
         self._current[rank.number] = rank
 
     def is_current(self, rank: Rank) -> bool:
@@ -63,13 +63,13 @@ class RankTable:
         self._replaced = self.everyone()
 
     def drop_all(self) -> None:
-        """Mark all ranks as replaced and their places as free: fewer take them."""
+        """Mark all ranks as replaced and free their places, because fewer ranks will follow."""
         self.retire_all()
         self._lost |= self._current.keys()
         self._current = {}
 
     def remove_replaced(self, rank: Rank) -> None:
-        """Forget a rank that is gone, if another has its place."""
+        """Remove a dead rank once it has been replaced."""
         if rank in self._replaced:
             self._replaced.remove(rank)
 
@@ -77,6 +77,6 @@ class RankTable:
         self._lost.add(number)
 
     def take_lost(self) -> tuple[int, ...]:
-        """Return the numbers of the ranks that were lost since the last time."""
+        """Return the numbers of the ranks lost since the last call."""
         lost, self._lost = tuple(sorted(self._lost)), set()
         return lost

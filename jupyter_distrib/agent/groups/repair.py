@@ -1,4 +1,4 @@
-"""Makes the process groups of one worker group fit after a run that did not end well. Runs in the agent's loop.
+"""Repairs the process groups of one worker group after a run that failed. Runs in the agent's loop.
 
 CPU ranks have a new store at once, and make their groups anew when next needed. Ranks with devices report first how
 far they came (`server/group_health.py`), and keep their groups if that is equally far. Where ranks of other nodes
@@ -17,7 +17,7 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 REPORT_LIMIT_S = 5.0
-"""Seconds after the end of a run until its ranks have reported; they wait for their devices for less."""
+"""Seconds to wait for the ranks' reports after the end of a run; they wait for their devices for less."""
 
 
 class GroupRepair:
@@ -35,9 +35,9 @@ class GroupRepair:
         self._loop = loop
         self._limit: Timer | None = None
         self.last: NodeRun | None = None
-        """The last run that has ended; far ends of its connections may still have to be cut."""
+        """The last run that has ended; remote ends of its connections may still have to be cut."""
         self._undecided: NodeRun | None = None
-        """Run after which the ranks' process groups may stay."""
+        """The run after which it is undecided whether the ranks keep their process groups."""
 
     def begin(self, run: NodeRun) -> None:
         """Repair the groups after this run, if they need it."""
@@ -51,7 +51,7 @@ class GroupRepair:
             self._store.renew()
 
     def take(self, report: m.DeviceDrained, current: NodeRun | None) -> None:
-        """Take a report, of the current run or of the one before."""
+        """Handle a report on the current run or the previous one."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run and report.rank in run.drains.awaited:
             run.drains.take(report.rank, finished=report.finished, sequences=(report.sequence,))
@@ -64,7 +64,7 @@ class GroupRepair:
             self._keep()
 
     def cancel(self) -> None:
-        """Await nothing more: the store is renewed in any case."""
+        """Stop waiting for reports, because the store is renewed in any case."""
         self._undecided = None
         self._stop_timer()
 

@@ -20,7 +20,7 @@ from jupyter_distrib.wire import messages as m
 RESTART_WAITS_S = (0.2, 1.0)
 """Seconds to wait after the first, second ... failed start of a rank: a GPU or a process may be free by then."""
 REPORT_S = 0.4
-"""Seconds between reports on ranks that are still starting; the first comes after as many."""
+"""Seconds before the first report on starting ranks, and between reports."""
 
 
 class GroupStart:
@@ -29,9 +29,9 @@ class GroupStart:
     Args:
         starter: Starts their processes.
         state: Returns the state of the worker group.
-        leave_after_s: Seconds after which ranks leave that are not needed any more.
-        before_start: Called before any start: the store that follows makes a repair of groups needless.
-        on_impossible: Called with a rank that is not started any more, and the reason.
+        leave_after_s: Seconds after which ranks that are no longer needed are told to leave.
+        before_start: Called before any start: the new store makes a group repair unnecessary.
+        on_impossible: Called with a rank that will not be restarted, and the reason.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class GroupStart:
         on_impossible: Callable[[Rank, str], None],
     ) -> None:
         self.on_unstarted: Callable[[], None] = lambda: None
-        """Callback for ranks of a closed worker group that will not have a process after all."""
+        """Callback for when ranks of a closed worker group will not get a process after all."""
         self._loop, self._ranks, self._store, self._state = loop, ranks, store, state
         self._before_start, self._on_impossible = before_start, on_impossible
         self._leave_after_s = leave_after_s
@@ -77,8 +77,8 @@ class GroupStart:
         self._starter.start(ranks)
 
     def start_again(self, rank: Rank, reason: str) -> None:
-        """Start another process in place of a rank that has ended while it started, unless no more starts are allowed;
-        none in a worker group that was never open."""
+        """Replace a rank that died while starting, unless its restarts are used up or the worker group was never
+        open."""
         failures = self._failures[rank.number] = self._failures.get(rank.number, 0) + 1
         if self._state() is State.STARTING or failures > len(RESTART_WAITS_S):
             return self._on_impossible(rank, reason)
@@ -86,7 +86,7 @@ class GroupStart:
         self._loop.later(RESTART_WAITS_S[failures - 1], lambda: self._replace(rank))
 
     def replace_all(self) -> None:
-        """Replace the processes of idle ranks, unnoticed by the notebook."""
+        """Replace the processes of idle ranks without the notebook noticing."""
         self._ranks.retire_all()
         self.dismiss(self._ranks)
         self.start([rank.order.local_rank for rank in self._ranks])
@@ -100,7 +100,7 @@ class GroupStart:
         self.start(range(command.size))
 
     def dismiss(self, ranks: Iterable[Rank]) -> None:
-        """Have ranks leave that are not needed any more."""
+        """Tell ranks that are no longer needed to leave."""
         for rank in ranks:
             rank.dismiss(self._leave_after_s)
 
@@ -125,7 +125,7 @@ class GroupStart:
 
 
 class StartReports:
-    """The reports of how many ranks are up, until all are.
+    """Reports how many ranks are up until all of them are.
 
     Args:
         over: Returns whether no more reports are due.

@@ -23,7 +23,7 @@ class NodeGroupState(Enum):
     REPAIRING = auto()
     """Ranks are being replaced, or reset their process groups."""
     USELESS = auto()
-    """It has given itself up and is about to be closed."""
+    """It cannot go on and is about to be closed."""
     CLOSED = auto()
     """Its ranks were told to end, or killed."""
 
@@ -34,7 +34,7 @@ class NodeGroupTrigger(Enum):
     UP = auto()
     """All ranks are up."""
     CELL = auto()
-    """A cell has come."""
+    """A cell has arrived."""
     OVER = auto()
     """All ranks have come to the end of the cell, or are gone."""
     REPAIR = auto()

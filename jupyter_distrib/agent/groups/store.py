@@ -16,8 +16,8 @@ from jupyter_distrib.wire import messages as m
 ATTEMPTS = 20
 """Number of ports to try."""
 SETTLING_S = 20.0
-"""Seconds after which a rank that has not settled is killed and replaced. A rank that NCCL does not let go of ends by
-itself sooner."""
+"""Seconds after which a rank that has not finished resetting its groups is killed and replaced. A rank that NCCL does
+not release exits by itself sooner."""
 
 
 class Settling:
@@ -33,14 +33,14 @@ class Settling:
         self._timers: dict[Rank, Timer] = {}
 
     def begin(self, rank: Rank) -> None:
-        """Have the next cell wait for a rank, but not for ever."""
+        """Make the next cell wait for a rank, up to a time limit."""
         rank.state = "starting"
         self.over(rank)
         self._timers[rank] = self._loop.later(SETTLING_S, partial(self._end, rank))
         self._on_begin()
 
     def over(self, rank: Rank) -> None:
-        """Limit nothing more: the rank is ready, or gone."""
+        """Stop the time limit, because the rank is ready or gone."""
         if (timer := self._timers.pop(rank, None)) is not None:
             timer.cancel()
 
@@ -60,7 +60,7 @@ class GroupStore:
         command: The command that asked for the worker group.
         ranks: The ranks of this node.
         tell: Sends an event to the kernel, or to the coordinator.
-        on_settling: Called whenever cells have to wait for a rank that settles.
+        on_settling: Called whenever cells have to wait for a rank that resets its groups.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class GroupStore:
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
         self._unused: m.ResetGroups | None = None
-        """Store of several nodes that no cell has used: whoever takes the place of a rank that is gone has it too."""
+        """A store spanning nodes that no cell has used yet; a rank that replaces a dead one uses it too."""
         self._listener: socket.socket | None = None
-        """Socket of that store, so that nobody is refused before rank 0 serves it."""
+        """Socket of that store, so that no connection is refused before rank 0 serves it."""
 
     @property
     def spans_nodes(self) -> bool:
@@ -104,7 +104,7 @@ class GroupStore:
 
     @property
     def next_port(self) -> int:
-        """Return the port after the store's, which programs that a cell starts may serve; 0: none is reserved."""
+        """Return the port reserved next to the store's for MASTER_PORT; 0 if none is reserved."""
         return 0 if self._reserved is None else int(self._reserved.getsockname()[1])
 
     def close(self) -> None:
@@ -120,14 +120,14 @@ class GroupStore:
         self._tell(m.GroupsReset(group=command.group, host=command.host, port=command.port), ())
 
     def begin_use(self) -> None:
-        """Record that a cell begins: groups that it makes in the store end with any of its ranks."""
+        """Record that a cell begins: from now on the store's groups break with any of its ranks."""
         self._unused = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     def hand_on(self, ranks: Iterable[Rank]) -> None:
-        """Tell ranks of a store that was made for those whose places they take, if no cell has used it."""
+        """Pass the store on to replacement ranks if no cell has used it yet."""
         if self._unused is not None:
             for rank in ranks:
                 self._send(rank, self._unused, self._listener)
@@ -145,7 +145,7 @@ class GroupStore:
 
 
 def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
-    """Return a listening socket, and one that reserves the port after its own for programs that a cell starts."""
+    """Return a listening socket, and one that reserves the next port for programs started by a cell."""
     for _ in range(ATTEMPTS):
         listener = socket.create_server((host, 0), backlog=1024)
         reserved = socket.socket()

@@ -40,10 +40,9 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
 
 COUNT_AFTER_S = 0.05
-"""Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
+"""Seconds into a run before out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
-"""Seconds after which CPU ranks that are not needed any more leave, so that their successors have the processor
-first."""
+"""Seconds after which CPU ranks that are no longer needed leave, so that their successors get the processor first."""
 
 
 class NodeWorkerGroup(WorkerGroupState[NodeRun]):
@@ -110,7 +109,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     @property
     def has_early_ranks(self) -> bool:
-        """Return whether its ranks may be exchanged for better ones.
+        """Return whether its ranks may be replaced by preloaded ones.
 
         Ranks whose group spans other nodes are not exchanged, nor ranks with GPUs, where a second CUDA context takes
         memory beside the first, or cannot be made.
@@ -135,7 +134,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._states.move(Trigger.REPAIR)
 
     def _go_on_without(self, rank: Rank, reason: str) -> None:
-        """Start all ranks anew, one less, if the cell that waits may go on so; else give the worker group up."""
+        """Restart the worker group with one rank less if the waiting cell allows that; else give it up."""
         pending, size = self.pending, self.command.size - 1
         if pending is None or self.store.spans_nodes or not pending.may_have(size):
             return self.fail(reason)
@@ -147,7 +146,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.starts.start_resized(self.command, self.gpus[:size])
 
     def fail(self, reason: str) -> None:
-        """Close the worker group, which is of no use, and report why to the kernel and to a cell that waits. Once."""
+        """Close the unusable worker group, and report why to the kernel and to the waiting cell. Takes effect once."""
         cls = m.WorkerGroupRefused if self.state is State.STARTING else m.WorkerGroupClosed
         if not self._states.move(Trigger.GIVE_UP):
             return
@@ -173,7 +172,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._go_on_if_ready()
 
     def _go_on_if_ready(self) -> None:
-        """Report changes, and begin the cell that waits, once no rank is starting any more."""
+        """Report changes and start the waiting cell, once no rank is starting any more."""
         first = self.state is State.STARTING
         if self.ranks.starting or not self._states.move(Trigger.UP):
             return
@@ -329,8 +328,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._begin_pending()
 
     def _repair(self, run: NodeRun) -> None:
-        """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
-        broken."""
+        """Prepare the worker group for the next run: replace dead ranks, and the store if groups may be broken."""
         self._group_repair.last = run
         gone = [rank.order.local_rank for rank in self.ranks if rank.state == "gone"]
         if gone:
@@ -341,7 +339,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     # ------------------------------------------------------------------------------------------------ ending
 
     def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
-        """Handle the end of a rank's process by itself: report it to the run, stop the other ranks, replace the
+        """Handle the unexpected end of a rank's process: report it to the run, stop the other ranks, replace the
         process."""
         try:
             self._lost(rank, code, peak_rss_bytes)
@@ -415,10 +413,10 @@ class RankDebuggers:
     def __init__(self, ranks: RankTable, tell: Tell) -> None:
         self._ranks, self._tell = ranks, tell
         self.failed_run = ""
-        """The last run if it has failed, so that its ranks keep for a debugger what it has left; else empty."""
+        """Id of the last run if it failed, so that its ranks keep its state for a debugger; else empty."""
 
     def obey(self, command: m.Debug) -> None:
-        """Pass an order on."""
+        """Pass a debugger command on to its rank."""
         if command.action == "drop":
             self.failed_run = ""
         rank = self._ranks.current.get(command.rank)
@@ -428,8 +426,8 @@ class RankDebuggers:
             self.ended(command.rank, command.run)
 
     def ended(self, rank: int, run: str = "") -> None:
-        """Report that a rank has ended, to somebody who examines the failure of a run; by default the last one, if it
-        has failed."""
+        """Report the end of a rank to a user who is debugging the failure of a run: by default the last run, if it
+        failed."""
         if not (run := run or self.failed_run):
             return
         gone = f"rank {rank} has ended, and its memory with it."

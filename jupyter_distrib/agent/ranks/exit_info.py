@@ -17,7 +17,7 @@ _REPORT = "Fatal Python error: "
 """First words of a report by faulthandler."""
 LAST_LINES = 20
 ENDING_S = 1.0
-"""The most seconds from the moment when a process closes its links to its end."""
+"""Maximum seconds between a process closing its links and its end."""
 
 
 def exit_code(wait_status: int) -> int:
@@ -26,7 +26,7 @@ def exit_code(wait_status: int) -> int:
 
 
 def code_of_child(pid: int) -> int | None:
-    """Return the exit code of a child that is ending, and leave the child to be reaped; None if it is not known."""
+    """Return the exit code of an ending child without reaping it; None if unknown."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with suppress(OSError):
         found = os.waitid(os.P_PID, pid, options)
@@ -40,7 +40,7 @@ def code_of_child(pid: int) -> int | None:
 
 
 def told(code: int | None, *, out_of_memory: bool = False) -> str:
-    """Return the end of a process as the end of a sentence: `was killed by SIGKILL`, `ended with exit status 3`."""
+    """Describe how a process ended, as the end of a sentence: `was killed by SIGKILL`, `ended with exit status 3`."""
     if code is None:
         return "has ended"
     if code >= 0:
@@ -53,7 +53,7 @@ def told(code: int | None, *, out_of_memory: bool = False) -> str:
 
 
 def is_crash(code: int) -> bool:
-    """Return whether a process caused its fatal signal itself, so that a crash report was written."""
+    """Return whether the signal is one that a process's own crash causes, so that a crash report was written."""
     return -code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -71,7 +71,7 @@ def crash_frames(tail: bytes) -> tuple[m.Frame, ...]:
 
 
 def frames_in(report: str) -> tuple[m.Frame, ...]:
-    """Return the Python frames in a text by faulthandler, outermost first, without this package's own."""
+    """Return the Python frames in faulthandler output, outermost first, without this package's own."""
     matches = [_CRASH_FRAME.match(line) for line in report.splitlines()]
     frames = [
         m.Frame(filename=found["file"], line=int(found["line"]), function=found["function"])

@@ -24,12 +24,12 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
 ATTEMPTS = 2
-"""Number of forkservers that may die over one order."""
+"""Number of forkservers that may die while executing one order."""
 _numbers = itertools.count(1)
 PRELOAD_AFTER_S = 0.2
-"""Seconds for which the first ranks and their first cell have the processor to themselves."""
+"""Seconds to leave the processor to the first ranks and their first cell."""
 SAID_CHARACTERS = 2000
-"""Length of the end of a forkserver's messages that is shown."""
+"""Number of characters shown from the end of a forkserver's log."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class ForkOrders:
     def __init__(self) -> None:
         self._waiting: deque[ForkOrder] = deque()
         self._sent: dict[int, tuple[WatchedLink, ForkOrder]] = {}
-        """Orders that were not answered, by their number, with the forkservers that execute them."""
+        """Unanswered orders by number, with the forkservers that execute them."""
 
     @property
     def waiting(self) -> bool:
@@ -63,7 +63,7 @@ class ForkOrders:
 
     @property
     def sent(self) -> bool:
-        """Return whether some forkserver is executing an order."""
+        """Return whether any forkserver is executing an order."""
         return bool(self._sent)
 
     def add(self, order: ForkOrder) -> None:
@@ -86,7 +86,7 @@ class ForkOrders:
         return any(other is link for other, _ in self._sent.values())
 
     def answer(self, answer: m.Forked | m.ForkFailed) -> None:
-        """Complete the order that was answered, if it was not given up."""
+        """Complete the answered order, unless it was given up."""
         _, order = self._sent.pop(answer.number, (None, None))
         if order is None:
             return
@@ -98,8 +98,8 @@ class ForkOrders:
                 order.fail(answer.reason)
 
     def take_back(self, link: WatchedLink, ended: str) -> None:
-        """Let orders of a forkserver that has ended wait for the next one; orders that were tried before fail, and say
-        how it `ended`."""
+        """Requeue the orders of a dead forkserver; orders that were tried before fail, with a message on how it
+        `ended`."""
         cut = [order for other, order in self._sent.values() if other is link]
         for order in reversed(cut):
             del self._sent[order.number]
@@ -128,11 +128,12 @@ class _Generation:
         self.coming: list[WatchedLink] = []
         self.preloaded = False
         self.proved = False
-        """Whether one of the forkservers has been ready, so that torch can be imported: if it dies, another will do."""
+        """Whether any forkserver has ever been ready, which shows that torch can be imported: if it dies, start
+        another."""
         self._pids: dict[WatchedLink, int] = {}
         """The processes at the other ends of the links; that of the preloaded one is known once it is ready."""
         self._codes: dict[int, int] = {}
-        """The exit codes of processes that the system has reported already."""
+        """The exit codes that the system has already reported."""
         self._oom_kills = OutOfMemoryKills()
 
     @property
@@ -177,7 +178,7 @@ class Forkservers:
         self._orders = ForkOrders()
         self._generation: _Generation | None = None
         self._failures = 0
-        """The number of forkservers in a row that ended before they were ready, while ranks waited for them."""
+        """Number of consecutive forkservers that ended before they were ready while ranks waited for them."""
         self._preload_timer: Timer | None = None
         self.growing = True
         """Whether a preloaded forkserver is wanted."""
@@ -209,7 +210,7 @@ class Forkservers:
         return "ready (still importing)" if importing else "ready"
 
     def start(self) -> None:
-        """Exec the forkserver, unless one is up or on its way."""
+        """Exec the forkserver, unless one is running or starting."""
         if self._generation is not None:
             return
         try:
@@ -242,7 +243,7 @@ class Forkservers:
         self._send()
 
     def ended(self, pid: int, code: int) -> None:
-        """Handle the end of any child: if the first forkserver ends before it was ever ready, torch may not be
+        """Handle the end of any child process: if the first forkserver ends before it was ready, torch may not be
         importable."""
         if self._generation is None:
             return
@@ -310,7 +311,7 @@ class Forkservers:
             link.close()
 
     def _take_end(self, link: WatchedLink) -> None:
-        """Handle the end of a forkserver: the other one, or a new one, gets its orders."""
+        """Handle the end of a forkserver: its orders go to the other one, or to a new one."""
         link.close()
         generation = self._generation
         ended = generation.end_of(link)[1] if generation is not None and self._orders.are_with(link) else ""
@@ -345,7 +346,7 @@ class Forkservers:
         self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started:{reason}", said])))
 
     def _take_log(self) -> str:
-        """Return the end of what the forkserver has said, and forget it."""
+        """Return the end of the forkserver's log, and clear it."""
         self._log.seek(0)
         said = self._log.read().decode("utf-8", "replace").strip()[-SAID_CHARACTERS:]
         self._log.seek(0)

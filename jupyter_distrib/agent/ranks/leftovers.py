@@ -14,11 +14,11 @@ AGAIN_S = 0.05
 
 
 class BackgroundJobs:
-    """Notices what a cell has left running behind a shell (`command &`)."""
+    """Detects processes that a cell left running in the background of a shell (`command &`)."""
 
     def __init__(self) -> None:
         self._children: frozenset[int] = frozenset()
-        """Children of this process, ranks and others, at the last look."""
+        """Children of this process, ranks and others, at the last check."""
 
     def replace_streams(self, ranks: Iterable[Rank], known: Collection[int], run: str) -> None:
         """Give idle ranks new pipes if a new process may hold their old ones, so that its output does not show under
@@ -38,12 +38,12 @@ def _may_be_of(rank: Rank, pid: int) -> bool:
 
 
 class AdoptedProcesses:
-    """Kills what dead ranks have left: children of this process that are neither ranks nor forkservers.
+    """Kills processes left by dead ranks: children of this process that are neither ranks nor forkservers.
 
     Args:
         forking: Returns whether ranks are being forked, so that some children may not be registered yet.
         pids: Returns the pids of all ranks.
-        sessions: Returns other sessions in which everything stays.
+        sessions: Returns other sessions whose processes are never killed.
         marks: Returns the marks of living ranks.
     """
 
@@ -60,8 +60,8 @@ class AdoptedProcesses:
         self._pids, self._sessions, self._marks = pids, sessions, marks
 
     def kill(self, unmarked_before: frozenset[int] = frozenset()) -> None:
-        """Kill all processes but those of living ranks. Processes whose owner does not show yet stay at the first look;
-        `unmarked_before` are those of that look."""
+        """Kill all processes except those of living ranks. Processes whose owner cannot be told yet are spared at the
+        first check and passed to the second as `unmarked_before`."""
         if self._forking():
             self._loop.later(AGAIN_S, self.kill)
             return

@@ -1,4 +1,4 @@
-"""The log of one rank in one run: complete, or cut short in the middle. In the thread of whoever writes it."""
+"""The log of one rank in one run: complete, or truncated in the middle. In the thread of whoever writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_distrib.system import formatting, log_folder
 
 LIMIT_BYTES = log_folder.chosen_bytes(log_folder.LIMIT_VARIABLE) or 1 << 30
 TAIL_BYTES = 16 << 10
-"""The bytes at the end of the output that are kept of a log that is cut short."""
+"""Number of bytes kept from the end of the output when a log is truncated."""
 
 
 class LogFile:
@@ -27,13 +27,13 @@ class LogFile:
         self._fd = -1
         self._size = 0
         self._is_lost = False
-        """Whether it cannot be written."""
+        """Whether the log can no longer be written."""
         self._tail: bytearray | None = None
-        """The end of the output of a log that is cut short."""
+        """The end of the output of a truncated log; None as long as it is complete."""
         self._is_tail_new = False
 
     def write(self, data: bytes) -> str:
-        """Write to the log. Return a sentence for the user, or nothing: it cannot be written, or is cut short here."""
+        """Write to the log. Return a sentence for the user if it cannot be written or is truncated here; else empty."""
         if self._is_lost:
             return ""
         try:
@@ -48,7 +48,7 @@ class LogFile:
             return self._give_up(error)
 
     def flush(self) -> None:
-        """Bring the end of a log that is cut short up to date."""
+        """Write the current end of the output to a truncated log."""
         if self._tail is None or not self._is_tail_new or self._fd < 0:
             return
         self._is_tail_new = False
@@ -57,7 +57,7 @@ class LogFile:
             _write_all(self._fd, self._tail)
 
     def close(self) -> None:
-        """Let the log go, since its run has ended."""
+        """Close the log at the end of its run."""
         self.flush()
         if self._fd >= 0:
             os.close(self._fd)
@@ -93,7 +93,7 @@ class LogFile:
         return ""
 
     def _cut(self, data: bytes, reason: str) -> str:
-        """Go on with the end of the output only."""
+        """Truncate the log: from now on keep only the end of the output."""
         mark = f"\n[log truncated here: {reason}; the end of the output follows]\n".encode()
         _write_all(self._fd, mark)
         self._size += len(mark)

@@ -24,9 +24,9 @@ READ_BYTES = 1 << 20
 READ_EVERY_S = 0.005
 SEND_EVERY_S = 0.05
 SHOWN_BYTES = 32 << 10
-"""Bytes of one stream between two batches that go to the notebook at most; the log has all."""
+"""Maximum bytes of one stream sent to the notebook per batch; the log has everything."""
 FIRST_LINES = 20
-"""Lines at the beginning of each stream that go to the notebook also in a flood, if they are short."""
+"""Number of lines at the start of each stream that are always sent to the notebook, if they are short."""
 FIRST_BYTES = 8 << 10
 TAIL_BYTES = 16 << 10
 """Bytes that hold a crash report: up to 100 frames and the names of all extension modules."""
@@ -77,14 +77,14 @@ class RunOutput:
             log.flush()
 
     def end(self) -> None:
-        """Let the logs go, since the run has ended; what comes later is added to them."""
+        """Close the logs at the end of the run; later output is appended to them."""
         self.flush()
         self._ended = True
         for log in self._logs.values():
             log.close()
 
     def close(self) -> None:
-        """End for good: what comes later is lost."""
+        """Close for good: later output is lost."""
         self.end()
         self._closed = True
 
@@ -102,14 +102,14 @@ class RunOutput:
 
 
 class _Batch:
-    """The output of one stream since the last batch, cut to its end if it is too long."""
+    """The output of one stream since the last batch; only its end if it is too long."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._data = bytearray()
         self._skipped = 0
         self._first = bytearray()
-        """The first lines of the stream, if they would not be shown without this."""
+        """The first lines of the stream, kept so that a flood of output does not push them out."""
         self._first_left = FIRST_LINES
 
     def add(self, data: bytes) -> None:
@@ -118,7 +118,7 @@ class _Batch:
             self._trim()
 
     def take_first(self) -> tuple[str, int]:
-        """Return the first lines of a stream that begins with more than can be shown; else nothing."""
+        """Return the first lines of a stream that starts with more output than can be shown; else nothing."""
         if len(self._data) > SHOWN_BYTES:
             self._trim()
         text = self._first.decode("utf-8", "replace")
@@ -147,7 +147,7 @@ class _Batch:
         self._decoder.reset()
 
     def _keep_first(self) -> None:
-        """Set the first lines of the stream apart, as many as are short."""
+        """Keep the first lines of the stream, as far as they are short."""
         end = 0
         for _ in range(self._first_left):
             next_end = self._data.find(b"\n", end, FIRST_BYTES) + 1

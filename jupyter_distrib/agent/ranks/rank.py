@@ -20,7 +20,8 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
 FDS_PER_RANK = 8
-"""Descriptors of a rank while it starts: both ends of its link and of two pipes, its notes twice; half later."""
+"""Number of descriptors used for a rank while it starts: both ends of its link and of two pipes, and its notes twice;
+half as many later."""
 LEAVE_S = 1.0
 """Seconds that exit handlers may take before the process is killed."""
 
@@ -29,10 +30,10 @@ class RankOwner(Protocol):
     """The worker group of a rank."""
 
     def take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
-        """Take a message of the rank; the descriptors are closed afterwards."""
+        """Handle a message from the rank; the descriptors are closed afterwards."""
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
-        """Take output of the rank."""
+        """Handle output of the rank."""
 
     def take_hang_up(self, rank: Rank) -> None:
         """Record that the rank has closed its link and the system will not report its end."""
@@ -53,7 +54,7 @@ class Rank:
         self.early = False
         """Whether the base forkserver has forked the process."""
         self.settles = order.visible_devices is not None
-        """Whether it says `DeviceSettled` when it has reset its groups, or ends; cells wait for that."""
+        """Whether the rank sends `DeviceSettled` after a group reset (or ends), for which the next cell waits."""
         self.process = RankProcess(order.worker, sweep)
         self.notes = RankNotes()
         self.streams = RankStreams(
@@ -101,14 +102,14 @@ class Rank:
         self._link.post_frame(frame, fds)
 
     def read_rest(self) -> None:
-        """Take in all messages and output of the rank, when its process is gone."""
+        """Read all remaining messages and output of a rank whose process has ended."""
         if not self._link.closed:
             self._link.read_rest()
         self.streams.drain()
 
     def replace_streams(self, run: str) -> None:
-        """Have the rank replace its pipes, into which something that this run has left still writes. The rank is idle:
-        output until the replacement is late output of that run."""
+        """Make an idle rank replace its pipes, because a process left by this run still writes to them. Output until
+        the replacement counts as late output of that run."""
         self.streams.assign_to(run)
         self.post(m.ReplaceStreams(run=run))
 
@@ -125,7 +126,7 @@ class Rank:
     # ------------------------------------------------------------------------------------------------ ending
 
     def dismiss(self, after_s: float) -> None:
-        """Have the rank run its exit handlers and end, a while from now."""
+        """Make the rank run its exit handlers and end after a delay."""
         self._loop.later(after_s, lambda: self.post(m.Leave()))
         self._loop.later(after_s + LEAVE_S, self.end)
 
@@ -144,14 +145,14 @@ class RankNotes:
     def __init__(self) -> None:
         self._fd = crash_notes.create()
         self.loading = ""
-        """Variable that the rank was loading when it ended; set once these notes are closed."""
+        """Variable being loaded when the rank ended; set once these notes are closed."""
 
     def descriptor(self) -> int:
         """Duplicate the descriptor for the rank's process."""
         return os.dup(self._fd)
 
     def ask_place(self, process: RankProcess) -> None:
-        """Have a rank write where its main thread is, even if it answers nobody; `place` returns it a moment later.
+        """Make a rank write where its main thread is, even if it does not respond; `place` returns that a moment later.
 
         A process that does not handle the signal, because user code has put another program in its place, would die.
         """
@@ -184,18 +185,17 @@ class RankProcess:
         self.pid = 0
         """Process id; 0 until the process is started."""
         self.expected = False
-        """Whether the process is being started, so that it may exist already."""
+        """Whether the process is being started and may already exist."""
         self.reaped = False
-        """Whether the system has forgotten the pid, so that it must not be signalled any more."""
+        """Whether the process was reaped, so that its pid must not be signalled any more."""
         self.ended = False
         self.killed = False
-        """Whether we killed it in the middle of a run; the system has yet to report its end."""
+        """Whether the agent killed it during a run and its end has not been reported yet."""
         self._sweep = sweep
 
     @property
     def living(self) -> bool:
-        """Return whether there is a process: a killed one has its GPU and its memory until the system reports its
-        end."""
+        """Return whether the process exists: a killed one keeps its GPU and memory until the system reports its end."""
         return self.expected or (bool(self.pid) and not self.reaped)
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:

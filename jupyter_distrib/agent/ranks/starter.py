@@ -18,7 +18,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
 FORK_AT_ONCE = 60
-"""Number of ranks in one order: four descriptors for each go with it, and one message takes about 250."""
+"""Maximum number of ranks in one order: each needs four descriptors, and one message can carry about 250."""
 
 
 class RankStarter:
@@ -44,7 +44,7 @@ class RankStarter:
         self.on_started: Callable[[Rank], None] = lambda rank: None
         """Callback for each rank that has a process."""
         self.on_failed: Callable[[Sequence[Rank], str], None] = lambda ranks, reason: None
-        """Callback for ranks that have none, with the reason."""
+        """Callback for ranks whose process could not be started, with the reason."""
         self._command, self._gpus, self._loop, self._forkservers = command, tuple(gpus), loop, forkservers
         self._overlay = overlay
         self._owner, self._sweep = owner, reap.Sweep(loop)
@@ -52,11 +52,11 @@ class RankStarter:
         self._cores = control_groups.cores()
 
     def resize(self, command: m.OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
-        """Start ranks of a worker group of another size from now on."""
+        """From now on start ranks for a worker group of another size."""
         self._command, self._gpus = command, tuple(gpus)
 
     def prepare(self, local_rank: int) -> Rank:
-        """Make a rank without a process: messages posted to it now are the first that its process reads."""
+        """Create a rank without a process yet: messages posted now are the first that its process reads."""
         self._count += 1
         order = worker_order(self._command, local_rank, self._count, self._gpus, self._cores)
         order = replace(order, overlay=self._overlay)
@@ -110,7 +110,7 @@ def worker_order(
     Args:
         command: The command that asked for the worker group.
         local_rank: Number of the rank on this node.
-        count: Number of ranks started for this worker group, with this one: a replaced rank is another worker.
+        count: Number of ranks started for this worker group so far, including this one: a replacement is a new worker.
         gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
         cores: Number of cores of this node that its ranks share.
     """

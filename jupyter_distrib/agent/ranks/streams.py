@@ -15,11 +15,11 @@ from jupyter_distrib.wire.descriptors import Descriptors
 
 NAMES = ("stdout", "stderr")
 STRAY_AFTER_S = 1.5
-"""Seconds after a cell in which what its rank writes may be of its cleanup."""
+"""Seconds after a cell during which output may come from its cleanup."""
 TakeData: TypeAlias = Callable[[str, bytes], None]
-"""Callback that takes data by the name of its stream."""
+"""Callback for data, with the name of its stream."""
 TakeLateText: TypeAlias = Callable[[str, str, str], None]
-"""Callback that takes the run of a text, the name of its stream, and the text."""
+"""Callback for late text, with its run and the name of its stream."""
 
 
 class RankStreams:
@@ -27,7 +27,7 @@ class RankStreams:
 
     Args:
         on_data: Takes what the rank writes.
-        on_late_text: Takes the output of what an earlier run has left.
+        on_late_text: Takes the output of processes left by an earlier run.
     """
 
     def __init__(self, loop: Loop, *, on_data: TakeData, on_late_text: TakeLateText) -> None:
@@ -45,12 +45,12 @@ class RankStreams:
         return bytes(self._pipes["stderr"].tail)
 
     def drain(self) -> None:
-        """Take in all output of the rank so far."""
+        """Read all output of the rank so far."""
         for pipe in self._pipes.values():
             pipe.drain()
 
     def begin_run(self) -> None:
-        """Take in earlier output before a cell begins; a report of its death must not quote lines of earlier cells."""
+        """Read earlier output before a cell begins, so that a crash report does not quote lines of earlier cells."""
         for pipe in self._pipes.values():
             pipe.drain()
             pipe.tail.clear()
@@ -60,11 +60,12 @@ class RankStreams:
         self._ended_at_s = time.monotonic()
 
     def note_idle_output(self) -> None:
-        """Record that the idle rank has written something: code of a cell goes on, in C or past `sys.stdout`."""
+        """Record that an idle rank has written something: code of a cell is still running, in C or bypassing
+        `sys.stdout`."""
         self._has_stray = self._has_stray or time.monotonic() > self._ended_at_s + STRAY_AFTER_S
 
     def take_stray(self) -> bool:
-        """Return, once, whether the rank has written while it was idle: so may it during the next cell."""
+        """Return once whether the rank has written while idle, and so may write during the next cell."""
         has, self._has_stray = self._has_stray, False
         return has
 

@@ -17,7 +17,7 @@ from jupyter_distrib.system import reap
 
 _PROC = Path("/proc")
 MAX_CHILDREN = 64
-"""Children of a rank that are measured; more are left out rather than hold up the agent."""
+"""Maximum number of a rank's children that are measured, so that many children do not hold up the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Usage:
     cpu_s: float
     """Processor time of the rank and its children since they began."""
     state: str
-    """The system's letter for what the rank does: R runs, S sleeps, T is stopped, t is held by a debugger."""
+    """The system's letter for the process state: R running, S sleeping, T stopped, t traced by a debugger."""
 
     @property
     def stopped(self) -> bool:
@@ -42,7 +42,7 @@ def read(pid: int) -> Usage | None:
 
 
 def catches(pid: int, signal_number: int) -> bool:
-    """Return whether the process handles this signal, which would end it otherwise."""
+    """Return whether the process has a handler for this signal, which would otherwise end it."""
     with suppress(OSError, ValueError, IndexError):
         status = (_PROC / str(pid) / "status").read_text(errors="replace")  # the name may be anything
         return bool(int(status.partition("\nSigCgt:")[2].split()[0], 16) >> (signal_number - 1) & 1)

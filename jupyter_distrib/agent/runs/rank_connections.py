@@ -1,7 +1,7 @@
 """Cuts the TCP connections between the ranks of one run. Runs in the agent's loop.
 
-Which connections are cut, the agent works out: those of which both ends belong to ranks of the worker group. A user's
-own connection has another process at its far end.
+The agent cuts only connections whose two ends both belong to ranks of the worker group. A user's own connection has
+another process at its far end.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class RankConnections:
         self._tell_far_ends(self._pids)
 
     def cut_remote(self, command: m.CutRemoteSockets) -> None:
-        """Cut the connections of all ranks towards ranks of another node, where the run is being stopped. Those that
-        have ended the cell are what a rank there may wait for."""
+        """Cut the connections of all ranks to ranks of another node where the run is being stopped. That includes ranks
+        that have finished the cell, since a rank there may be waiting for them."""
         ranks = self._ranks.values()
         inodes, abort = reap.sockets_towards(self._pids, command.ends), any(rank.has_device for rank in ranks)
         if inodes or abort:
@@ -50,7 +50,7 @@ class RankConnections:
                 rank.post(m.CutSockets(run=self._run, inodes=inodes, stop=False, abort=abort))
 
     def hang_up(self, rank: Rank) -> None:
-        """Cut all connections of a rank that has left the cell, as the end of its process would."""
+        """Cut all connections of a rank that has left the cell, as if its process had ended."""
         self.cut_any = True
         rank.post(m.CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
         self._tell_far_ends([rank.pid])

@@ -27,13 +27,13 @@ from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 
 GRACE_S = 0.1
-"""Seconds of the moment."""
+"""Grace period after the first exception, in seconds."""
 GRACE_LIMIT_S = 1.0
-"""Seconds of it on a machine that is too busy to let every rank run."""
+"""Upper limit of the grace period on an overloaded machine, in seconds."""
 
 
 class NodeRun:
-    """One cell on its way.
+    """One cell being executed.
 
     Args:
         command: The cell to execute.
@@ -56,7 +56,7 @@ class NodeRun:
     ) -> None:
         self.command, self.output, self.tell = command, output, tell
         self.pending = set(command.ranks) & ranks.keys()
-        """Ranks that have not come to the end of the cell."""
+        """Ranks that have not reached the end of the cell."""
         self.started_s = time.monotonic()
         self.health = GroupHealth()
         self.drains = DrainReports()
@@ -94,7 +94,7 @@ class NodeRun:
         self._timers.later(delay_s, call)
 
     def take_message(self, message: m.Message, fds: tuple[int, ...]) -> None:
-        """Take what a rank reports while it executes the cell."""
+        """Handle what a rank reports while it executes the cell."""
         match message:
             case m.ProbeAnswer():
                 if self.watch is not None and self.command.run == message.run:
@@ -108,7 +108,7 @@ class NodeRun:
                 self.tell(message, fds)  # type: ignore[arg-type]
 
     def take_end(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
-        """Take the end of the cell on a rank, with all that the rank wrote before it."""
+        """Handle the end of the cell on a rank, after all that the rank wrote before it."""
         rank.streams.drain()
         self.output.flush()
         self.tell(event, fds)
@@ -172,12 +172,13 @@ class NodeRun:
         self._ladder.climb()
 
     def cut_remote_sockets(self, command: m.CutRemoteSockets) -> None:
-        """Cut the ranks of this node off from ranks of another node, which are being stopped, have left or are gone."""
+        """Cut the connections of this node's ranks to ranks of another node that are being stopped, have left or are
+        gone."""
         self._connections.cut_remote(command)
 
     def hang_up(self, rank: Rank) -> None:
-        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: only ranks
-        that wait for it notice."""
+        """Cut the connections of a rank that left with `sys.exit()`, as if its process had ended: only ranks that wait
+        for it notice."""
         if not (self.pending or self._connections.spans_nodes):
             return
         self.health.clean = False
@@ -190,7 +191,7 @@ class NodeRun:
     def lost(
         self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills
     ) -> None:
-        """Report that a rank's process has ended by itself, and why. `oom_kills`: those before this run."""
+        """Report the unexpected end of a rank's process, and why. `oom_kills` counts the kills before this run."""
         tail = rank.streams.stderr_tail
         self.output.flush()
         out_of_memory = code == -signal.SIGKILL and oom_kills.grown
@@ -213,7 +214,7 @@ class NodeRun:
         self.pending.discard(rank.number)
 
     def give_up(self, reason: str) -> None:
-        """Report of each rank that it is being ended, whatever it does."""
+        """End the run on every rank now, whatever the ranks are doing, and report that."""
         ranks = sorted(self.running(), key=lambda rank: rank.number)
         for rank in ranks:
             rank.streams.drain()
@@ -226,12 +227,12 @@ class NodeRun:
 
 
 class FailureGrace:
-    """The moment after the first exception of one run.
+    """The grace period after the first exception of one run, so that ranks that fail alike all report their own.
 
     Args:
         pids: Returns the processes of the ranks that still execute the cell.
         later: Calls a function after some seconds, unless the run has ended by then.
-        on_over: Called when the moment is over.
+        on_over: Called when the grace period is over.
     """
 
     def __init__(
@@ -243,12 +244,12 @@ class FailureGrace:
     ) -> None:
         self._pids, self._later, self._on_over = pids, later, on_over
         self._had_s: dict[int, float] = {}
-        """CPU time in s that each process had had at the first exception."""
+        """CPU time of each process at the first exception, in seconds."""
         self._until_s = 0.0
-        """Time of the end at the latest; 0 before the first exception."""
+        """Latest end of the grace period (`time.monotonic`); 0 before the first exception."""
 
     def begin(self) -> None:
-        """Begin at the first exception; further ones change nothing."""
+        """Start at the first exception; later ones have no effect."""
         if not self._until_s:
             self._until_s = time.monotonic() + GRACE_LIMIT_S
             self._had_s = {pid: state_and_cpu_s(pid)[1] for pid in self._pids()}
@@ -261,6 +262,6 @@ class FailureGrace:
             self._on_over()
 
     def _starves(self, pid: int) -> bool:
-        """Return whether a process that could execute has not had half of the moment since the first exception."""
+        """Return whether a runnable process has had the CPU for less than half of the grace period."""
         state, cpu_s = state_and_cpu_s(pid)
         return state == "R" and cpu_s - self._had_s.get(pid, 0.0) < GRACE_S / 2

@@ -17,9 +17,9 @@ from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.wire import messages as m
 
 ANSWER_S = 0.5
-"""Seconds within which a rank answers whose control thread runs."""
+"""Seconds within which a rank answers if its control thread runs."""
 SIGNAL_S = 0.2
-"""Seconds within which faulthandler has written."""
+"""Seconds to wait for faulthandler's output."""
 LOCKED = "does not answer: C code holds Python's lock"
 
 
@@ -44,7 +44,7 @@ class StackRequests:
         self._asked: set[int] = set()
         """Ranks that have not answered yet."""
         self._signalled: set[int] = set()
-        """Ranks among them that were asked to write their place."""
+        """Ranks among them that were signalled to write their place."""
 
     def ask(self) -> None:
         """Ask every rank; not again before it has answered, so that nothing piles up in a rank that cannot."""
@@ -58,12 +58,12 @@ class StackRequests:
             self._later(ANSWER_S, self._look_from_outside)
 
     def take_answer(self, event: m.StackSeen) -> None:
-        """Pass on the answer of a rank; a late one is as good."""
+        """Forward the answer of a rank, even a late one."""
         self._asked.discard(event.rank)
         self._tell(event)
 
     def _look_from_outside(self) -> None:
-        """Have the ranks that do not answer write their place, as far as a signal does no harm to them."""
+        """Signal silent ranks to write their place, where the signal cannot harm them."""
         self._signalled.clear()
         for number, rank in self._silent():
             # A signal would end some waits of C code for the system early.
@@ -84,7 +84,7 @@ class StackRequests:
 
 
 def _trouble(rank: Rank, *, locked: bool) -> str:
-    """Return the reason for the silence of a rank; `locked`: it was seen to compute."""
+    """Return why a rank is silent; `locked`: it was observed computing."""
     used = usage.read(rank.pid)
     if used is not None and used.stopped:
         return "is stopped (SIGSTOP)" if used.state == "T" else "is stopped by a debugger"

@@ -39,7 +39,7 @@ class StopLadder:
         self.begun = False
 
     def climb(self) -> None:
-        """Take one step after the other, once."""
+        """Start the sequence of steps. Takes effect once."""
         if self.begun:
             return
         self.begun = True
@@ -50,7 +50,7 @@ class StopLadder:
         self._timers.later(m.KILL_AFTER_S, self.kill)
 
     def kill(self) -> None:
-        """Take the last step at once."""
+        """Go straight to the last step."""
         self.begun = True
         for rank in self._running():
             rank.process.kill()

@@ -25,11 +25,12 @@ from jupyter_distrib.wire import messages as m
 FIRST_S = 0.3
 TICK_S = 1.0
 IDLE_SHARE = 0.2
-"""Share of a processor below which a rank does no work: torch's own threads poll."""
+"""Share of a core below which a rank counts as idle: torch's own threads poll."""
 SILENT_S = 2.0
-"""Seconds without an answer after which C code, or too many others, hold up a rank's control thread."""
+"""Seconds without an answer after which a rank counts as silent: C code or an overloaded machine holds up its control
+thread."""
 DEEP_EVERY = 3
-"""Ticks between closer looks at all ranks while some wait."""
+"""Number of ticks between deep probes of all ranks while some wait."""
 
 
 class Watch:
@@ -56,12 +57,12 @@ class Watch:
         self._sampler = UsageSampler(command.run, gpus)
         self._stalls = Stalls(command, tell=tell, stop=stop)
         self._closer = False
-        """Whether a coordinator wants a closer look at the next tick."""
+        """Whether the coordinator has asked for a deep probe at the next tick."""
         self._seen: dict[int, m.ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
-        """Time at which each rank was asked something that it has not answered yet."""
+        """Time of each rank's unanswered probe."""
         self._asked_cpu_s: dict[int, float] = {}
-        """Processor time that each of them had used then."""
+        """CPU time of each of those ranks at that moment."""
         self._ticks = 0
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
@@ -71,16 +72,16 @@ class Watch:
         self._sampler.close()
 
     def take_answer(self, event: m.ProbeAnswer) -> None:
-        """Take a rank's answer to a probe."""
+        """Handle a rank's answer to a probe."""
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
 
     def look_closer(self) -> None:
-        """Look closer at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
+        """Probe deeply at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
         self._closer = True
 
     def stop_at_a_stall(self) -> None:
-        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        """Stop the run as soon as ranks are found waiting for one that will not come."""
         self._stalls.limit_s = 0.0
 
     def _tick(self) -> None:
@@ -117,7 +118,7 @@ class Watch:
         )
 
     def _idle_s(self, number: int) -> float:
-        """Return the seconds for which a silent rank has done nothing; 0 for one that computes, which is no stall."""
+        """Return for how many seconds a silent rank has done nothing; 0 if it computes, which is not a stall."""
         elapsed_s = time.monotonic() - self._asked_s[number]
         used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
         return elapsed_s if used_s < IDLE_SHARE * elapsed_s else 0.0
@@ -160,7 +161,7 @@ class UsageSampler:
         self._reader: GpuReader | None = None
         self._used: dict[int, tuple[usage.Usage, float]] = {}
         self._halted: set[int] = set()
-        """Ranks that were stopped at two samples in a row: a profiler stops them for a moment only."""
+        """Ranks stopped in two consecutive samples: a profiler stops them only for a moment."""
 
     def close(self) -> None:
         if self._reader is not None:
@@ -204,7 +205,7 @@ class UsageSampler:
         return "traced" if self._used[number][0].state == "t" else "stopped"
 
     def cpu_s(self, number: int) -> float:
-        """Return the processor time that a rank had used when it was last sampled."""
+        """Return the CPU time of a rank at its last sample."""
         return self._used[number][0].cpu_s if number in self._used else 0.0
 
     def is_on_processor(self, number: int) -> bool:
