@@ -1,1 +1,1 @@
-"""The process beside the kernel that holds together worker groups on other machines: no torch, no user code."""
+"""The process beside the kernel that manages worker groups on other machines: no torch, no user code."""

@@ -22,14 +22,14 @@ class Channel(Protocol):
     """The relay on one node, outside the coordinator's own process. Nothing in it blocks."""
 
     def order(self, method: str, *arguments: Any) -> Any:
-        """Call a method, in the order of the calls, whatever becomes of it.
+        """Call a method, in order, without waiting for the result.
 
         Returns a reference by which `Transfer` waits for its end; None if the engine is gone.
         """
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method, in the same order. Its result or exception, or the engine's exception, is in the returned
-        future."""
+        """Call a method, in the same order; the returned future gets its result or exception, or the engine's
+        exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ReservedNodes:
 
     channels: Sequence[Channel]
     addresses: Sequence[str]
-    """The address of each node, by which the others reach it."""
+    """The address of each node, as reached by the others."""
     sizes: Sequence[int]
     """Number of ranks of each node."""
     gpus: bool
@@ -48,7 +48,7 @@ class ReservedNodes:
     names: Sequence[str] = ()
     """The name of each node, for people; empty: its address."""
     ends_at_s: float | None = None
-    """Time at which the engine takes the nodes away, by `time.monotonic`; None if there is no limit."""
+    """Time at which the engine takes the nodes away (`time.monotonic`); None for no limit."""
     remark: str = ""
     """A remark on these nodes, which the kernel gets with its first cell."""
 
@@ -71,8 +71,8 @@ class ContentPart(NamedTuple):
 
 
 Receive = Callable[[ContentPart | Exception], Any]
-"""Callback with which a node takes a part, or the reason why no more parts will come. Called in the loop. Returns the
-result of the `Channel.order` that sent the part; None if the node does not want it, or it was the last part."""
+"""Callback that gives a node a part, or the reason why no more parts will come. Called in the loop. Returns the result
+of the `Channel.order` that sent the part; None if the node does not want it, or it was the last part."""
 
 
 class Transfer(Protocol):
@@ -81,7 +81,7 @@ class Transfer(Protocol):
     run: str
 
     def add(self, receive: Receive) -> None:
-        """Send the content to a further node; only in the turn of the loop in which the transfer began."""
+        """Add a node to the transfer; only in the loop iteration in which the transfer began."""
 
 
 class Reservation(Protocol):
@@ -93,7 +93,7 @@ class Reservation(Protocol):
     engine: str
     """The engine's name, for people."""
     address_advice: str
-    """Advice how to give a node an address that the others reach: `start X there with --host ADDRESS`."""
+    """Advice on how to give a node an address that the others can reach: `start X there with --host ADDRESS`."""
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         """Wait for nodes, as long as the command allows, and start a relay on each.
@@ -109,7 +109,7 @@ class Reservation(Protocol):
         """
 
     def give_up(self) -> None:
-        """Make `acquire` end soon; in any thread."""
+        """Make `acquire` end soon; can be called in any thread."""
 
     def release(self, *, keep_agents: bool) -> None:
         """End the relays and give the nodes back. Never raises.
@@ -120,19 +120,19 @@ class Reservation(Protocol):
         """
 
     def is_room_wanted(self) -> bool:
-        """Return whether anybody in the cluster waits for nodes. Blocks until the engine answers."""
+        """Return whether anyone in the cluster is waiting for nodes. Blocks until the engine answers."""
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
         """Start the transfer of a content (`shared_memory.Arriving`) to the nodes; it is given up when the event is
         set. `folder` is the notebook's, if all nodes share it, else empty."""
 
     def cause(self, error: BaseException) -> str:
-        """Describe in a sentence an exception of the engine, or of a method that it called."""
+        """Return a sentence that describes an exception of the engine or of a method that it called."""
 
     def was_raised_on_node(self, error: BaseException) -> bool:
         """Return whether the method itself raised the exception: the node is within reach then."""
 
 
 Reserve = Callable[[m.OpenWorkerGroup, m.Hello, Callable[[str], None]], Reservation]
-"""Factory of the reservation for a worker group of a kernel; its last argument reports to the kernel what it waits
-for."""
+"""Makes the reservation for a kernel's worker group; its last argument reports to the kernel what the reservation is
+waiting for."""

@@ -4,8 +4,8 @@ machine.
 The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
 has changed since the last run.
 
-A folder is listed anew only when its time of change has changed. That tells of files that came and went, not of what
-was written into them, so each file is looked at.
+A folder is listed again only when its modification time has changed. That shows which files were added or removed, not
+what was written into them, so each file is checked.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 
 FILE_LIMIT_BYTES = 1 << 20
-"""Size above which a file is data, which nodes read from where it is stored."""
+"""Size above which a file counts as data and is not copied: nodes read it from where it is stored."""
 TOTAL_LIMIT_BYTES = 100 << 20
 COUNT_LIMIT = 5000
 SLOW_S = 0.2
-"""Seconds above which a kernel is told how long its cells wait for the look through its files."""
+"""Duration in seconds of a file scan above which the kernel gets a note that its cells wait for it."""
 
 Stamp = tuple[int, int]
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _ENVIRONMENT = "pyvenv.cfg"
 """Name of the file that every virtual environment has."""
 _COARSE_NS = 2_000_000_000
-"""Age below which a time of change does not tell: file systems may count in whole seconds, and the clock of a server
-may differ a little."""
+"""Age below which a modification time cannot be trusted: file systems may count in whole seconds, and a server's clock
+may be slightly off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Found:
 
 
 class FileSync:
-    """The files that one node has already."""
+    """The files that one node already has."""
 
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
         self._compared: Found | None = None
-        """The files with which the node was compared last, if it has all of them."""
+        """The files that the node was last compared with, if it has all of them."""
 
     def changes(self, folder: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
         """Return files that are new or changed, and names of those that are gone."""
@@ -70,7 +70,7 @@ class FileSync:
         return files, gone
 
     def forget(self, names: Sequence[str]) -> None:
-        """Forget files that did not arrive on the node, so that they are sent again the next time."""
+        """Mark files as missing on the node, so that they are sent again the next time."""
         for name in names:
             self._known.pop(name, None)
             self._compared = None
@@ -85,8 +85,8 @@ def directory(hello: m.Hello) -> str:
 
 
 def is_shared(on_node: Sequence[int] | None, before: Sequence[int] | None, after: Sequence[int] | None) -> bool:
-    """Return whether a node's folder is the notebook's, by its `stamp` on the node and its stamps on this machine
-    before and after that: something, if only the notebook, may have been written into it meanwhile.
+    """Return whether a node's folder is the notebook's folder: its `stamp` on the node must lie between its stamps on
+    this machine from before and after, since something (if only the notebook) may be written into it meanwhile.
 
     Ranks import from that folder. A stranger on the node can make one with the same number and time, but not with the
     same owner; in a container the owner may have another number, and be the user there.
@@ -99,16 +99,16 @@ def is_shared(on_node: Sequence[int] | None, before: Sequence[int] | None, after
 
 
 class ProjectFiles:
-    """The notebook's own files: those of its folder, and of the folders of its path."""
+    """The notebook's own files: those in its folder and in the folders of its path."""
 
     def __init__(self) -> None:
         self._listings = FolderListings()
         self._last: Found | None = None
         self._slow = ""
-        """Sentence about a look that took long, although the folders had been listed before."""
+        """Sentence about a slow scan, although the folders had been listed before."""
 
     def look(self, directory: str, path: Sequence[str]) -> Found:
-        """Look through the folders; the same object is returned as long as nothing changes."""
+        """Scan the folders; returns the same object as long as nothing changes."""
         began_s = time.monotonic()
         found = self._look(directory, path)
         if self._last is not None and not self._slow and (took_s := time.monotonic() - began_s) > SLOW_S:
@@ -168,7 +168,7 @@ class _Listing:
     """The entries of one folder, sorted."""
 
     mtime_ns: int
-    """Time of change that the folder had before it was listed; -1 if that was too close to the listing to tell."""
+    """Modification time of the folder before it was listed; -1 if that was too recent to be trusted."""
     files: Sequence[tuple[str, str]]
     """Name and path of each file."""
     folders: Sequence[tuple[str, str]]
@@ -180,7 +180,7 @@ _NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), is_environment=False)
 
 
 class FolderListings:
-    """The listings of all folders that were looked through."""
+    """The listings of all folders that were scanned."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Listing] = {}

@@ -1,5 +1,5 @@
-"""Makes the process groups of a worker group on several nodes fit after a run that did not end well: one decision for
-the ranks of all nodes. Runs in the coordinator's loop.
+"""Repairs the process groups of a worker group on several nodes after a run that failed: one decision for the ranks of
+all nodes. Runs in the coordinator's loop.
 
     coordinator <--NodeDrained--- each node on which ranks with GPUs did not end well
         --KeepNodeGroups-->       all nodes, if all devices have finished, equally far
@@ -18,7 +18,7 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 ANSWER_LIMIT_S = 20.0
-"""Seconds that nodes have for a report, and for a new store. Agents limit what they wait for themselves to less."""
+"""Seconds that nodes have to report, and to make a new store. Agents' own limits are shorter."""
 
 
 class MultiNodeGroupRepair:
@@ -44,11 +44,11 @@ class MultiNodeGroupRepair:
         self._nodes, self._lose, self._on_ready = nodes, lose, on_ready
         self._limit: Timer | None = None
         self._undecided: MultiNodeRun | None = None
-        """Run after which the groups may stay."""
+        """The run after which it is undecided whether the groups stay."""
         self._stores_awaited = 0
-        """Number of stores that node 0 was told to make and has not made."""
+        """Number of stores requested from node 0 that it has not made yet."""
         self._users_awaited: set[int] = set()
-        """Nodes that have not taken the newest store."""
+        """Nodes that do not use the newest store yet."""
         self._port = 0
         """Port of the newest store."""
 
@@ -58,7 +58,7 @@ class MultiNodeGroupRepair:
         return self._limit is not None
 
     def begin(self, run: MultiNodeRun, *, on_all: bool) -> None:
-        """Decide what becomes of the groups after this run; `on_all`: whether all ranks have executed it."""
+        """Decide whether the groups stay after this run; `on_all`: whether all ranks have executed it."""
         if run.on_gpus and on_all:
             self._undecided = run
             self._start_timer()
@@ -67,7 +67,7 @@ class MultiNodeGroupRepair:
             self.make_store()
 
     def take_report(self, node: int, report: m.NodeDrained, current: MultiNodeRun | None) -> None:
-        """Take the report of a node on the current run or on the one before."""
+        """Handle a node's report on the current run or the previous one."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run:
             run.drains.take(node, finished=report.finished, sequences=report.sequences)
@@ -93,7 +93,7 @@ class MultiNodeGroupRepair:
         self._nodes()[0].send(m.MakeStore(group=self._group))
 
     def take_store(self, node: int, event: m.GroupsReset) -> None:
-        """Take the answer of node 0, that there is a new store, or of another node, that it uses it."""
+        """Handle node 0's answer that there is a new store, or another node's answer that it uses it."""
         if node == 0:
             self._stores_awaited = max(0, self._stores_awaited - 1)
             self._port, self._users_awaited = event.port, set(range(1, len(self._nodes())))
@@ -105,7 +105,7 @@ class MultiNodeGroupRepair:
             self._finish()
 
     def cancel(self) -> None:
-        """Wait for nothing more, because the nodes are given back."""
+        """Stop waiting, because the nodes are given back."""
         self._undecided, self._stores_awaited, self._users_awaited = None, 0, set()
         if self._limit is not None:
             self._limit.cancel()

@@ -25,17 +25,17 @@ class MultiNodeState(Enum):
     RUNNING = auto()
     """Ranks execute a cell."""
     REPAIRING = auto()
-    """The nodes agree on what becomes of their process groups, after a run that did not end well or a lost rank."""
+    """The nodes agree on whether their process groups stay, after a failed run or a lost rank."""
     ENDING = auto()
     """A node was lost during a run, which is being ended on the others."""
     ENDED = auto()
-    """The run is over, and may be started again at once; if it is not, the group gives itself up."""
+    """The run is over and may be restarted at once; if it is not, the group closes itself."""
     LOOKING_AGAIN = auto()
-    """It has asked for other nodes, for the run that is started again."""
+    """It has asked for other nodes, for the restarted run."""
     STARTING_AGAIN = auto()
     """The other nodes start their ranks."""
     USELESS = auto()
-    """It has given itself up and is about to be closed; no other worker group can use its nodes."""
+    """It cannot go on and is about to be closed; no other worker group can use its nodes."""
     CLOSED = auto()
     """Its ranks were told to end, and its nodes were given back."""
 
@@ -44,17 +44,17 @@ class MultiNodeTrigger(Enum):
     """The triggers of moves between these states."""
 
     PLACED = auto()
-    """It was given its nodes."""
+    """It got its nodes."""
     OPENED = auto()
     """The ranks of all nodes are up."""
     CELL = auto()
-    """A cell has come."""
+    """A cell has arrived."""
     OVER = auto()
     """All nodes have ended the run."""
     REPAIR = auto()
     """The process groups have to be repaired."""
     REPAIRED = auto()
-    """The process groups are fit again."""
+    """The process groups are repaired."""
     LOST = auto()
     """A node was lost."""
     FEWER = auto()

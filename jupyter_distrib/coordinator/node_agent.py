@@ -18,17 +18,17 @@ from jupyter_distrib.system.launch import exec_agent
 
 SOCKET = "agent.sock"
 SHARED = "shared"
-"""File in the folder of an agent that several worker groups have had."""
+"""File that marks the folder of an agent used by several worker groups."""
 STARTING_S = 60.0
 IDLE_S = 3.0
 """Seconds after which the agent ends once its host has gone."""
 KEPT_S = 10.0
-"""The same where the notebook's next worker group may use it again: a busy engine needs seconds to start that one's
-relay."""
+"""The same where the notebook's next worker group may reuse the agent: a busy engine needs seconds to start that
+group's relay."""
 
 
 class NodeAgent:
-    """The agent of a notebook on one node, which its worker groups there share if the engine lets them.
+    """The agent of a notebook on one node, shared by its worker groups there if the engine allows it.
 
     Args:
         folder: Private to it; it removes the folder when it ends.
@@ -101,7 +101,7 @@ class NodeAgent:
 
 
 def running_agent(folder: str) -> socket.socket | None:
-    """Return a connection to the agent that has this folder; None if it has ended, or is another user's."""
+    """Return a connection to the agent of this folder; None if it has ended or belongs to another user."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         (Path(folder) / SHARED).touch()  # first: who has it now would end it meanwhile, see `Relay.end`
@@ -113,7 +113,7 @@ def running_agent(folder: str) -> socket.socket | None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove folders beside this one, of the same kind, whose agent was killed before it could."""
+    """Remove sibling folders whose agent was killed before it could remove them."""
     kind = folder.name.rpartition("-")[0]
     for other in folder.parent.glob(f"{kind}-*"):
         if other != folder and _is_own(other) and _is_deserted(other / SOCKET):
@@ -121,7 +121,7 @@ def sweep(folder: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether this is a folder of this user: others may have put anything beside it."""
+    """Return whether this folder belongs to this user: others may have put anything beside it."""
     try:
         info = folder.lstat()
     except OSError:  # it has just been removed

@@ -1,5 +1,5 @@
-"""Reports the nodes of an engine. It may take its time or hang, so it is asked in a thread of its own, and the last
-report is given when it does not answer soon. Used in the coordinator's loop."""
+"""Reports the nodes of an engine. An engine may be slow or hang, so it is asked in a separate thread, and the last
+report is used when it does not answer soon. Used in the coordinator's loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 ANSWER_S = 2.0
-"""Seconds after which the last report is given."""
+"""Seconds to wait for the engine before the last report is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class NodeReport:
     """The nodes that ranks can have."""
 
     nodes: tuple[m.NodeStatus, ...] | None = None
-    """The nodes; None before it is known which there are."""
+    """The nodes; None as long as they are unknown."""
     next_rank: str = ""
     """See `ServerStatus.next_rank`."""
 
@@ -34,8 +34,8 @@ class NodeReporter:
     """Asks one engine.
 
     Args:
-        look: Asks the engine, and may report a first part before it returns all; blocks. May raise anything.
-        fresh_s: Seconds for which a report is not asked for again, to spare an engine that others use.
+        look: Asks the engine, and may send a partial report before it returns the full one; blocks. May raise anything.
+        fresh_s: Seconds for which a report is reused, to spare an engine that others use.
     """
 
     def __init__(self, loop: Loop, calls: CallSoon, look: Callable[[Tell], NodeReport], fresh_s: float = 0.0) -> None:

@@ -21,7 +21,7 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire.descriptors import Descriptors
 
 Taking = deque[list[Any]]
-"""The calls with which the nodes were given earlier parts, and whose end has not been waited for."""
+"""The calls that sent earlier parts to the nodes and have not been waited for."""
 
 
 class Carrier(Protocol):
@@ -35,13 +35,14 @@ class Carrier(Protocol):
         """Number of parts that may be on their way to a node."""
 
     def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> Any:
-        """Return the reference of a part, see `ContentPart`; may wait for earlier parts, which it removes then."""
+        """Return the reference of a part, see `ContentPart`; may wait for earlier parts and then remove them from
+        `taking`."""
 
     def wait(self, calls: list[Any]) -> None:
-        """Wait for the end of the calls with which the nodes were given the first part not waited for."""
+        """Wait for the calls that sent the oldest unconfirmed part to the nodes."""
 
     def close(self) -> None:
-        """Remove what parts have left."""
+        """Remove leftovers of the parts."""
 
     def failure(self, error: Exception) -> str:
         """Describe in a sentence why parts cannot be carried."""
@@ -62,12 +63,12 @@ class PartTransfer:
         self._calls, self._given_up, self._carrier = calls, given_up, carrier
         self._nodes: list[Receive] = []
         self._asked: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        """Calls with which the nodes were given each part but the last."""
+        """Calls that sent each part but the last to the nodes."""
         own = Descriptors.duplicates(fds)
         threading.Thread(target=self._send, args=(own,), name="jupyter_distrib-put", daemon=True).start()
 
     def add(self, receive: Receive) -> None:
-        """Add a node; only in the turn of the loop in which this was made."""
+        """Add a node; only in the loop iteration in which this object was made."""
         self._nodes.append(receive)
 
     def _send(self, descriptors: Descriptors) -> None:

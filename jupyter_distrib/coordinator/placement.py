@@ -1,4 +1,4 @@
-"""Gives a worker group its nodes, whichever engine they come from, and keeps them a while for the next one.
+"""Finds nodes for a worker group, whichever engine provides them, and keeps them a while for the next group.
 
 A placement is used in the coordinator's loop; what blocks is done in a thread of its own, and comes back to the loop
 through `CallSoon`. Its nodes are looked for, held by a worker group, free for another one, or ended:
@@ -32,16 +32,15 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire import versions
 
 TELL_S = 5.0
-"""Seconds after which a kernel that still waits gets the reason."""
+"""Seconds of waiting after which the kernel gets the reason."""
 START_S = 300.0
 """Seconds in which the processes of a node have to start, including a runtime environment that is made first."""
 AGAIN_S = 0.5
-"""Seconds between the checks of free nodes whether somebody waits for room."""
+"""Seconds between checks whether anyone is waiting for the free nodes."""
 LEAVING_S = 2.0
-"""Seconds until nodes are released whose ranks do not leave: they have one second for exit handlers."""
+"""Seconds after which nodes are released even if their ranks have not left: exit handlers have one second."""
 STAY_S = 10.0
-"""Seconds for which nodes that were given back stay, as long as nobody waits for room: another worker group may claim
-them."""
+"""Seconds for which returned nodes are kept for another worker group, as long as nobody else is waiting for them."""
 
 
 class Placements:
@@ -91,13 +90,13 @@ class _Found:
 
 @dataclass(slots=True, kw_only=True)
 class _Leave:
-    """The leave of the ranks of a worker group that has given its nodes back."""
+    """The departure of ranks from nodes that their worker group has given back."""
 
     group: str
     nodes: set[int]
     """Nodes on which ranks may still have processes."""
     over: threading.Event = field(default_factory=threading.Event)
-    """Event that is set when no node has any."""
+    """Event that is set when no node has any left."""
 
 
 class Placement:
@@ -126,7 +125,7 @@ class Placement:
         self._hello, self._command, self._running, self._copy_files = hello, command, running, copy_files
         self._found: _Found | None = None
         self._lost = False
-        """Whether a node is out of reach, so that nobody may claim the nodes."""
+        """Whether a node is out of reach, so that the nodes must not be claimed."""
         self._leave: _Leave | None = None
         self._lock = threading.Lock()
         """Lock held to end the placement, and to claim it."""
@@ -136,7 +135,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------------ for nodes
 
     def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
-        """Pass on what came from a node; `fds` stay the caller's."""
+        """Forward an event from a node; `fds` stay the caller's."""
         if isinstance(event, m.RanksLeft):
             self._ranks_left(node, event)
         elif self.group.place is self:
@@ -161,7 +160,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------------ claiming
 
     def claim(self, hello: m.Hello, command: m.OpenWorkerGroup) -> bool:
-        """Claim the placement for a kernel; return False if it is not free, or not what this kernel wants."""
+        """Claim the placement for a kernel; return False if it is not free or does not match the kernel's command."""
         with self._lock:
             if self.ended or self._lost or self._found is None or not self.delivery.given_back.is_set():
                 return False
@@ -183,7 +182,7 @@ class Placement:
         return _wish(command) in (_wish(self._command), _wish(given))
 
     def make_room(self, hello: m.Hello) -> None:
-        """Release at once nodes that the notebook has given back and not claimed."""
+        """Release returned nodes of the notebook now, unless they were claimed."""
         if self.delivery.given_back.is_set() and _is_same(hello, self._hello):
             self._unwanted.set()
 
@@ -196,7 +195,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------------ looking
 
     def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
-        """Give the group its nodes, now or when they are found."""
+        """Give the group its nodes, at once or when they are found."""
         self.group, self._command = group, command
         if self._found is not None:
             return self._give(self._found)
@@ -239,7 +238,7 @@ class Placement:
         self.group.placed(found.shares, has_gpus=found.engine_has_gpus, ends_at_s=found.ends_at_s)
 
     def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
-        """Ask the relays about their nodes, which must be compatible with what the kernel sends."""
+        """Ask the relays about their nodes, and check that they are compatible with the kernel."""
         before = stamp(folder)
         asked = [
             channel.ask("describe", [*nodes.addresses[:number], *nodes.addresses[number + 1 :]], folder)
@@ -264,7 +263,7 @@ class Placement:
         ]
 
     def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:
-        """Return a remark on versions that differ and mostly work. Raises `PoolError` if they do not work."""
+        """Return a remark on versions that differ but mostly work together. Raises `PoolError` if they do not."""
         node_versions = m.Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
         if refusal := versions.refusal(self._hello, node_versions, self._reservation.engine):
             raise PoolError(f"node {name}: {refusal}")
@@ -272,7 +271,7 @@ class Placement:
         return f"node {name} has {remark}." if remark else ""
 
     def _say(self, reason: str) -> None:
-        """Send the kernel the reason for which it waits; in any thread."""
+        """Tell the kernel why it is waiting; can be called in any thread."""
         self._call(partial(self.group.queued, reason))
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -281,7 +280,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------------ giving back
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
-        """Free the nodes, also while they are still being looked for; see `worker_group.NodeSource`."""
+        """Free the nodes, even during the search for them; see `worker_group.NodeSource`."""
         self.delivery.given_back.set()
         leaving_s = 0.0 if killed else LEAVING_S
         stay_s = 0.0 if useless or self._lost or self._found is None else STAY_S
@@ -310,18 +309,19 @@ class Placement:
 
 
 def _is_same(hello: m.Hello, before: m.Hello) -> bool:
-    """Return whether this is the same kernel as before, or the next one of its notebook with the same packages."""
+    """Return whether this is the same kernel as before, or its notebook's next kernel with the same packages."""
     one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
     return hello.session == before.session or (bool(hello.notebook) and one == other)
 
 
 def _wish(command: m.OpenWorkerGroup) -> m.OpenWorkerGroup:
-    """Reduce a command to what its nodes depend on."""
+    """Reduce a command to the fields that determine its nodes."""
     return replace(command, group="", load_env={}, wait_s=0.0, packages=None)
 
 
 def no_way(abouts: Sequence[Mapping[str, Any]], advice: str) -> str:
-    """Return a sentence if nodes on several machines would meet on their loopback interfaces."""
+    """Return a sentence if nodes on different machines would have to connect through their loopback interfaces; else
+    empty."""
     stuck = [str(about["host"]) for about in abouts if about["interface"] == network_interfaces.LOOPBACK]
     if not stuck or len({about["machine"] for about in abouts}) == 1:
         return ""

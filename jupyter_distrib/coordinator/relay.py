@@ -33,11 +33,11 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_pid
 
 WELCOME_S = 5.0
-"""Seconds for which an agent that is there may be silent before another one is started."""
+"""Seconds to wait for an existing agent to answer before another one is started."""
 
 
 class Relay:
-    """A link of one worker group to its agent on this node.
+    """The link between one worker group and its agent on this node.
 
     Args:
         folder: Private to it; removed in the end.
@@ -45,11 +45,11 @@ class Relay:
         address: The address by which the engine knows this node.
         python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
-        plain: The engine pickles large contents again on their way: they must be plain bytes.
+        plain: Whether the engine pickles large contents again in transit, so that they must be plain bytes.
         left_out: Prefixes of variables that the engine has set for its own process.
         gpus: The GPUs of this node that the engine has assigned to it, as CUDA_VISIBLE_DEVICES names them; None if
             the engine has left that to the variable.
-        inbox: Takes what comes from the agent, instead of an inbox that the engine asks.
+        inbox: Takes messages from the agent; by default, an inbox that the engine polls.
         running: The folders of agents that earlier worker groups of the notebook have, by the address of their node.
             That of this node is used again: its forkserver has imported torch. None if the engine ends agents with
             their worker groups.
@@ -149,12 +149,12 @@ class Relay:
         return self._project.update(files, gone)
 
     def take(self, part: Any, start: int, size_bytes: int) -> None:
-        """Take a part of the content of the next cell's shared memory; its last part comes with the cell, see
+        """Receive a part of the next cell's shared memory; the last part comes with the cell, see
         `IncomingContent.add`."""
         self._content.add(part, start, size_bytes)
 
     def discard(self) -> None:
-        """Discard the content that has come, because its cell will not."""
+        """Discard the received content, because its cell will not come."""
         self._content.discard()
 
     def send(self, frame: bytes, *part: Any) -> Answer | None:
@@ -207,7 +207,7 @@ class Relay:
             self._inbox.put(frame, content, more=self._link.has_frame)
 
     def _content_of(self, fd: int) -> Any:
-        """Return the content behind a descriptor, for a pickle that avoids a copy if it can."""
+        """Return the content behind a descriptor, in a form that is pickled without a copy if possible."""
         size = os.fstat(fd).st_size
         if not size:
             return b""
@@ -228,8 +228,8 @@ class Relay:
         return contents
 
     def end(self, *, keep_agent: bool = False) -> None:
-        """End the agent and its ranks, which removes the folder; remove it here if the agent has been killed. An agent
-        that is kept, or that several worker groups have had, ends by itself when the last of them has gone."""
+        """End the agent and its ranks, which removes the folder; remove it here if the agent was killed. An agent that
+        is kept or was used by several worker groups ends by itself when the last of them has gone."""
         with suppress(OSError):
             if keep_agent:
                 (self._folder / SHARED).touch()
@@ -245,8 +245,8 @@ class Relay:
 
 
 def stamp(directory: str) -> tuple[int, int, int, bool] | None:
-    """Return what tells a shared folder from another of the same name: its number, its time, its owner and whether
-    that is this user; None if the folder does not exist."""
+    """Return what distinguishes a shared folder from another of the same name: inode, modification time, owner, and
+    whether the owner is this user; None if the folder does not exist."""
     try:
         info = os.stat(directory)
     except OSError:
@@ -255,7 +255,7 @@ def stamp(directory: str) -> tuple[int, int, int, bool] | None:
 
 
 def machine() -> str:
-    """Return a word that is equal for all processes that share one loopback interface."""
+    """Return an identifier that is equal for all processes sharing one loopback interface."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink("/proc/self/ns/net")
     except OSError:
@@ -263,7 +263,7 @@ def machine() -> str:
 
 
 class IncomingContent:
-    """The content of one cell at a time, as far as it has arrived."""
+    """The content of one cell at a time, as received so far."""
 
     def __init__(self) -> None:
         self._unfinished: shared_memory.Unfinished | None = None

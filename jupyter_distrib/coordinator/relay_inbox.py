@@ -1,5 +1,5 @@
-"""Holds what has come from the agent of a node until the coordinator takes it. Filled by one thread of a relay, and
-emptied by the two threads in which the engine calls it."""
+"""Holds messages from a node's agent until the coordinator fetches them. Filled by one thread of a relay, and emptied
+by the two threads in which the engine calls it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from jupyter_distrib.wire.link import kind_of, split
 
 AT_ONCE_S = 0.02
-"""Seconds within which a cell that ends is answered by the call that brought it."""
+"""Seconds within which the end of a cell is returned by the call that delivered the cell."""
 GATHER_S = 0.003
-"""Seconds to gather what follows the end of one rank: the ends of the others and of the run travel together."""
+"""Seconds to wait after the end of one rank, so that the ends of the others and of the run travel together."""
 _NUMBER = struct.Struct("!Q")
 Entry = tuple[bytes, Any]
 """Pair of a frame and the content of its shared memory, or None."""
@@ -24,22 +24,22 @@ carry at less cost, if no entry has a content; see `opened`."""
 
 
 class RelayInbox:
-    """Entries that have come, for one of two callers: the call that brought a cell, or the call that waits for news."""
+    """Entries for one of two callers: the call that delivered a cell, or the call that waits for news."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._news, self._at_once = threading.Condition(self._lock), threading.Condition(self._lock)
-        """Conditions notified for the call that waits for news, and for the call that brought a cell."""
+        """Conditions for the call that waits for news and for the call that delivered a cell."""
         self._entries: list[Entry] = []
         self._last_kind = ""
-        """Class of the message that came last."""
+        """Class of the last message."""
         self._answers = 0
         self._is_call_first = False
-        """Whether new entries are for the call that brought a cell."""
+        """Whether new entries are for the call that delivered a cell."""
         self._over = False
 
     def put(self, frame: bytes, content: Any, *, more: bool = False) -> None:
-        """Add an entry; `more` have come already and will be put next."""
+        """Add an entry; `more`: whether further ones have arrived and will be put next."""
         kind = kind_of(frame)
         with self._lock:
             self._entries.append((frame, content))
@@ -58,7 +58,7 @@ class RelayInbox:
 
     @contextmanager
     def call_first(self) -> Iterator[None]:
-        """Keep new entries for the call that brings a cell, see `take_at_once`."""
+        """Keep new entries for the call that delivers a cell, see `take_at_once`."""
         with self._lock:
             self._is_call_first, self._last_kind = True, ""
         try:
@@ -70,7 +70,7 @@ class RelayInbox:
                     self._news.notify()
 
     def take_at_once(self) -> Answer | None:
-        """Wait shortly for the end of a cell; return the entries that have come."""
+        """Wait briefly for the end of a cell; return the entries so far."""
         with self._lock:
             self._at_once.wait_for(lambda: self._over or self._last_kind == "Ended", AT_ONCE_S)
             return self._take()

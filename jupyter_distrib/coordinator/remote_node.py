@@ -1,4 +1,4 @@
-"""One node, as the coordinator holds it: a channel to its relay, and through that one agent. Passes frames on.
+"""The coordinator's view of one node: a channel to its relay, and through the relay one agent. Passes frames on.
 
 Used in the coordinator's loop; what the engine reports arrives in other threads and comes back to the loop through
 `CallSoon`.
@@ -71,9 +71,9 @@ class RemoteNode:
         self._file_sync = None if shared else FileSync()
         self._has_files = False
         self._answers: dict[int, list[Entry]] = {}
-        """Answers that the engine delivered before earlier ones, by their number."""
+        """Answers that arrived ahead of earlier ones, by number."""
         self._heard = 0
-        """Number of answers that were handled."""
+        """Number of answers handled so far."""
         self._held: _Held | None = None
 
     def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
@@ -96,7 +96,7 @@ class RemoteNode:
             self._hand_over(command, frame)
 
     def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
-        """Take a part of the content of a cell; see `engine.Receive`."""
+        """Send a part of a cell's content; see `engine.Receive`."""
         if self._held is not held:
             return None  # it was stopped
         if isinstance(part, shared_memory.GivenUp):
@@ -154,8 +154,8 @@ class RemoteNode:
             self._holder.handle_event(self._number, event)
 
     def _bring(self, command: m.Execute, file_sync: FileSync) -> None:
-        """Bring the notebook's files that are new or changed, before the first cell even if there are none; report what
-        was left out."""
+        """Copy the notebook's new and changed files to the node (before the first cell even if there are none), and
+        report what was left out."""
         folder = self._delivery.files_for(command)
         files, gone = file_sync.changes(folder)
         first, self._has_files = not self._has_files, True
@@ -179,7 +179,7 @@ class RemoteNode:
         self._holder.tell(m.Noted(run=run, rank=None, text=text))
 
     def listen(self) -> None:
-        """Ask for the next answer and the one after it, so that a request is always pending at the node."""
+        """Request the next two answers, so that one request is always pending at the node."""
         for _ in range(AHEAD):
             self._ask()
 
@@ -197,7 +197,7 @@ class RemoteNode:
             self._ask()
 
     def _take(self, answer: Answer | None) -> bool:
-        """Handle what has come, in its order; return whether there was anything."""
+        """Handle the entries of an answer in order; return whether there were any."""
         has_entries = False
         if answer is not None:
             number, self._answers[number] = opened(answer)
@@ -251,7 +251,7 @@ class Delivery:
     def __init__(self, calls: CallSoon, reservation: Reservation) -> None:
         self.calls, self.reservation = calls, reservation
         self.given_back = threading.Event()
-        """Set when the worker group that has the nodes now gives them back."""
+        """Set when the present worker group gives the nodes back."""
         self.remark = ""
         """Remark on the nodes that a kernel gets with its first cell."""
         self.shared_folder = ""
@@ -260,20 +260,21 @@ class Delivery:
         self._transfer: Transfer | None = None
         self._project_files = file_sync.ProjectFiles()
         self._files: tuple[str, file_sync.Found] | None = None
-        """The run for which the notebook's files were looked through, and what was found."""
+        """The run for which the notebook's files were last scanned, and the result."""
 
     def renew(self) -> None:
         """Serve the next worker group."""
         self.given_back = threading.Event()
 
     def put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
-        """Bring a content (`shared_memory.Arriving`) to a further node of a run, and through the engine only once."""
+        """Send a content (`shared_memory.Arriving`) to one more node of a run; it passes through the engine only
+        once."""
         if self._transfer is None or self._transfer.run != run:
             self._transfer = self.reservation.transfer(run, fds, self.given_back, self.shared_folder)
         self._transfer.add(receive)
 
     def files_for(self, command: m.Execute) -> file_sync.Found:
-        """Look through the notebook's files, once for all nodes of a run."""
+        """Scan the notebook's files, once for all nodes of a run."""
         if self._files is None or self._files[0] != command.run:
             self._files = command.run, self._project_files.look(command.setting.directory, command.setting.path)
         return self._files[1]
@@ -285,5 +286,5 @@ class Delivery:
             tell(m.Noted(run=run, rank=None, text=text))
 
     def forget_told(self) -> None:
-        """Forget the remarks, because another kernel has the nodes now."""
+        """Reset the sent notes, because another kernel has the nodes now."""
         self._told.clear()

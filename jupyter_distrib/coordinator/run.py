@@ -1,7 +1,7 @@
 """One run whose ranks are on several nodes. Runs in the coordinator's loop.
 
-What needs the view of all nodes is done for a run by this module: the others are stopped when ranks of one node fail,
-the far ends of cut connections are cut, stalls are reported, and the run ends once.
+This module does for a run what needs the view of all nodes: it stops the other nodes when ranks of one fail, cuts the
+far ends of cut connections, reports stalls, and ends the run once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 
 FAILURE_GRACE_S = 0.1
-"""Seconds for which other nodes may go on after the first exception: ranks that fail alike then all report their
+"""Seconds for which other nodes may go on after the first exception, so that ranks that fail alike all report their
 own."""
 LOGS_S = 5.0
-"""Seconds for which the end of a run waits for the other nodes and their logs after one node was lost."""
+"""Seconds to wait for the other nodes and their logs after a node was lost."""
 STOP_LIMIT_S = 20.0
-"""Seconds after a stop until every node has ended the run; its agent kills ranks much sooner."""
+"""Seconds after a stop within which every node must end the run; agents kill ranks much sooner."""
 LOST_LOGS_S = 1.0
-"""Seconds for which the end of a run waits for the lost node itself, which may have lost only its agent and still
-answer."""
+"""Seconds to wait for the logs of the lost node itself, which may have lost only its agent and still answer."""
 
 
 class NodeHandle(Protocol):
@@ -51,7 +50,7 @@ class NodeHandle(Protocol):
         """Deliver commands in order; `fds` stay the caller's."""
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        """Fetch into this folder what the node's ranks wrote, then call `done` in the loop; also if it fails."""
+        """Fetch the logs of the node's ranks into this folder, then call `done` in the loop, even if that failed."""
 
 
 class MultiNodeRun:
@@ -86,7 +85,7 @@ class MultiNodeRun:
         self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
         self._nodes, self._on_over, self.on_gpus = nodes, on_over, on_gpus
         self._going = set(ranks)
-        """Nodes that have not reported their end of the run."""
+        """Nodes that have not reported the end of the run."""
         self._lose_node, self._stopped = lose_node, False
         self._executing = frozenset(ranks)
         """All nodes that execute it or have executed it."""
@@ -117,7 +116,7 @@ class MultiNodeRun:
             self._nodes[node].send(m.Probe(run=self.command.run, deep=True))
 
     def stop(self, *, force: bool = False, but: int = -1) -> None:
-        """Stop its ranks on all nodes but one."""
+        """Stop its ranks on all nodes, or on all `but` one."""
         self._watch.close()  # where ranks were before they were stopped is what helps
         if not self._stopped:
             self._stopped = True
@@ -155,7 +154,7 @@ class MultiNodeRun:
                 self.tell(event, fds)
 
     def _follow(self, node: int, event: m.Returned | m.Failed | m.Interrupted | m.Exited) -> None:
-        """Stop other nodes as the end of one rank demands. NCCL does not notice that a rank has left."""
+        """Stop other nodes if the end of one rank requires it. NCCL does not notice that a rank has left."""
         match event:
             case m.Returned() if event.exited_early and self.on_gpus:
                 self._watch.stop_at_a_stall()
@@ -201,7 +200,7 @@ class MultiNodeRun:
         self._finish_if_over()
 
     def give_up(self, pids: Mapping[int, int], reason: str = "") -> None:
-        """End now, whatever the ranks do; the reason is why they are stopped, if not because of another rank."""
+        """End the run now, whatever the ranks are doing; `reason` says why, unless another rank is the cause."""
         for node in sorted(self._going):
             self._give_up(node, pids, stopped=reason)
         self._finish()
@@ -216,7 +215,7 @@ class MultiNodeRun:
 
 
 def _on_our_clock(event: m.Event) -> m.Event:
-    """Return an event of a node, whose clock differs, with the time of its arrival."""
+    """Return an event of a node with the time of its arrival, because the node's clock differs."""
     if (node_s := getattr(event, "at_s", None)) is None:
         return event
     now_s = time.monotonic()
@@ -230,7 +229,7 @@ class MultiNodeWatch:
 
     Args:
         ranks: Ranks that still execute the cell.
-        look_closer: Has all of them look into their process groups.
+        look_closer: Requests a deep probe of all of them.
         tell: Takes the events.
         stop: Stops the run.
     """
@@ -256,7 +255,7 @@ class MultiNodeWatch:
         self._timer.cancel()
 
     def stop_at_a_stall(self) -> None:
-        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        """Stop the run as soon as ranks are found waiting for one that will not come."""
         self._stalls.limit_s = 0.0
 
     def handle_event(self, event: m.NodeSawRanks) -> None:
@@ -279,18 +278,18 @@ class LogCollection:
         run: The id of the run.
         nodes: The nodes of the worker group.
         folder: The folder of this run's logs.
-        on_fetched: Called when the logs of a node have come, or will not.
+        on_fetched: Called when the logs of a node have arrived or will not.
     """
 
     def __init__(self, run: str, nodes: Sequence[NodeHandle], folder: Path, on_fetched: Callable[[], None]) -> None:
         self._run, self._nodes, self._folder, self._on_fetched = run, nodes, folder, on_fetched
         self._fetching: set[int] = set()
         self._asked = False
-        """Whether some node was asked for logs."""
+        """Whether any node was asked for logs."""
 
     @property
     def complete(self) -> bool:
-        """Return whether no logs are on their way."""
+        """Return whether no logs are being fetched."""
         return not self._fetching
 
     @property

@@ -1,5 +1,5 @@
-"""The coordinator: it serves worker groups whose ranks are on other machines. Kernels reach it as they reach an agent,
-by a socket of the user's; it outlives them, so that a detached run goes on and is found by the next one.
+"""The coordinator: it serves worker groups whose ranks are on other machines. Kernels reach it like an agent, by one of
+the user's sockets; it outlives them, so that a detached run continues and the next kernel finds it.
 
     kernel A --link--\\                     /--> node 0: agent, ranks
                       Server, Coordinator --+
@@ -44,7 +44,7 @@ class Coordinator:
         self.server: Server[MultiNodeWorkerGroup] = Server(self, listener, directory, name)
         self.loop = self.server.loop
         self.find_nodes: FindNodes
-        """Function that gives a new worker group its nodes."""
+        """Function that finds nodes for a new worker group."""
         self.ask_nodes: AskNodes = lambda tell: tell(NodeReport())
         """Function that reports the nodes in the loop, soon."""
         self.title = "not connected"
@@ -53,15 +53,15 @@ class Coordinator:
         self._unused: dict[str, Timer] = {}
 
     def run(self) -> None:
-        """Serve until nobody needs it."""
+        """Serve until it is no longer needed."""
         self.server.serve()
 
     def stop(self) -> None:
         self.server.stop()
 
     def give_up(self, after_s: float) -> None:
-        """Take no new kernels, since no cluster can be had: the connected ones ask another coordinator from now on, and
-        this one ends when their earlier requests are answered."""
+        """Accept no new kernels, because the cluster cannot be reached: connected kernels ask another coordinator from
+        now on, and this one ends when their earlier requests are answered."""
         self.server.give_up_name()
         self._leaving = True
         for client in self.server.clients:
@@ -69,7 +69,7 @@ class Coordinator:
         self.loop.later(after_s, self.stop)
 
     def lose(self, reason: str, after_s: float) -> None:
-        """Report to all worker groups that this process can never reach the cluster again, and give up."""
+        """Report to all worker groups that the cluster can never be reached again by this process, and give up."""
         self.give_up(after_s)
         for group in list(self.server.groups):
             group.lose(reason)
@@ -124,7 +124,7 @@ class Coordinator:
         """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
-        """Do nothing: nodes report by themselves what has happened to their ranks."""
+        """Do nothing: nodes report changes of their ranks by themselves."""
 
     def rest(self) -> None:
         """Do nothing: without worker groups nothing costs memory."""

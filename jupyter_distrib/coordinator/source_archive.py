@@ -1,4 +1,4 @@
-"""Packs this package into one file, for nodes that do not have it or have another version.
+"""Packs this package into one file, for nodes that lack it or have another version.
 
 Python imports the file as it is: to make files of it takes a third of a second where the disk is busy. What Python has
 compiled goes along, which the benchmark row of a first cell on new nodes defends.
@@ -23,8 +23,8 @@ def archive(distributions: Sequence[str] = (), *, any_python: bool = True) -> by
 
     Args:
         distributions: Installed packages that go along, for nodes that may not have them: pure Python only.
-        any_python: Whether the sources are wanted even if all of them are compiled: only this version of Python can
-            do without, which halves the file.
+        any_python: Whether the sources are included even if all of them are compiled: only this version of Python can
+            do without them, which halves the file.
     """
     root = Path(__file__).parent.parent
     files = {path.relative_to(root.parent).as_posix(): path for path in sorted(root.rglob("*.py"))}

@@ -4,9 +4,9 @@
                          <--WorkerGroupOpened, Wrote, Ended, ...----- node 1: agent, ranks 2, 3
 
 To the coordinator's clients it is what `agent/groups/worker_group.py` is to an agent's: one worker group, one stream of
-events, one end of each run. What needs the view of all nodes is done by this module, and for one run by
-`coordinator/run.py`: a new store is made when the group of any node is not fit any more. `coordinator/group_state.py`
-has the states of the worker group, and the moves between them.
+events, one end of each run. This module does what needs the view of all nodes, and `coordinator/run.py` does so for one
+run: a new store is made when the groups of any node are broken. `coordinator/group_state.py` has the states of the
+worker group, and the moves between them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 
 STARTING_EVERY_S = 0.4
 WARNING_S = 300.0
-"""Seconds before the end from which on it is told."""
+"""Seconds before the end at which the warning is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.on_closed: Callable[[str], None] = lambda reason: None
         self._find_nodes = find_nodes
         self.place = find_nodes(command)
-        """The source of the present nodes; what others report is of nodes that were given back."""
+        """The source of the present nodes; events from other sources concern nodes that were given back."""
         self.waits_for = ""
         """Sentence on what it waits for, if it has no nodes yet."""
         self._states = StateMachine(State.LOOKING, MOVES)
@@ -97,9 +97,9 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._reason = ""
         """Reason why the worker group ends; empty as long as it does not."""
         self._ranks_left = 0
-        """Number of ranks on nodes that were not lost with the last one."""
+        """Number of ranks on the surviving nodes after the last loss."""
         self._shortage = ""
-        """Reason why there are no nodes for as many ranks as there were."""
+        """Reason why there are no nodes for the previous number of ranks."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
@@ -170,7 +170,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             first += share.size
 
     def refuse(self, reason: str) -> None:
-        """Look for nodes for fewer ranks, if the cell that waits may go on so; else give the worker group up."""
+        """Look for nodes for fewer ranks if the waiting cell allows that; else give the worker group up."""
         size = self._fewer()
         if size is not None and self._states.move(Trigger.FEWER):
             self._shortage = self._shortage or reason
@@ -179,15 +179,15 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             self._give_up(reason)
 
     def _fewer(self) -> int | None:
-        """Return the next smaller number of ranks to try: as many as were not lost, then as few as the cell that waits
-        may have; None if it needs more."""
+        """Return the next smaller group size to try after a refusal: first the surviving ranks, then `--min-ranks`;
+        None if the waiting cell needs more."""
         if self.pending is None:
             return None
         sizes = (self._ranks_left, self.pending.command.min_ranks)
         return max((each for each in sizes if each < self.command.size and self.pending.may_have(each)), default=None)
 
     def _look_again(self, size: int) -> None:
-        """Give the nodes back and look for others; the run that is started again waits for their ranks."""
+        """Give the nodes back and look for others; the restarted run waits for their ranks."""
         self.place.give_back(useless=True, killed=True)
         self._group_repair.cancel()
         self._shares, self._infos, self._reason = [], {}, ""
@@ -197,7 +197,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.place.start(self.command, self)
 
     def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
-        """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
+        """Handle an event of a node, which may concern a previous worker group; `fds` stay the caller's."""
         if self.closed or getattr(event, "group", self.name) != self.name:
             return
         match event:
@@ -249,7 +249,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._begin_pending()
 
     def _reduce_pending(self) -> None:
-        """Have the cell that waits go on with fewer ranks, if there were no nodes for all."""
+        """Reduce the waiting cell to fewer ranks if there were no nodes for all."""
         shortage, self._shortage = self._shortage, ""
         if self.pending is not None and self.command.size < len(self.pending.command.ranks):
             self.pending = self.pending.with_fewer(self.command.size, shortage)
@@ -383,7 +383,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             self._give_up(self._reason)
 
     def _give_up(self, reason: str) -> None:
-        """Close the worker group, which cannot go on, and report why to the kernel and to a cell that waits. Once."""
+        """Close the unusable worker group, and report why to the kernel and to the waiting cell. Takes effect once."""
         cls = m.WorkerGroupRefused if self.state in (State.LOOKING, State.STARTING) else m.WorkerGroupClosed
         if not self._states.move(Trigger.GIVE_UP):
             return
@@ -428,32 +428,32 @@ class StartProgress:
         self._nodes: list[str] = []
         """The names of the nodes, once there are some."""
         self._up: dict[int, int] = {}
-        """The number of ranks that are up, by the number of the node, once it has reported."""
+        """Number of ranks that are up on each node that has reported."""
         self._over = False
 
     def looks_for_nodes(self, size: int) -> None:
-        """Report that nodes are waited for, if it takes a while."""
+        """Report after a while that the worker group is waiting for nodes."""
         self._size = size
         self._loop.later(STARTING_EVERY_S, lambda: None if self._nodes else self._report("a free node"))
 
     def found(self, nodes: Sequence[str], size: int) -> None:
-        """Report which nodes are waited for, if it takes a while."""
+        """Report after a while which nodes have not answered."""
         self._nodes, self._size = list(nodes), size
         self._loop.later(STARTING_EVERY_S, self._report_silent)
 
     def up(self, node: int, up: int, waits_for: str = "") -> None:
-        """Take how many ranks of a node are up; report it, with what they wait for."""
+        """Record and report how many ranks of a node are up, and what the others wait for."""
         self._up[node] = up
         where = f"{self._nodes[node]}: " if len(self._nodes) > 1 and waits_for else ""
         self._report(where + waits_for)
 
     def opened(self, node: int, size: int) -> None:
-        """Take that all ranks of a node are up."""
+        """Record that all ranks of a node are up."""
         self._up[node] = size
         self._over = self._over or (len(self._up) == len(self._nodes) and sum(self._up.values()) >= self._size)
 
     def end(self) -> None:
-        """Report nothing any more."""
+        """Stop reporting."""
         self._over = True
 
     def _report_silent(self) -> None:
@@ -471,7 +471,7 @@ class AllocationEnd:
     """The time at which the engine takes the nodes of a worker group away.
 
     Args:
-        tell: Tells the run that goes on at that moment, if there is one.
+        tell: Sends the warning to the current run, if there is one.
     """
 
     def __init__(self, loop: Loop, tell: Callable[[str], None]) -> None:
@@ -480,7 +480,7 @@ class AllocationEnd:
         self._timer: Timer | None = None
 
     def start(self, ends_at_s: float | None) -> None:
-        """Take the time, by `time.monotonic`; None if there is no limit."""
+        """Set the end of the allocation (`time.monotonic`); None for no limit."""
         self.cancel()
         self._ends_at_s = ends_at_s
         if ends_at_s is not None and (left_s := ends_at_s - time.monotonic()) > WARNING_S:
@@ -488,7 +488,7 @@ class AllocationEnd:
 
     @property
     def warning(self) -> str:
-        """A sentence if the end is near; else empty."""
+        """A sentence for the user if the end is near; else empty."""
         if self._ends_at_s is None or (left_s := self._ends_at_s - time.monotonic()) > WARNING_S:
             return ""
         return f"the time limit ends these ranks in {duration(max(0.0, left_s))}: save what must stay."

@@ -1,5 +1,5 @@
-"""One run that is started again when a rank is lost (`--max-restarts`): keeps the command and the parcel until the last
-attempt has ended. Runs in the loop of the agent, or of the coordinator.
+"""Restarts a run when a rank is lost (`--max-restarts`): keeps the command and the parcel until the last attempt has
+ended. Runs in the loop of the agent, or of the coordinator.
 
     Execute --> attempt 0 --> events --> client      its end is told as Restarted, and the run begins again as soon as
                                                      the worker group has replaced its ranks
@@ -26,7 +26,7 @@ class Attempts:
         parcel: The descriptors of its inputs.
         tell: Sends events of the run.
         execute: Executes a command on the worker group, now or when its ranks are ready; returns whether there is one.
-        soon: Calls a function when what has happened by now is handled: the worker group repairs itself meanwhile.
+        soon: Calls a function once all pending events are handled: the worker group repairs itself meanwhile.
         on_over: Called with the run's id when the last attempt has ended.
     """
 
@@ -48,7 +48,7 @@ class Attempts:
         self._stopped = self._began = False
 
     def start(self) -> None:
-        """Begin the next attempt; if the run was stopped meanwhile, or has no ranks any more, it ends here."""
+        """Start the next attempt; if the run was stopped meanwhile, or has no ranks any more, end it."""
         command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
         # What tells how much of the content is there has been read by the first attempt; all is there since it began.
         copies = Descriptors.duplicates([*self._parcel][: 1 if self._policy.attempt else None])
@@ -63,7 +63,7 @@ class Attempts:
         self._policy.stop()
 
     def tell(self, event: m.Event, fds: tuple[int, ...]) -> None:
-        """Send an event of the run, unless it is the end of an attempt that is not the last."""
+        """Send an event of the run, except the end of an attempt that is followed by another."""
         self._policy.take(event)
         if isinstance(event, m.RanksReduced):
             self.command = replace(self.command, ranks=event.ranks)

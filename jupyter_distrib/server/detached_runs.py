@@ -1,4 +1,4 @@
-"""The detached runs of an agent: their records stay when the kernels that began them have gone."""
+"""The detached runs of an agent: their records outlive the kernels that started them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DetachedRuns:
     def begin(
         self, client: Client[Any], command: m.Execute, workers: tuple[m.WorkerInfo, ...], world_size: int, *, gpus: bool
     ) -> Callable[[m.Event, tuple[int, ...]], None]:
-        """Record a run, which this kernel follows; the returned function has to be called with each event."""
+        """Start recording a run that this kernel follows; call the returned function with each event."""
         assert client.hello is not None
         journal = Journal(command, workers, world_size, gpus=gpus, notebook=client.hello.notebook)
         self._journals[command.run] = journal
@@ -81,13 +81,14 @@ class DetachedRuns:
         return tell
 
     def touch(self) -> None:
-        """Note of each run that goes on that it was seen now."""
+        """Record that each running run was alive just now."""
         for run, journal in self._journals.items():
             if not journal.ended:
                 last_seen.touch(run)
 
     def attach(self, client: Client[Any], command: m.Attach) -> None:
-        """Send a kernel all of a run, named by the end of its name or by nothing, and have the kernel follow it."""
+        """Send a kernel everything recorded of a run, given by the end of its id (or the newest one), and keep it up to
+        date."""
         run = command.run or self._newest(client)
         matches = [name for name in self._journals if name == run or name.endswith(f"-{run}")] if run else []
         if len(matches) != 1:
@@ -103,7 +104,7 @@ class DetachedRuns:
             journal.listeners.append(client)
 
     def left(self, client: Client[Any]) -> None:
-        """Record that a kernel is gone, which then follows no run."""
+        """Record that a kernel is gone and follows no run any more."""
         for journal in self._journals.values():
             journal.listeners = [each for each in journal.listeners if each is not client]
 

@@ -1,5 +1,5 @@
-"""Explains why nothing moves: which ranks wait for which, from what is known of each rank. Runs in the agent, or for
-ranks of several nodes in the coordinator; pure.
+"""Explains why a run makes no progress: which ranks wait for which, from what is known of each rank. Runs in the agent,
+or for ranks of several nodes in the coordinator; pure.
 
     looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
@@ -59,7 +59,7 @@ class _Wait:
 
 
 def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis | None:
-    """Return the diagnosis; None if nothing is wrong, or not for long enough yet.
+    """Return the diagnosis; None if nothing is wrong, or has not lasted long enough yet.
 
     Args:
         looks: A sighting for each rank of the run.
@@ -85,7 +85,7 @@ def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis 
 
 
 def is_suspicious(looks: Iterable[m.RankSighting]) -> bool:
-    """Return whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
+    """Return whether any rank seems to wait for others, so that a deep probe of all of them is worth its cost."""
     return any(_wait(look) is not None and _unmoved_s(look) >= STALL_S - 1.5 for look in looks)
 
 
@@ -141,12 +141,13 @@ class _Scene:
         return sorted(by_place.values(), key=lambda ranks: self.waits[ranks[0]].number)
 
     def is_circle(self) -> bool:
-        """Return whether ranks wait in different places, and no other rank is left that could come."""
+        """Return whether ranks wait in different places and no rank is left that could arrive."""
         waiting = all(rank in self.waits or look.state == "left" for rank, look in self.by_rank.items())
         return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
 
     def tell(self, ranks: Sequence[int]) -> list[str]:
-        """Say which ranks have not come to where these ranks wait; nothing if that is not worth a report yet."""
+        """Return a sentence on the ranks that have not arrived where these ranks wait; empty if that is not worth a
+        report yet."""
         wait = self.waits[ranks[0]]
         waited_s = max(_unmoved_s(self.by_rank[rank]) for rank in ranks)
         if waited_s < STALL_S:
@@ -171,7 +172,7 @@ class _Scene:
         return m.RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
 
     def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
-        """Return whether these few ranks got to their line by an `if` that asks for the rank."""
+        """Return whether these few ranks reached their line through an `if` on the rank."""
         few = len(ranks) < len(missing) and not any(rank in self.waits for rank in missing)
         return few and bool(_condition(_at(self.by_rank[ranks[0]]), self._source))
 
@@ -188,7 +189,7 @@ class _Scene:
         return [f"All of its ranks are in {self._name(wait)}{self._where(ranks)}, and it does not end."]
 
     def _calls(self, ranks: Sequence[int]) -> dict[str, list[int]]:
-        """Group ranks that meet by the call that they make: one entry if they make the same."""
+        """Group meeting ranks by the call that they make: one entry if all make the same call."""
         calls: dict[str, list[int]] = {}
         for rank in ranks:
             wait = self.waits[rank]
@@ -198,7 +199,7 @@ class _Scene:
         return kinds if len(kinds) == len(calls) else calls  # shapes only where they are what differs
 
     def _elsewhere(self, missing: Sequence[int]) -> list[str]:
-        """Say what the missing ranks do: one sentence for all that do the same."""
+        """Describe what the missing ranks are doing: one sentence for all that do the same."""
         alike: dict[tuple[str, int | None], list[int]] = {}
         for rank in missing:
             look = self.by_rank[rank]
@@ -240,7 +241,7 @@ class _Scene:
 
 
 def _is_debugged(look: m.RankSighting) -> bool:
-    """Return whether the rank is stopped at a breakpoint, where the notebook asks what to do."""
+    """Return whether the rank is stopped at a breakpoint and waits for the user."""
     return look.state == "running" and look.seen is not None and look.seen.in_debugger
 
 
@@ -264,7 +265,7 @@ def _locked(look: m.RankSighting) -> str:
 
 
 def _has_been(look: m.RankSighting, wait: _Wait) -> bool:
-    """Return whether the rank has called this collective, and does not wait for it, or no longer."""
+    """Return whether the rank has called this collective and is not waiting in it (any more)."""
     if look.state == "left" or look.seen is None or not wait.number:
         return False
     return any(

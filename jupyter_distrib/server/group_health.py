@@ -1,4 +1,5 @@
-"""Records what a run shows of the process groups of its ranks. Runs in the loop of an agent, or of the coordinator.
+"""Records what a run reveals about the process groups of its ranks. Runs in the loop of an agent, or of the
+coordinator.
 
 After a run that did not end well, ranks with devices report to the agent how far they came, and agents to the
 coordinator. If the devices of all ranks have finished after equally many collectives, and none was cut, the process
@@ -16,9 +17,9 @@ class GroupHealth:
     """The state of some ranks' process groups after a run."""
 
     clean: bool = True
-    """Whether every rank came to the end by itself."""
+    """Whether every rank reached the end of the cell without being stopped."""
     sequences: set[int] = field(default_factory=set)
-    """Counts of collectives by the ranks: more than one if they are out of step."""
+    """The numbers of collectives that ranks have called: more than one value if ranks are out of step."""
 
     @property
     def fit(self) -> bool:
@@ -31,13 +32,13 @@ class DrainReports:
 
     def __init__(self) -> None:
         self.awaited: set[int] = set()
-        """The ranks, or nodes, that have not reported yet."""
+        """Ranks (in an agent) or nodes (in the coordinator) that have not reported yet."""
         self.all_finished = True
-        """Whether the devices of all that have reported had finished."""
+        """Whether the devices of all ranks that have reported were finished."""
         self.sequences: set[int] = set()
 
     def expect(self, source: int) -> None:
-        """Wait for a report of this rank, or node, which has ended the cell and has devices."""
+        """Wait for a report from this rank or node, which has devices and has ended the cell."""
         self.awaited.add(source)
 
     def take(self, source: int, *, finished: bool, sequences: Collection[int]) -> None:
@@ -46,10 +47,11 @@ class DrainReports:
         self.sequences.update(sequences)
 
     def take_silence(self) -> None:
-        """Wait no longer: what those do that have not reported is unknown."""
+        """Stop waiting; ranks that have not reported count as unfinished."""
         self.all_finished &= not self.awaited
         self.awaited.clear()
 
     def equal(self, sequences: set[int]) -> bool:
-        """Return whether all so far came to the same point, those that returned with these sequences included."""
+        """Return whether all ranks so far stopped at the same collective, including those that returned with these
+        sequences."""
         return self.all_finished and len(self.sequences | sequences) <= 1

@@ -18,8 +18,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
 MAX_ENTRIES = 5000
-"""Number of entries above which events are left out, by the rules of `thinned`, of what is sent again; the logs
-have all output."""
+"""Number of entries above which the record is thinned (see `thinned`); the logs have all output."""
 MAX_DISPLAY_BYTES = 64 << 20
 """Bytes above which the oldest displays are left out."""
 NEWEST = 100
@@ -53,10 +52,10 @@ class Journal:
         self.ended_s = 0.0
         self._display_bytes = 0
         self._left_out = 0
-        """Number of displays that are gone."""
+        """Number of displays that were dropped."""
         self._limit = MAX_ENTRIES
-        """Number of entries above which they are compacted; it grows with the entries that have to stay, which are not
-        to be looked through at each event."""
+        """Number of entries at which the record is thinned next; it grows with the entries that must stay, so that they
+        are not scanned at each event."""
 
     @property
     def ended(self) -> bool:
@@ -72,7 +71,7 @@ class Journal:
             self._thin()
 
     def entries(self) -> list[Entry]:
-        """Return the entries that are sent again, in order."""
+        """Return the entries to be replayed, in order."""
         if not self._left_out:
             return list(self._entries)
         note = m.Noted(run=self._attached.run, rank=None, text=f"{self._left_out} older displays are left out.")
@@ -114,7 +113,7 @@ def _size_bytes(event: m.Displayed) -> int:
 
 
 def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[m.Displayed]]:
-    """Leave out dispensable events. Return the rest, and the displays that are left out."""
+    """Return the entries without dispensable events, and the displays that were dropped."""
     choice = _Choice(entries)
     left: deque[Entry] = deque()
     displays = []
@@ -127,7 +126,7 @@ def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[m.Displayed]]:
 
 
 class _Choice:
-    """A choice among events, which it takes from the newest to the oldest."""
+    """Decides which events to keep, from the newest to the oldest."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._lines: Counter[tuple[int, str]] = Counter()
@@ -168,7 +167,7 @@ class _Choice:
                 return True
 
     def gap(self, last: m.Wrote) -> m.Wrote:
-        """Return an event for the place where output was left out."""
+        """Return an event that marks where output was left out."""
         return replace(last, text="", skipped_lines=self._lines[last.rank, last.stream])
 
     def _number(self, *key: Hashable) -> int:

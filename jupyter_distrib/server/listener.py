@@ -1,4 +1,4 @@
-"""Accepts kernels, and turns one away where the process may open no more files. Runs in the server's loop."""
+"""Accepts kernels, and turns them away when the process may open no more files. Runs in the server's loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Listener:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._spare = -1
-        """Descriptor that is given up to accept a kernel which cannot be served: it would wait for ever."""
+        """Spare descriptor that is closed to accept (and turn away) a kernel that would otherwise wait forever."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -82,7 +82,7 @@ class SocketName:
         self._lock, self._socket = directory / f"{name}.lock", directory / f"{name}.sock"
         self._given_up = False
         self._file = paths.inode(self._socket)
-        """The file of this server; the name is another server's once a kernel has given this one up."""
+        """Inode of this server's socket: the name belongs to another server once a kernel has given this one up."""
 
     @property
     def reachable(self) -> bool:
@@ -91,7 +91,7 @@ class SocketName:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep kernels from starting a server of this name meanwhile."""
+        """Keep kernels from starting a server of this name within the block."""
         with paths.opened(self._lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -16,9 +16,9 @@ from typing import TypeAlias
 from jupyter_distrib.wire import messages as m
 
 _NO_RANKS = "jupyter_distrib.errors.PoolError"
-"""The type of a failure by which a cell ends that does not reach its ranks."""
+"""The failure type of a cell that never reached its ranks."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, None)
-"""The exit codes of ranks that have met their end at any place: these ends tell nothing of the cell."""
+"""Exit codes of ranks killed from outside, which say nothing about the cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class NoRestart:
     """The decision that the run has ended."""
 
     reason: str = ""
-    """A sentence on why it is not started again, if that was asked for and could be expected."""
+    """A sentence on why it is not restarted, if a restart was requested and could be expected."""
 
 
 Decision: TypeAlias = Restart | NoRestart
@@ -56,23 +56,23 @@ class RestartPolicy:
     """The attempts of one run.
 
     Args:
-        max_restarts: How often it may be started again.
-        on_error: Whether an exception of the user's is a reason, too.
+        max_restarts: Maximum number of restarts.
+        on_error: Whether an exception in the user's code also causes a restart.
     """
 
     def __init__(self, max_restarts: int, *, on_error: bool) -> None:
         self._max_restarts, self._on_error = max_restarts, on_error
         self.attempt = 0
-        """The number of restarts so far."""
+        """Number of restarts so far."""
         self._now, self._before = _Attempt(), _Attempt()
         self._stopped = False
 
     def stop(self) -> None:
-        """Record that the user, or a limit, has ended the run."""
+        """Record that the user or a time limit has ended the run."""
         self._stopped = True
 
     def take(self, event: m.Event) -> None:
-        """Take an event of the run."""
+        """Handle an event of the run."""
         now = self._now
         match event:
             case m.Exited() if not event.asked:
@@ -92,7 +92,7 @@ class RestartPolicy:
                 self.stop()  # by somebody else: the others are interrupted after the first that ended
 
     def decide(self) -> Decision:
-        """Decide at the end of an attempt; with `Restart`, the next one begins."""
+        """Decide at the end of an attempt; after `Restart`, the next attempt counts."""
         now, before = self._now, self._before
         cause = _loss(now.lost) if now.lost else _error(now.failed) if now.failed and self._on_error else ""
         if self._stopped or not cause:
@@ -133,7 +133,7 @@ def _error(event: m.Failed) -> str:
 
 
 def _place(attempt: _Attempt) -> object:
-    """Return where an attempt has ended; None if that is not known."""
+    """Return where an attempt ended; None if unknown."""
     if (lost := attempt.lost) is not None:
         if lost.exit_code in _FROM_OUTSIDE and not lost.out_of_memory:
             return None
@@ -145,5 +145,5 @@ def _place(attempt: _Attempt) -> object:
 
 
 def _goes_on(now: _Attempt, before: _Attempt) -> bool:
-    """Return whether an attempt has come further than the one before it."""
+    """Return whether an attempt got further than the previous one."""
     return any(step > before.steps.get(name, -1) for name, step in now.steps.items())

@@ -4,9 +4,8 @@ r"""A process that serves the user's kernels and outlives them. The agent has on
                        server --+
     kernel B --link--/          \-- worker group of B
 
-A kernel that goes away, by the end of its link or of its process, takes its worker groups with it, except one that
-executes a detached run. What a worker group is, and how one is opened, is the `Service`'s. Single-threaded, in one
-`Loop`.
+When a kernel's link or process ends, its worker groups end too, except one that executes a detached run. The `Service`
+defines what a worker group is and how it is opened. Single-threaded, in one `Loop`.
 """
 
 from __future__ import annotations
@@ -35,19 +34,20 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
-"""Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
+"""Seconds for which an idle server stays, so that the next kernel starts at once."""
 GATHER_S = 0.003
 """Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
 
 
 class Service(Protocol[G]):
-    """The methods in which the agent and the coordinator differ. Each is called in the loop, and returns at once."""
+    """The methods that differ between the agent and the coordinator. Each is called in the loop, and returns at
+    once."""
 
     def welcome(self, client: Client[G]) -> None:
         """Prepare for a kernel that has just been welcomed."""
 
     def open(self, client: Client[G], command: m.OpenWorkerGroup) -> None:
-        """Open a worker group, refuse it, or have it wait; an opened one is given to `Server.add`."""
+        """Open a worker group, refuse it, or queue it; an opened one is passed to `Server.add`."""
 
     def close_waiting(self, group: str) -> None:
         """Forget a worker group that waits to be opened."""
@@ -56,16 +56,16 @@ class Service(Protocol[G]):
         """Give back the resources of a worker group that is closed now."""
 
     def gone(self, client: Client[G]) -> None:
-        """Forget the requests of a kernel that has gone."""
+        """Drop the requests of a kernel that has gone."""
 
     def obey(self, client: Client[G], command: m.Message) -> None:
-        """Follow a command that the server does not know."""
+        """Handle a command that the server itself does not know."""
 
     def before_cell(self) -> None:
-        """Record all that has happened to ranks, before they get a cell."""
+        """Process everything that has happened to the ranks so far, before a cell is sent to them."""
 
     def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
-        """Report the status, soon; the server adds its process and its worker groups."""
+        """Report the status soon; the server adds its process and its worker groups."""
 
     def rest(self) -> None:
         """Free memory: no kernel is connected, and only records of detached runs are left."""
@@ -87,16 +87,16 @@ class Server(Generic[G]):
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
         self._closed: dict[str, str] = {}
-        """Reasons why worker groups were closed, for cells that were on their way to them."""
+        """Reasons why worker groups were closed, for cells still on their way to them."""
         self._attempts: dict[str, Attempts] = {}
-        """The runs that may be started again, by id."""
+        """The runs that may be restarted, by id."""
         self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
         self._seen_timer: Timer | None = None
         self._started_s = time.monotonic()
 
     def serve(self) -> None:
-        """Accept kernels until nobody needs this process any more."""
+        """Accept kernels until this process is no longer needed."""
         self._listener.listen()
         self.loop.watch(self._listener.fileno(), self._accept)
         self._prune()
@@ -116,7 +116,7 @@ class Server(Generic[G]):
 
     @property
     def keeps_records(self) -> bool:
-        """Return whether it has records of detached runs, which end with the process."""
+        """Return whether it keeps records of detached runs, which would be lost with the process."""
         return bool(self._detached)
 
     # ------------------------------------------------------------------------------------------------ kernels
@@ -173,8 +173,8 @@ class Server(Generic[G]):
             self._gone(client)
 
     def fail_command(self, client: Client[G], command: m.Message, error: Exception) -> None:
-        """Report to a kernel that one of its commands met an internal error; a command that expects no answer costs the
-        link."""
+        """Report an internal error in one of a kernel's commands; if the command expects no answer, the link is
+        closed."""
         traceback.print_exception(error)  # into the process's log
         reason = f"this command failed ({open_files.typed_reason(error)})."
         match command:
@@ -298,7 +298,7 @@ class Server(Generic[G]):
             group.execute(command, descriptors, tell, frame)
 
     def _attempt(self, group: G, command: m.Execute, descriptors: Descriptors, tell: Tell) -> None:
-        """Execute a cell that is started again when a rank is lost."""
+        """Execute a cell that is restarted when a rank is lost."""
 
         def execute(command: m.Execute, descriptors: Descriptors, tell: Tell) -> bool:
             if not group.closed:
@@ -365,7 +365,7 @@ class Server(Generic[G]):
             self._idle_timer = self.loop.later(IDLE_S, self._rest if self._detached else self._retire)
 
     def _rest(self) -> None:
-        """Keep the records of detached runs, at little cost."""
+        """Keep only the records of detached runs, at little cost."""
         self._service.rest()
         self._idle_timer = self.loop.later(detached_runs.KEEP_S, self._retire)
 
@@ -391,7 +391,7 @@ class Server(Generic[G]):
             self._seen_timer = self.loop.later(last_seen.EVERY_S, self._touch)
 
     def _touch(self) -> None:
-        """Note that detached runs go on, as long as there are any."""
+        """Record that detached runs are alive, as long as there are any."""
         self._seen_timer = None
         self._detached.touch()
         if self._detached.going_on:

@@ -1,4 +1,4 @@
-"""Reports on the stalls of one run, wherever its ranks are seen together: the agent's loop, or the coordinator's."""
+"""Reports the stalls of one run. Runs where all of its ranks are visible: in the agent's loop, or the coordinator's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stalls:
         self.limit_s = command.hang_timeout_s
         """Seconds of a stall after which the run is stopped; None: never."""
         self._debugged_s = float("-inf")
-        """Time at which a rank was last seen in the debugger: what waits for it waits for the user."""
+        """Time at which a rank was last seen in the debugger: ranks that wait for it wait for the user."""
 
     def judge(self, looks: Sequence[m.RankSighting]) -> None:
         """Report a new stall, a changed one, or its end; `looks` has a sighting of each rank of the run."""

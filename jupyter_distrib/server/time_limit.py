@@ -1,5 +1,5 @@
-"""The time limit of one run (`--timeout`), whose clock stands still while a rank is stopped in the debugger. Runs in
-the loop of the agent or of the coordinator."""
+"""The time limit of one run (`--timeout`); its clock is paused while a rank is stopped in the debugger. Runs in the
+loop of the agent or of the coordinator."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TimeLimit:
         """Ranks that are stopped in the debugger."""
         self._left_s = limit_s or 0.0
         self._since_s = 0.0
-        """The time since which the clock goes."""
+        """Time since which the clock has been running."""
         self._turns = 0
-        """Number of times that the clock has begun to go."""
+        """Number of times that the clock was started."""
         self._go()
 
     def take(self, event: m.DebuggerPrompted | m.DebuggerLeft) -> None:
-        """Take the news that a rank is stopped in the debugger, or goes on."""
+        """Pause or resume the clock, because a rank has stopped in the debugger or left it."""
         if isinstance(event, m.DebuggerLeft):
             return self.ended(event.rank)
         if not self._stopped:
@@ -45,7 +45,7 @@ class TimeLimit:
         return self._stopped.add(event.rank)
 
     def ended(self, rank: int) -> None:
-        """Take the news that a rank goes on, or has ended."""
+        """Record that a rank continues or has ended."""
         if rank not in self._stopped:
             return
         self._stopped.discard(rank)

@@ -1,4 +1,5 @@
-"""A link in a loop: it sends without blocking, and hands over what arrives. Runs in the loop of an agent."""
+"""A link served by a loop: it sends without blocking, and delivers messages by callback. Runs in the loop of an
+agent."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class WatchedLink:
         self.post_frame(encode(message, len(fds)), fds)
 
     def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a frame, or queue what the socket does not take now; `fds` are duplicated. Nothing happens if the other
-        end is closed, which `on_end` reports. Raises `OSError` where this process may not open the duplicates."""
+        """Send a frame, queueing what the socket does not accept now; `fds` are duplicated. Nothing happens if the
+        other end is closed, which `on_end` reports. Raises `OSError` where this process may not open the duplicates."""
         if self.closed:
             return
         try:
@@ -56,7 +57,7 @@ class WatchedLink:
             self._watch()
 
     def read_rest(self) -> None:
-        """Read all that has arrived, when the other end is closed; a child of the peer may hold it open."""
+        """Read everything that has arrived once the peer has ended; a child of the peer may still hold its end open."""
         while self._read():
             if not self._link.wait(0):
                 break
@@ -82,7 +83,7 @@ class WatchedLink:
             self._on_end()
 
     def _read(self) -> bool:
-        """Hand over what has arrived; return False when the other end is closed."""
+        """Deliver the messages that have arrived; return False when the other end is closed."""
         try:
             for message, fds in self._link.read():
                 with Descriptors(fds):

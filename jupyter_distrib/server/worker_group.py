@@ -20,7 +20,7 @@ Tell = Callable[[m.Event, tuple[int, ...]], None]
 
 
 class StateMachine(Generic[S, T]):
-    """A state, and the moves that are allowed from it.
+    """A state that changes only by the moves of a table.
 
     Args:
         first: The initial state.
@@ -32,7 +32,7 @@ class StateMachine(Generic[S, T]):
         self._moves = moves
 
     def move(self, trigger: T) -> bool:
-        """Make the move that the table has for this trigger; return False, in the same state, if it has none."""
+        """Make the table's move for this trigger; return False and stay in the same state if there is none."""
         if (self.state, trigger) not in self._moves:
             return False
         self.state = self._moves[self.state, trigger]
@@ -41,7 +41,7 @@ class StateMachine(Generic[S, T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCell:
-    """A cell that is executed in the end, or cancelled, or fails."""
+    """A cell waiting for its ranks, until it is executed, cancelled or failed."""
 
     command: m.Execute
     descriptors: Descriptors
@@ -57,11 +57,11 @@ class PendingCell:
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 
     def may_have(self, ranks: int) -> bool:
-        """Return whether the cell may go on with so few ranks."""
+        """Return whether the cell accepts this smaller number of ranks."""
         return 0 < self.command.min_ranks <= ranks
 
     def with_fewer(self, ranks: int, cause: str) -> PendingCell:
-        """Return the cell for fewer ranks, and report that it goes on with them."""
+        """Return the cell for fewer ranks, and report the reduction."""
         command = replace(self.command, ranks=tuple(range(ranks)))
         self.tell(m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
         return replace(self, command=command)
@@ -88,7 +88,7 @@ class ServedWorkerGroup(Protocol):
     command: m.OpenWorkerGroup
     """The command that asked for the group, with its final `gpus` and `size`."""
     kept: dict[str, float]
-    """Times (seconds since 1970) since which values live on the ranks, by key."""
+    """Creation time of each value kept on the ranks (seconds since 1970), by key."""
 
     @property
     def name(self) -> str: ...
@@ -125,7 +125,7 @@ class ServedWorkerGroup(Protocol):
         """Have the ranks of the current cell report their Python stacks."""
 
     def debug(self, command: m.Debug) -> None:
-        """Pass an order on to the debugger of a rank."""
+        """Pass a command on to the debugger of a rank."""
 
     def forget(self, command: m.Forget) -> None:
         """Drop kept values."""
@@ -188,7 +188,7 @@ class Client(Generic[G]):
     pidfd: int = -1
     groups: dict[str, G] = field(default_factory=dict)
     gathering: Timer | None = None
-    """Timer after which the queued events are sent, if all of them can wait for what follows."""
+    """Timer for sending the queued events, if all of them can wait for what follows."""
 
     def gather_no_more(self) -> None:
         """Cancel the timer, because the queued events are sent now."""

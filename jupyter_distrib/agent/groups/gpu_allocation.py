@@ -50,8 +50,8 @@ class Busy:
     reason: str
     """Sentence about who has the GPUs, and since when."""
     soon_s: float
-    """Seconds after which enough GPUs may be free, because other ranks are leaving or may get no first cell; 0 if
-    waiting does not help."""
+    """Seconds after which it is clear whether enough GPUs are free: other ranks are leaving, or new worker groups await
+    their first cell; 0 if waiting does not help."""
 
 
 class GpuAllocation:
@@ -140,7 +140,8 @@ class GpuAllocation:
         return True
 
     def _undecided(self, fitting: Sequence[Gpu]) -> int:
-        """Count the GPUs that may become free once new worker groups have run their first cell; 0 if there are none."""
+        """Count the GPUs that may turn out to be free once new worker groups have got their first cell; 0 if there are
+        none."""
         new = {gpu for group in self._groups if self._is_new(group) for gpu in group.gpus} & set(fitting)
         idle = {gpu for group in self._groups if self._yields(group) for gpu in group.gpus} & set(fitting)
         return len(new | idle) if new else 0
