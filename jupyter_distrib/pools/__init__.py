@@ -1,1 +1,1 @@
-"""The kinds of pools, from which ranks come: one file or folder for each kind."""
+"""The kinds of pools, which provide ranks: one file or folder for each kind."""

@@ -1,5 +1,5 @@
-"""The interface of pools, from which ranks come. A pool places processes and gives a link to their agent or
-coordinator; it has no notion of cells.
+"""The interface of pools, which provide ranks. A pool places processes and gives a link to their agent or coordinator;
+it has no notion of cells.
 
 A package adds a kind by an entry point of the group `jupyter_distrib.pools`: the kind's name, and a class whose
 instances are pools, called with the options that were given (docs/writing-a-pool.md).
@@ -25,41 +25,41 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
 Sink: TypeAlias = "Callable[[m.Event, Descriptors], None]"
-"""Callback that takes every event of a node, in order, in the node's own thread; the sink owns the descriptors."""
+"""Callback for every event of a node, in order, in the node's own thread; the callback owns the descriptors."""
 Lost = Callable[[str], None]
-"""Callback called once, with a sentence, when the node cannot be reached any more."""
+"""Callback called once, with a sentence, when the node is out of reach."""
 
 ENTRY_POINTS = "jupyter_distrib.pools"
 DEFAULT_KIND = "local"
 LOOK_ROUND_S = 5.0
-"""Seconds until an engine is noticed that was installed meanwhile: the sidebar asks several times a second."""
+"""Seconds until a newly installed engine is noticed: the sidebar asks several times a second."""
 _PACKAGE = "jupyter_distrib.pools"
 _NO_KINDS = frozenset({"base", "server_home", "server_link"})
-"""Modules of `pools/` that are no kind of pool."""
+"""Modules of `pools/` that are not kinds of pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Facts about a kind of pool that a kernel needs before it uses one."""
+    """Properties of a kind of pool that the kernel must know before it uses one."""
 
     remote: bool = True
-    """Whether its ranks may be on other machines: they have an environment of their own, and more nodes may come."""
+    """Whether its ranks may be on other machines, which have their own environment, and whose number may grow."""
     nameable: bool = True
-    """Whether settings may give pools of this kind names; if not, there is nothing to set for one."""
+    """Whether settings may define named pools of this kind; if not, there is nothing to configure."""
     unasked: bool = False
     """Whether the settings file of a project may define and choose pools of this kind before the user has trusted that
     file: their ranks are processes of the user on this machine, and cost nothing elsewhere."""
     streams_content: bool = False
-    """Whether it begins with the large values of a cell before all of them are complete
+    """Whether it starts sending a cell's large values before all of them are complete
     (`shared_memory.Content.early`)."""
     echoes_output: bool = False
-    """Whether ranks print straight into the notebook, so that a live view has nothing left to draw."""
+    """Whether ranks print directly into the notebook, so that the live view need not show their output."""
     runs_in_send: bool = False
     """Whether `Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot
     do."""
     read_variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the environment that decide where a pool is, by the option that they stand in for: when one changes
-    in a running notebook, the next cell reaches the pool anew."""
+    """Environment variables that determine where a pool is, by the option that they replace: when one changes in a
+    running notebook, the next cell reconnects."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     """Options of a cell that have no effect in these pools, by `Option.name`, and why."""
 
@@ -75,7 +75,7 @@ _ENVIRONMENTS = ("off", "check", "sync")
 
 
 def environment(name: str, text: str) -> str:
-    """Read what is done about packages that the ranks lack; the reader of the option."""
+    """Read the policy for packages that the ranks lack; the reader of the option."""
     if text not in _ENVIRONMENTS:
         raise OptionsError(f"{name} wants one of {', '.join(_ENVIRONMENTS)}; got {shown(text)}")
     return text
@@ -96,11 +96,11 @@ ENVIRONMENT_LIMIT = Option(
     default="5GB",
 )
 PACKAGES = (ENVIRONMENT, ENVIRONMENT_LIMIT)
-"""Options of kinds whose ranks may have a Python of their own. The kernel reads them, not the pool."""
+"""Options of kinds whose ranks may run under another Python. They are read by the kernel, not by the pool."""
 
 
 def packages_wanted(options: Mapping[str, str]) -> tuple[str, int]:
-    """Return what a pool's options say about missing packages, and the most bytes that may be installed."""
+    """Return a pool's policy for missing packages, and the maximum number of bytes that may be installed."""
     limit = options.get(ENVIRONMENT_LIMIT.name) or str(ENVIRONMENT_LIMIT.default)
     return options.get(ENVIRONMENT.name, "off"), size_bytes(ENVIRONMENT_LIMIT.name, limit)
 
@@ -128,13 +128,12 @@ class Node(Protocol):
         """Give up the link; the agent ends this kernel's worker groups."""
 
     def give_up(self, ranks: Sequence[int]) -> None:
-        """Give up an agent that does not answer, so that the next cell gets another one. A node of this machine kills
+        """Abandon an agent that does not answer, so that the next cell gets another one. A node of this machine kills
         its ranks, which have these pids; by default, the link is closed."""
         self.close()
 
     def has_ended(self) -> bool:
-        """Return whether the agent has ended, also if that is not known to the reader of the link yet; by default, it
-        has not."""
+        """Return whether the agent has ended, even if the link's reader has not noticed yet; False by default."""
         return False
 
 
@@ -145,7 +144,7 @@ class Pool(Protocol):
     options: ClassVar[tuple[Option, ...]]
     """Options of the kind: flags of cells, keys of settings files. May be missing."""
     capabilities: ClassVar[Capabilities]
-    """Capabilities of the kind. May be missing: then those of `Capabilities()` hold."""
+    """Capabilities of the kind. May be missing; the default is `Capabilities()`."""
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
@@ -165,7 +164,7 @@ def capabilities_of(kind: str) -> Capabilities:
 
 def usable(kind: str, options: Mapping[str, str]) -> bool:
     """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, say, or its
-    engine is installed. A built-in kind tells it by a function `usable` of its folder, so that its module is not
+    engine is installed. A built-in kind answers by a function `usable` of its folder, so that its module is not
     imported."""
     return kind not in _built_in() or _is_usable(kind, tuple(options.items()), int(time.monotonic() / LOOK_ROUND_S))
 
@@ -178,7 +177,7 @@ def _is_usable(kind: str, options: tuple[tuple[str, str], ...], when: int) -> bo
 
 
 def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
-    """Make a pool of this kind, not yet connected.
+    """Create a pool of this kind without connecting it.
 
     Args:
         kind: The kind's name.
@@ -218,7 +217,7 @@ def _options(cls: Any) -> tuple[Option, ...]:
 
 @cache
 def _brought() -> dict[str, Any]:
-    """Return the classes that installed packages bring, by the names of their entry points; built-in kinds win."""
+    """Return the classes that installed packages provide, by entry point name; built-in kinds take precedence."""
     found = {}
     for entry in entry_points.of_group(ENTRY_POINTS):
         try:

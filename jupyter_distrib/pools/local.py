@@ -41,7 +41,7 @@ class LocalPool:
 
 
 class RunningServer:
-    """An agent or coordinator that already runs, whatever it was started with.
+    """A running agent or coordinator, whatever started it.
 
     Args:
         name: The name of its socket.

@@ -60,7 +60,7 @@ class Home:
     def reach(self) -> socket.socket:
         """Return a connection to the agent, and start it if need be. Raises `PoolError`.
 
-        An agent that was moved out of the kernel's control groups keeps its name: the next one here has another.
+        An agent that was moved out of the kernel's control groups keeps its name, and a new one here gets another name.
         """
         directory = paths.runtime_directory()
         for number in itertools.count(1):
@@ -72,7 +72,7 @@ class Home:
         raise AssertionError
 
     def _reach_or_start(self, directory: Path) -> tuple[socket.socket, bool]:
-        """Return a connection to the agent with this name, and whether it was started for that."""
+        """Return a connection to the agent of this name, and whether it was started by this call."""
         path = directory / f"{self.name}.sock"
         if len(str(path)) > paths.SOCKET_PATH_LIMIT:
             raise PoolError(
@@ -111,7 +111,8 @@ class Home:
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 
     def _environment(self, directory: Path) -> dict[str, str]:
-        """Return the kernel's environment, with this package importable from anywhere, also from a source folder."""
+        """Return the kernel's environment, extended so that this package can be imported from anywhere, even from a
+        source folder."""
         root = Path(__file__).parent.parent.parent
         if self.python or _is_lower_layer(root):
             root = _alone(directory)
@@ -137,15 +138,14 @@ class Home:
 
 
 def _is_lower_layer(folder: Path) -> bool:
-    """Return whether a folder of packages comes behind another one on the kernel's path, as a base environment behind a
-    virtual one: in front of all, its torch would win."""
+    """Return whether a folder of packages comes after another one on the kernel's path, as a base environment after a
+    virtual one: put first, its torch would take precedence."""
     layers = [each for each in sys.path if each.endswith("-packages")]
     return str(folder) in layers[1:]
 
 
 def _alone(directory: Path) -> Path:
-    """Return a folder that holds this package and nothing else, for an interpreter that has all other packages
-    itself."""
+    """Return a folder with this package only, for an interpreter that has all other packages itself."""
     package = Path(__file__).parent.parent
     folder = directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
     paths.clear(folder, stat.S_IFDIR)
@@ -159,7 +159,7 @@ def _alone(directory: Path) -> Path:
 
 
 def fingerprint(*more: object) -> str:
-    """Return a hash of what an agent and its kernels must have in common."""
+    """Return a hash of everything that an agent and its kernels must have in common."""
     parts = [
         m.PROTOCOL,
         *more,
@@ -193,7 +193,7 @@ def _sources() -> list[str]:
 
 
 def connected(path: Path) -> socket.socket | None:
-    """Return a connection to the server at this path, or None if none of this user's listens there."""
+    """Return a connection to this user's server at this path; None if there is none."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         info = path.lstat()

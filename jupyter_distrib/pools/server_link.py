@@ -24,7 +24,7 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
 
 ENDING_S = 5.0
-"""Seconds to wait for the end of an agent that is being killed: it closes its links a moment before."""
+"""Seconds to wait for the end of a killed agent, which closes its links a moment earlier."""
 
 
 def greeted(sock: socket.socket, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
@@ -47,13 +47,13 @@ class LocalNode(Node):
         self._draining = False
         self._closed = False
         self._pid = 0
-        """The agent's process, once it has answered; 0 as long, and if it is not visible from here."""
+        """The agent's process id; 0 until it has answered, or if it is not visible from here."""
         self._end: select.poll | None = None
         """The poll for the end of the agent's process, once the agent has answered."""
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
-        """Send a command at once, as far as the socket takes it; a thread sends the rest."""
+        """Send as much of a command as the socket accepts now; a thread sends the rest."""
         frame = encode(command, len(descriptors))
         with interrupts.Uninterrupted(), self._sending, descriptors:
             if self._link.fileno() >= 0:
@@ -61,7 +61,7 @@ class LocalNode(Node):
                 self._flush()
 
     def has_ended(self) -> bool:
-        """Return whether the agent's process has ended, also if the end of its link has not been read yet."""
+        """Return whether the agent's process has ended, even if the end of its link has not been read yet."""
         end = self._end
         return end is not None and bool(end.poll(0))
 
@@ -71,8 +71,8 @@ class LocalNode(Node):
             self._flush()
 
     def give_up(self, ranks: Sequence[int]) -> None:
-        """Close the link to an agent that does not answer, so that the next cell gets another one: its name is given
-        up, and its ranks with these pids are killed, which it does not do."""
+        """Close the link to an agent that does not answer, so that the next cell gets another one: release its name,
+        and kill its ranks (these pids) in its place."""
         with suppress(OSError, TypeError):
             Path(self._link.sock.getpeername()).unlink()
         for pid in set(ranks).intersection(reap.children(self._pid) if self._pid else ()):
@@ -81,7 +81,7 @@ class LocalNode(Node):
         self.close()
 
     def _flush(self) -> None:
-        """Send what the socket takes. Called with `_sending` held; does nothing while `_drain` runs."""
+        """Send as much as the socket accepts. Called with `_sending` held; does nothing while `_drain` runs."""
         if self._draining:
             return
         with suppress(OSError):  # the reader notices that the agent is gone, and says so
@@ -93,7 +93,7 @@ class LocalNode(Node):
                 self._link.sock.shutdown(socket.SHUT_RDWR)
 
     def _drain(self) -> None:
-        """Send the rest, in a thread, to an agent that reads more slowly than commands come."""
+        """Send the rest, in a thread, to an agent that reads more slowly than commands are sent."""
         poll = select.poll()
         poll.register(self._link.sock, select.POLLOUT)
         while self._draining:
@@ -146,7 +146,7 @@ def _opened(pid: int) -> int:
 
 
 def _sweep(agent: int) -> None:
-    """Wait for the agent's end, then end what its ranks had started: the ranks themselves have ended with it."""
+    """Wait for the agent's end, then end everything that its ranks had started: the ranks themselves end with it."""
     if (end := _watching(agent)) is not None and end.poll(ENDING_S * 1000):
         reap.kill_orphans()
 

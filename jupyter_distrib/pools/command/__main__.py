@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _serve(pool: HostsPool, arguments: Sequence[str]) -> None:
-    """Serve kernels until nobody needs it.
+    """Serve kernels until the coordinator is no longer needed.
 
     Args:
         pool: The pool.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 WORDS = ("-I", "-m", "code")
-"""Words for the interpreter that is to run `line`."""
+"""Arguments of the interpreter that runs `line`."""
 OLDEST = (3, 11)
 _SIZE_DIGITS = 16
 

@@ -20,19 +20,19 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode_pieces, split
 
 SILENT_ALIVES = 8
-"""Number of keep-alives that may be missing before the host is taken to be lost."""
+"""Number of missed keep-alives after which the host counts as lost."""
 
 
 CLOSE_S = 2.0
-"""Seconds to wait for the loop, which may have ended."""
+"""Seconds to wait for the loop, which may have ended already."""
 
 
 class ChannelLost(ConnectionError):
-    """An error for calls to a host that is out of reach."""
+    """Raised by calls to a host that is out of reach."""
 
 
 class RaisedOnHost(RuntimeError):
-    """An error that a method of the relay has raised."""
+    """Raised by a call whose method raised an exception on the host."""
 
 
 class PipeChannel:
@@ -45,11 +45,11 @@ class PipeChannel:
         """Lock held to queue frames and to number calls."""
         self._number = 1
         self._waiting: dict[int, Future[Any]] = {}
-        """Calls that have no answer yet, by their numbers."""
+        """Unanswered calls, by number."""
         self._receivers: list[Future[Answer]] = []
-        """Requests for what comes from the agent."""
+        """Pending requests for frames from the agent."""
         self._entries: list[Entry] = []
-        """Frames that have come and that no request has taken."""
+        """Frames that have arrived and that no request has fetched yet."""
         self._answers = 0
         self._values = IncomingValues()
         self._silent = 0
@@ -64,7 +64,7 @@ class PipeChannel:
     # ------------------------------------------------------------------------------------------------ calls
 
     def order(self, method: str, *arguments: Any) -> Any:
-        """Call a method. Only of a part of a value the end is told, so that no more parts are sent than fit."""
+        """Call a method. The end of the call is reported only for a part of a value, to limit the parts in transit."""
         if method == "take":
             return self.ask(method, *arguments)
         self._send(m.RelayCall(number=0, method=method, arguments=arguments))
@@ -90,7 +90,7 @@ class PipeChannel:
         return answer
 
     def _send(self, message: m.Message) -> bool:
-        """Send a message, now as far as the pipe takes it; return whether the host is within reach."""
+        """Send as much of a message as the pipe accepts now; return whether the host is within reach."""
         pieces = encode_pieces(message)
         with self._lock:
             if self._lost is not None:
@@ -148,7 +148,7 @@ class PipeChannel:
             settle(answer)
 
     def _hand_over(self) -> None:
-        """Answer a request with the frames that have come; with none when the agent has ended."""
+        """Answer a request with the frames that have arrived; with none when the agent has ended."""
         if not self._receivers:
             return
         if self._entries:
@@ -177,7 +177,7 @@ class PipeChannel:
         return f"its connection has ended ({said})" if said else "its connection has ended"
 
     def lose(self, reason: str) -> None:
-        """Take the host to be out of reach. Called in the loop."""
+        """Treat the host as lost. Called in the loop."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -205,7 +205,7 @@ class PipeChannel:
 
 
 class IncomingValues:
-    """Large values that come in parts, before the messages that they belong to."""
+    """Large values that arrive in parts, before the messages that they belong to."""
 
     def __init__(self) -> None:
         self._complete: dict[int, list[bytearray]] = {}

@@ -1,4 +1,4 @@
-"""The way to a Python on a host, and what the failures of any command mean. Pure."""
+"""The command that reaches a Python on a host, and the meaning of its failures. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 class HostCommand(Protocol):
-    """The way to a Python on each host of a pool."""
+    """The command that reaches a Python on each host of a pool."""
 
     @property
     def engine(self) -> str:
-        """Name of the way, for people."""
+        """Name of the connection method, for users."""
 
     @property
     def kind(self) -> str:
@@ -23,17 +23,17 @@ class HostCommand(Protocol):
         """Return the command for a host."""
 
     def failure(self, host: str, status: int | None, said: str) -> str:
-        """Return a sentence on a command that gave no Python.
+        """Return a sentence on a command that did not start a Python.
 
         Args:
             host: The host that was to be reached.
             status: Exit status; None while it runs.
-            said: What it wrote, banners included.
+            said: The command's output, banners included.
         """
 
 
 def sentence(host: str, python: str, status: int | None, said: str, *, tried: str, shown: str) -> str:
-    """Return what any command's failure means, as far as its exit status and words tell.
+    """Return the meaning of a command's failure, as far as its exit status and output show.
 
     `tried` is a command for the user to try, `shown` the one that was used.
     """

@@ -27,15 +27,15 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link, encode
 
 BROUGHT = ("cloudpickle", "nvidia-ml-py", "threadpoolctl")
-"""Packages that hosts get with this one, so that they need nothing but torch."""
+"""Packages sent to hosts along with this one, so that hosts need nothing but torch."""
 ANSWER_S = 30.0
-"""Seconds in which the Python on the host has to answer."""
+"""Seconds to wait for the Python on the host to answer."""
 START_S = 90.0
-"""Seconds in which it has to start an agent then."""
+"""Seconds to wait for it to start an agent."""
 LOOK_S = 0.2
-"""Seconds between looks whether nobody wants the host any more."""
+"""Seconds between checks whether the host is still wanted."""
 ENDING_S = 2.0
-"""Seconds for a command to end when its input has ended."""
+"""Seconds to wait for a command to end after its input has ended."""
 _MAX_BANNER_BYTES = 1 << 20
 
 
@@ -55,7 +55,7 @@ class HostConnection:
         return last_line(_read(self.log))
 
     def end(self) -> None:
-        """End the command, which ends what is at its other end. Takes seconds if it does not want to."""
+        """End the command, and with it the process at its other end. Takes seconds if it does not comply."""
         with suppress(OSError):
             self.link.sock.shutdown(socket.SHUT_RDWR)
         _end(self.process, 0)  # nothing yet: it has to see the end of its input
@@ -64,7 +64,7 @@ class HostConnection:
 
 
 class GivenUpConnecting(PoolError):
-    """An error for a host that nobody wants any more."""
+    """Raised when the host is no longer wanted."""
 
 
 def connect(
@@ -77,10 +77,10 @@ def connect(
         host: The one to reach.
         archive: This package as a file for this version of Python; awaited only when the host answers.
         start: Arguments of `PipedRelay._start`.
-        given_up: Set when nobody wants the host any more.
+        given_up: Set when the host is no longer wanted.
 
     Raises:
-        PoolError: Says in a sentence why it cannot be had.
+        PoolError: Says in a sentence why the host cannot be used.
     """
     ours, theirs = socket.socketpair()
     log = new_log()
@@ -109,7 +109,7 @@ def _for_any_python() -> bytes:
 
 
 def _started(command: HostCommand, host: str, theirs: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the command in a session of its own, without a terminal that it could ask."""
+    """Start the command in a new session, without a terminal on which it could prompt."""
     words, fd = command.words(host), theirs.fileno()
     try:
         return subprocess.Popen(words, stdin=fd, stdout=fd, stderr=log, start_new_session=True)
@@ -127,7 +127,7 @@ class _Dialogue:
         self._host = connection.host
         self._heard = b""
         self.has_relay = False
-        """Whether the host gets a relay, which removes its folder when its input ends."""
+        """Whether the host has a relay, which removes its folder when its input ends."""
 
     def run(self, archive: Future[bytes], start: Mapping[str, Any]) -> None:
         """Bring the package to the host and start the relay."""
@@ -142,7 +142,7 @@ class _Dialogue:
         self.connection.facts.update(self._wait_for_start())
 
     def _wait_for_mark(self, mark: str) -> tuple[int, int]:
-        """Wait for the mark; whatever comes before it is a banner, or the output of a start-up file."""
+        """Wait for the mark; anything before it is a banner or the output of a startup file."""
         until_s = time.monotonic() + ANSWER_S
         while (version := bootstrap.found(mark, self._heard)) is None:
             self._wait(until_s)
@@ -193,7 +193,7 @@ class _Dialogue:
                 raise self._failure()
 
     def _failure(self) -> PoolError:
-        """Return the error for a command that gave no Python, when it has ended or its time is up."""
+        """Return the error for a command that did not start a Python, once it has ended or its time is up."""
         with suppress(subprocess.TimeoutExpired):
             self.connection.process.wait(LOOK_S)
         said = f"{self._heard.decode('utf-8', 'replace')}\n{_read(self.connection.log)}"
@@ -201,7 +201,7 @@ class _Dialogue:
 
 
 def _read(log: IO[bytes]) -> str:
-    """Return what was written into a log, its end if it is long."""
+    """Return the content of a log, or its end if it is long."""
     size = os.fstat(log.fileno()).st_size
     return os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", "replace")
 

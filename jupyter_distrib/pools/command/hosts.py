@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jupyter_distrib.errors import OptionsError, PoolError
 
 MAX_RANKS = 1000
-"""The most ranks that an agent starts on one machine."""
+"""Maximum number of ranks that an agent starts on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class Host:
     name: str
     """Name by which the command reaches it."""
     slots: int | None = None
-    """The most ranks of a worker group there; None: one for each GPU, or each core if the ranks have no GPUs."""
+    """Maximum number of ranks per worker group there; None: one for each GPU, or each core if the ranks have no
+    GPUs."""
 
 
 def read_hosts(name: str, text: str) -> tuple[Host, ...]:
@@ -48,7 +49,7 @@ def _host(name: str, text: str) -> Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The most ranks that one host takes."""
+    """Maximum number of ranks that one host takes."""
 
     host: str
     ranks: int
@@ -57,15 +58,16 @@ class Room:
 
 
 def plan(size: int, rooms: Sequence[Room], nodes: int = 0) -> list[int]:
-    """Return the number of ranks of each host: on as few hosts as can be, evenly over them, the first ones first.
+    """Return the number of ranks for each host: on as few hosts as possible, evenly spread, starting with the first
+    hosts.
 
     Args:
         size: Number of ranks.
         rooms: The hosts, in the pool's order.
-        nodes: Number of hosts to use; 0: as few as can be.
+        nodes: Number of hosts to use; 0: as few as possible.
 
     Raises:
-        PoolError: The hosts have no room for them; says what they have.
+        PoolError: The hosts have no room for them; the message says what room they have.
     """
     counts = (min(nodes, size),) if nodes else range(1, len(rooms) + 1)
     for count in counts if size > 0 else ():
@@ -81,7 +83,7 @@ def plan(size: int, rooms: Sequence[Room], nodes: int = 0) -> list[int]:
 
 
 def _even(size: int, count: int, rooms: Sequence[int]) -> list[int]:
-    """Spread ranks evenly over `count` hosts that have the room; empty if there are none."""
+    """Spread ranks evenly over `count` hosts with enough room; empty if there are too few."""
     low, more = divmod(size, max(1, count))
     large = [number for number, room in enumerate(rooms) if room > low][:more]
     small = [number for number, room in enumerate(rooms) if room >= low > 0 and number not in large][: count - more]

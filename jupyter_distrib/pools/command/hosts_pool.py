@@ -67,7 +67,7 @@ class HostsPool:
     kind: ClassVar[str]
     """The name of the kind: a word."""
     engine: str = ""
-    """The name of what reaches the hosts, for people: `SSH`. Empty: the kind."""
+    """The name of the connection method, for users: `SSH`. Empty: the kind."""
     options: ClassVar[tuple[Option, ...]] = (HOSTS, *SHARED)
     """A subclass with options of its own adds them: `options = (*HostsPool.options, Option(...))`."""
     needed: ClassVar[Mapping[str, str]] = {"hosts": "a,b"}
@@ -87,8 +87,8 @@ class HostsPool:
         raise NotImplementedError
 
     def explain(self, host: str, status: int | None, said: str) -> str:
-        """Return a sentence on a command that gave no Python: what is wrong, and what to do. Empty: nothing is known of
-        it, and the exit status, the last line and a command to try are shown.
+        """Return a sentence on a command that did not start a Python: what is wrong, and what to do. Empty if that is
+        unknown; then the exit status, the last line and a command to try are shown.
 
         Args:
             host: The host that was to be reached.
@@ -124,7 +124,7 @@ class HostsPool:
         )
 
     def _home(self) -> tuple[str, tuple[int, ...]]:
-        """Return the folder from which the class is imported, and what changes when its file does. Raises
+        """Return the folder from which the class is imported, and a value that changes whenever its file does. Raises
         `PoolError`."""
         name, cls = type(self).__module__, type(self).__qualname__
         path = Path(getattr(sys.modules.get(name), "__file__", None) or "")
@@ -140,7 +140,7 @@ class HostsPool:
 
     @property
     def title(self) -> str:
-        """The name of the hosts for people."""
+        """The name of the hosts, for users."""
         return f"{self.engine} to {', '.join(host.name for host in read_hosts('hosts', self.given['hosts']))}"
 
     def reach(self, loop: Loop, calls: CallSoon, archive: Future[bytes]) -> Engine:

@@ -28,21 +28,21 @@ from jupyter_distrib.wire.pipe_link import PipeLink
 ALIVE_S = 1.0
 """Seconds between keep-alives."""
 SILENT_ALIVES = 12
-"""Number of keep-alives that may be missing before the other side is taken to be gone."""
+"""Number of missed keep-alives after which the other side counts as gone."""
 PART_BYTES = 1 << 20
 END_S = 5.0
-"""Seconds in which the agent ends its ranks and removes its folder."""
+"""Seconds to wait for the agent to end its ranks and remove its folder."""
 _CALLS = ("describe", "bring", "take", "discard")
 
 
 class PipedInbox(RelayInbox):
-    """Sends on at once what comes from the agent."""
+    """Forwards messages from the agent at once."""
 
     def __init__(self, send: Callable[[m.Message], None]) -> None:
         super().__init__()
         self._send = send
         self._gathered = b""
-        """Frames that travel with the next one."""
+        """Frames to be sent together with the next one."""
 
     def put(self, frame: bytes, content: Any, *, more: bool = False) -> None:
         if content is not None:
@@ -65,11 +65,11 @@ class PipedInbox(RelayInbox):
             self._send(m.RelayEnded())
 
     def take_at_once(self) -> None:
-        """Return nothing: what comes of a cell is on its way."""
+        """Return nothing: the events of a cell are already on their way."""
 
 
 def _send_content(send: Callable[[m.Message], None], number: int, content: Any) -> None:
-    """Send a large value in parts, so that keep-alives and other answers pass between them."""
+    """Send a large value in parts, so that keep-alives and other answers can be sent in between."""
     view = memoryview(content).cast("B")
     for start in range(0, max(1, view.nbytes), PART_BYTES):
         part = bytes(view[start : start + PART_BYTES])
@@ -87,11 +87,11 @@ class PipedRelay:
         self._link, self._folder = link, folder
         self._relay: relay.Relay | None = None
         self._waits = False
-        """Whether the main thread waits for a call, so that it would hear a keep-alive."""
+        """Whether the main thread is waiting for a call, and so would notice a keep-alive."""
         self._ended = threading.Event()
 
     def serve(self) -> None:
-        """Make the calls that come until the input ends."""
+        """Execute incoming calls until the input ends."""
         threading.Thread(target=self._keep_alive, name="jupyter_distrib-alive", daemon=True).start()
         with suppress(EOFError, OSError):
             while True:
@@ -146,7 +146,7 @@ class PipedRelay:
         return self._relay
 
     def _start(self, label: str, session: str, interface: str, env: Mapping[str, str]) -> dict[str, Any]:
-        """Start the agent; return what the plan of the worker group needs."""
+        """Start the agent; return the facts needed to plan the worker group."""
         address, outer = own_address(interface)
         self._relay = relay.Relay(
             self._folder, label, session, address=address, env=env, inbox=PipedInbox(self._link.send)
@@ -184,9 +184,8 @@ class PipedRelay:
 
 
 def own_address(interface: str) -> tuple[str, str]:
-    """Return the address by which other hosts reach this one, as far as can be told, and the one of its default route.
-
-    The first is that of the interface if one is named, else the one that ssh came by.
+    """Return the address by which other hosts probably reach this one, and the address of its default route. The first
+    is the address of the interface, if one is named, or else the address of the ssh connection.
 
     Raises:
         ValueError: There is no such interface.
@@ -205,7 +204,7 @@ def main(folder: str, reading: str, writing: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGpus:
-    """The GPUs of a host, as far as its users may see them."""
+    """The GPUs of a host that its user may see."""
 
     names: tuple[str, ...] = ()
     """Name of each."""
@@ -218,7 +217,7 @@ class HostGpus:
 
 
 def gpus_here(gpu_type: str) -> dict[str, tuple[str, ...]]:
-    """Return the fields of `HostGpus`, with the driver's answers of now; blocks for as long as it takes."""
+    """Ask the driver and return the fields of `HostGpus`; blocks until it answers."""
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = None if words is None else tuple(filter(None, words.split(",")))
     try:

@@ -35,7 +35,8 @@ class CommandPool(HostsPool):
     needed: ClassVar = {"hosts": "a,b", "start": '"docker exec -i {host} {python}"'}
 
     def command(self, host: str, python: Sequence[str]) -> list[str]:
-        """Return the words of the command: `{python}` becomes the interpreter's words, within a longer word as well."""
+        """Return the words of the command; `{python}` is replaced by the interpreter's words, also within a longer
+        word."""
         words: list[str] = []
         for word in shlex.split(self.given["start"]):
             words += python if word == "{python}" else [_filled(word, {"{host}": host, "{python}": " ".join(python)})]

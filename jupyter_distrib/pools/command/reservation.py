@@ -30,16 +30,16 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 CONNECTING = 64
-"""Number of hosts that are connected to at a time."""
+"""Number of hosts connected to at the same time."""
 LEAVING_S = 3.0
-"""Seconds to wait for GPUs even if the command does not wait: a worker group that was just closed may have them."""
+"""Seconds to wait for GPUs even without `--wait`: a worker group that was just closed may still hold them."""
 AGAIN_S = 0.5
 GPUS_S = 30.0
-"""Seconds in which the driver of a host has to answer."""
+"""Seconds to wait for a host's GPU driver to answer."""
 _GIVEN_UP = "the ranks were given up before they had started."
 Facts = Mapping[str, Any]
 REPORT_S = 1.5
-"""Seconds in which the hosts have to answer."""
+"""Seconds to wait for the hosts to answer."""
 NOT_REACHED = "not reached yet"
 
 
@@ -49,9 +49,9 @@ class HostOptions:
 
     hosts: tuple[Host, ...]
     nodes: int = 0
-    """Number of hosts that a worker group uses; 0: as few as can be."""
+    """Number of hosts that a worker group uses; 0: as few as possible."""
     interface: str = ""
-    """Network interface by which hosts reach one another; empty: the one that the connection came by."""
+    """Network interface by which hosts reach one another; empty: that of the connection."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""
 
@@ -78,7 +78,7 @@ class Hosts:
     ) -> None:
         self.command, self.options, self.loop, self.calls, self.archive = command, options, loop, calls, archive
         self.facts: dict[str, Facts] = {}
-        """Facts that hosts have reported of themselves, by name."""
+        """Facts reported by hosts, by name."""
         self.channels: dict[str, PipeChannel] = {}
         """The hosts of worker groups, by name."""
         self.ask = NodeReporter(loop, calls, self._look).ask
@@ -169,7 +169,7 @@ class HostsReservation:
     # ------------------------------------------------------------------------------------------------ connecting
 
     def _first_choice(self) -> list[Host]:
-        """Return the hosts to connect to: all of them, unless their slots already tell which are enough."""
+        """Return the hosts to connect to: all of them, unless their slots already show which ones suffice."""
         hosts = list(self._of.options.hosts)
         size = self._command.ranks()
         if not size or self._command.gpus or any(host.slots is None for host in hosts):
@@ -181,7 +181,7 @@ class HostsReservation:
         return [host for host, ranks in zip(hosts, shape, strict=True) if ranks]
 
     def _connect(self, hosts: Sequence[Host]) -> tuple[dict[str, PipeChannel], dict[str, str]]:
-        """Connect to hosts side by side; return the channels and the reasons for hosts that have none, by name.
+        """Connect to hosts in parallel; return the channels, and the reasons for failures, by host name.
 
         Raises:
             PoolError: It was given up.
@@ -249,7 +249,7 @@ class HostsReservation:
     def _shortage(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], error: PoolError, *, gpus: bool
     ) -> str | None:
-        """Return who has GPUs that would be enough; None if there are not enough at all."""
+        """Describe who holds the missing GPUs; None if the hosts do not have enough GPUs at all."""
         if not gpus:
             return None
         kind = self._command.gpu_type
@@ -276,7 +276,7 @@ class _Candidate:
     channel: PipeChannel
 
     def room(self, found: HostGpus, *, gpus: bool, free: bool) -> Room:
-        """Return how many ranks fit there, of those without GPUs one for each core if nothing is said."""
+        """Return how many ranks fit there: without GPUs, one for each core unless slots are given."""
         slots, name = self.host.slots, self.host.name
         if gpus:
             count = found.free if free else len(found.holders)
@@ -287,7 +287,7 @@ class _Candidate:
 
 
 def _addresses(facts: Sequence[Facts]) -> list[str]:
-    """Return the address of each host: the one it was reached by, unless that leads nowhere from the others."""
+    """Return the address of each host: the one used to reach it, unless the others cannot reach it there."""
     one_machine = len({each["machine"] for each in facts}) == 1
     return [
         str(each["address"] if one_machine or not _is_loopback(each["address"]) else each["outer"]) for each in facts
@@ -305,7 +305,7 @@ def _none_left(failures: Sequence[str]) -> str:
 
 
 def _end_all(channels: Sequence[PipeChannel]) -> None:
-    """End relays and connections, side by side."""
+    """End relays and connections in parallel."""
     threads = [threading.Thread(target=_end, args=(each,), name="jupyter_distrib-end") for each in channels]
     for thread in threads:
         thread.start()
@@ -326,7 +326,7 @@ def report(
 
     Args:
         hosts: The hosts of the pool.
-        facts: What hosts have said of themselves, by name.
+        facts: Facts reported by hosts, by name.
         channels: The hosts that are connected, by name.
     """
     asked = {name: channel.ask("gpus", "") for name, channel in channels.items()}

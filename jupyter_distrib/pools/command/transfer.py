@@ -19,17 +19,18 @@ from typing import Any
 from jupyter_distrib.coordinator.part_transfer import Carrier, Taking
 
 SHARED_FROM_BYTES = 32 << 20
-"""Size from which a value goes by a shared folder."""
+"""Size in bytes from which a value is sent through a shared folder."""
 PREFIX = ".jupyter_distrib-"
 """First part of the names of such folders."""
 LEFT_S = 3600.0
-"""Age of one whose coordinator was killed."""
+"""Age in seconds from which such a folder counts as left by a killed coordinator."""
 _NAME = re.compile(r"[0-9a-f]{32}")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def carrier(fds: Sequence[int], folder: str) -> Carrier:
-    """Return the way for a content (`shared_memory.Arriving`); `folder` is one that all hosts share, if there is."""
+    """Return the carrier for a content (`shared_memory.Arriving`); `folder` is a folder shared by all hosts, or
+    empty."""
     return SharedFolder(folder) if folder and os.fstat(fds[0]).st_size >= SHARED_FROM_BYTES else Pipes()
 
 
@@ -46,7 +47,7 @@ class Pipes:
         wait(calls)
 
     def close(self) -> None:
-        """Do nothing: no part lies anywhere."""
+        """Do nothing: parts are not stored anywhere."""
 
     def failure(self, error: Exception) -> str:
         return f"the values for this cell cannot be read ({getattr(error, 'strerror', None) or error})."
@@ -67,7 +68,7 @@ class SharedFolder(Pipes):
         self._folder: Path | None = None
         self._fd = -1
         self._paths: deque[str] = deque()
-        """Paths of the parts that were not waited for; empty texts for those in the pipes."""
+        """Paths of the parts still being read; empty for parts in the pipes."""
 
     def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> bytes | str:
         path = "" if last else self._written(buffer)
@@ -75,7 +76,7 @@ class SharedFolder(Pipes):
         return path or bytes(buffer)
 
     def _written(self, buffer: memoryview) -> str:
-        """Write a part; return its path, or nothing if the folder takes none."""
+        """Write a part and return its path; empty if it cannot be written."""
         try:
             if self._folder is None:
                 _sweep(self._within)
@@ -122,7 +123,7 @@ def _remove(folder: Path, fd: int) -> None:
 
 
 def _sweep(folder: str) -> None:
-    """Remove what a coordinator that was killed has left."""
+    """Remove the remains of killed coordinators."""
     for left in Path(folder).glob(f"{PREFIX}*"):
         with suppress(OSError):
             if time.time() - left.lstat().st_mtime > LEFT_S:

@@ -1,4 +1,4 @@
-"""Interrupts of a cell whose ranks have no processes, in the thread that executes it."""
+"""Interrupts a cell whose ranks have no processes, in the thread that executes it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 AGAIN_AFTER_S = (0.12, 0.28, 0.6, 1.0)
-"""Seconds between one interrupt and the next; the last for all others. Ranks with processes are killed instead."""
+"""Seconds between interrupts; the last value applies to all further ones. Ranks with processes are killed instead."""
 
 
 class CellInterrupts:
-    """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
+    """A guard that delivers interrupts to the cell only, and lets the surrounding code check for them.
 
     In the main thread the notebook's own handler of SIGINT is still called, only later. A thread that has no signals,
     or blocks them, gets the exception at the cell's next line when `ask` is called. It is repeated until the cell ends:
@@ -27,7 +27,7 @@ class CellInterrupts:
         self.asked = False
         self._inside = False
         self._due = False
-        """Whether a signal is on its way that `ask` has sent."""
+        """Whether a signal sent by `ask` is pending."""
         self._raised: list[BaseException] = []
         """The exceptions that interrupts have raised in the cell."""
         self._over, self._repeating = threading.Event(), False
@@ -48,7 +48,7 @@ class CellInterrupts:
                 threading.Thread(target=self._repeat, name="jupyter_distrib-stop", daemon=True).start()
 
     def end(self) -> None:
-        """Repeat nothing any more, since the run has ended."""
+        """Stop repeating, because the run has ended."""
         self._over.set()
 
     def _interrupt(self) -> None:
@@ -69,10 +69,9 @@ class CellInterrupts:
                 self._interrupt()
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether an interrupt caused an exception of the cell, and so ends the run.
+        """Return whether an exception of the cell was caused by an interrupt, and so ends the run.
 
-        An exception of somebody else's alarm, or one that the cell raises itself, is an error also when a stop was
-        asked for.
+        An exception from another alarm or raised by the cell itself is an error even if a stop was requested.
         """
         errors, raised = list(_with_contexts(error)), self._raised
         self._raised = []  # they hold the frames of the cell
@@ -111,8 +110,8 @@ class CellInterrupts:
             signal.signal(signal.SIGINT, before)
 
     def _interrupted(self, before: Any, signum: int, frame: types.FrameType | None) -> None:
-        """Take a signal as the handler before would have; one that is ignored here stops a run that was asked to
-        stop."""
+        """Handle a signal as the previous handler would have; a signal that is ignored here still stops a run that was
+        asked to stop."""
         is_ours, self._due = self._due, False
         if not self._inside:
             self.asked = self.asked or before != signal.SIG_IGN
@@ -131,7 +130,7 @@ class CellInterrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let interrupts in while the cell's own code runs."""
+        """Allow interrupts while the cell's own code runs."""
         try:
             self._inside = True
             if self.asked:

@@ -1,5 +1,5 @@
-"""Collectives and messages among inline ranks, each of which is a step to look at. Called in the threads of the ranks,
-one at a time; `torch_functions.py` calls them for those of `torch.distributed`.
+"""Collectives and messages among inline ranks, each shown as a step. Called in the threads of the ranks, one at a time;
+`torch_functions.py` calls them for those of `torch.distributed`.
 
     all_reduce(x)   -->  the ranks of the group meet on the stage  -->  values move  -->  Step
 """
@@ -22,7 +22,7 @@ class Call:
     """The call of a collective on one rank."""
 
     gives: list[Any]
-    """Copies of the things that this rank sends: one for all, or one for each member of the group."""
+    """Copies of the values that this rank sends: one for all, or one for each member of the group."""
     takes: list[Any]
     """Places for the results: tensors, or a list."""
     line: int
@@ -41,7 +41,7 @@ class Meeting:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message from one rank to another, as far as one side has come."""
+    """A message from one rank to another, sent or awaited by one side."""
 
     source: int
     target: int
@@ -84,7 +84,7 @@ class Collectives:
         self._stage, self._filename = stage, filename
         self.steps: list[Step] = []
         self.left_out = 0
-        """The number of further steps, which are not kept."""
+        """Number of further steps that were not kept."""
         self._world = Group(stage.ranks)
         self._groups: dict[tuple[int, ...], Group] = {self._world.ranks: self._world}
         self._meetings: dict[tuple[Group, int], Meeting] = {}

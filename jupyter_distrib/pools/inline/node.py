@@ -28,7 +28,7 @@ class InlineNode(Node):
         self._started_s = time.monotonic()
 
     def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
-        """See `Node.send`; an `Execute` blocks.
+        """See `Node.send`; an `Execute` blocks until the run has ended.
 
         Raises:
             PoolError: This pool cannot do what the cell asks for; nothing was executed, and the run has ended.

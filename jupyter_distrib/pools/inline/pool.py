@@ -1,10 +1,10 @@
 """Ranks without processes: every rank of a cell runs in the notebook's own process, one after another, in the thread
 that sends it.
 
-For looking into a cell: `input()`, `breakpoint()` and the interrupt button work as in any cell. For tests: no process,
-no torch, no waiting. A cell sees copies of what it captured and the same surroundings as on other pools, but there is
-no process group, so ranks cannot meet in a collective, unless they take turns (`--step-through`, `stepped_run.py`):
-then collectives work, and each is shown.
+For debugging a cell: `input()`, `breakpoint()` and the interrupt button work as in any cell. For tests: no process, no
+torch, no waiting. A cell gets copies of what it captured and the same environment as on other pools, but there is no
+process group, so ranks cannot call collectives, unless they take turns (`--step-through`, `stepped_run.py`): then
+collectives work, and each is shown.
 
     send(Execute) -> for each rank: Started, the cell, Returned | Failed | Interrupted -> Ended -> send returns
 """

@@ -1,8 +1,8 @@
 """Runs one cell on ranks that have no processes: one rank after another, in the thread that sends it.
 
-What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The process
-is left as it was found (`_restored`). Modules are those that the notebook has imported; a file that was edited since is
-not imported again.
+What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The state
+of the process is restored afterwards (`_restored`). Modules are those that the notebook has imported; a file that was
+edited since is not imported again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InlineRun:
         """The rank that executes the cell."""
 
     def execute(self) -> None:
-        """Execute the cell on every rank, one after another; start none once the run was asked to stop."""
+        """Execute the cell on one rank after another; start no further rank once a stop was requested."""
         limit_s = self.command.timeout_s
         timer = None if limit_s is None else threading.Timer(limit_s, self._time_out, [limit_s])
         with self._interrupts.taken():
@@ -84,7 +84,7 @@ class InlineRun:
         self._interrupts.ask()
 
     def show_stack(self) -> None:
-        """Report where the rank is that executes the cell; from any thread."""
+        """Report the stack of the rank that is executing the cell; from any thread."""
         if (rank := self._rank) is not None:
             self._tell(stack.seen(self.command.run, rank))
 
@@ -162,7 +162,7 @@ class InlineRun:
 
     @contextmanager
     def _kept_values(self, rank: int) -> Iterator[None]:
-        """Let `payload.kept_value` find what this rank has kept, within the block."""
+        """Make `payload.kept_value` return the values kept on this rank, within the block."""
         before = dict(payload.kept_values)
         payload.kept_values.clear()
         payload.kept_values.update(self._group.kept.get(rank, {}))
@@ -175,7 +175,7 @@ class InlineRun:
 
     @contextmanager
     def _recorded(self, rank: int) -> Iterator[None]:
-        """Copy what Python prints into the run's record and logs, and let it go on to where it went before."""
+        """Copy Python's output into the run's record and logs, besides its usual destination."""
 
         def write(stream: str, text: str) -> None:
             with self._lock:
@@ -194,8 +194,8 @@ class InlineRun:
 
 
 def _environment(kernel: dict[str, str]) -> dict[str, str]:
-    """Return the rank's variables: torchrun's, except that no other process is there to meet; a process that may use
-    GPUs already must keep its choice of them."""
+    """Return the rank's environment variables: those of torchrun, without the rendezvous; a process that may already
+    use GPUs must keep its choice of them."""
     wanted = {**kernel, **identity.environment()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
         wanted.pop(name, None)
@@ -205,7 +205,7 @@ def _environment(kernel: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Undo whatever the cell does to the process's environment."""
+    """Undo the cell's changes to the state of the process."""
     main, env, argv, path = sys.modules["__main__"], dict(os.environ), list(sys.argv), list(sys.path)
     streams = sys.stdin, sys.stdout, sys.stderr
     directory = _directory()
@@ -233,8 +233,8 @@ def _directory() -> str:
 
 
 class _Tee(io.TextIOBase):
-    """A standard stream that is recorded until the cell has ended; afterwards (a handler may keep it) it only passes on
-    to the original stream."""
+    """A standard stream that is recorded until the cell has ended; afterwards (a handler may keep it) it only writes to
+    the original stream."""
 
     def __init__(self, stream: Any, name: str, record: Callable[[str, str], None]) -> None:
         self._stream, self._name = stream, name
@@ -271,8 +271,7 @@ class _Tee(io.TextIOBase):
 
 
 class _Clock:
-    """A substitute for the loop that `RunOutput` needs, in a thread that has none: due calls happen at the next
-    write."""
+    """A substitute for the loop that `RunOutput` needs, in a thread without one: due calls run at the next write."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, Timer]] = []

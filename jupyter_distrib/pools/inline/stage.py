@@ -1,8 +1,8 @@
-"""Ranks of one process that take turns: each has a thread, and only one of them runs at a time, until it waits for
-others. Called in the threads of the ranks; `wait_for_end` and `stop` in any other.
+"""Turns of ranks in one process: each has a thread, and only one of them runs at a time, until it waits for others.
+Called in the threads of the ranks; `wait_for_end` and `stop` in any other.
 
-A rank that waits takes its surroundings with it (`__main__`, streams, environment, random numbers), so that each finds
-its own ones when it goes on. If all wait, nobody can ever go on: then all are told who waits where.
+When a rank waits, its process state is saved (`__main__`, streams, environment, random numbers), and restored when it
+continues. If all ranks wait, none can ever continue: then each raises an error that says which rank waits where.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jupyter_distrib.worker.output import reporting
 
 
 class RankContext:
-    """The state of a process that belongs to one rank: taken when the rank waits, put back when it goes on."""
+    """The process state of one rank: saved when the rank waits, and restored when it continues."""
 
     def __init__(self) -> None:
         self._order, self._strategy, self._reporter = identity._order, identity.strategy, reporting.current  # noqa: SLF001 - put back below
@@ -53,7 +53,7 @@ class Stage:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
         self._left = list(ranks)
-        """The ranks that have not ended."""
+        """The ranks that have not ended yet."""
         self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
         self._turn = threading.Condition()
         self._now = ranks[0]
@@ -67,16 +67,16 @@ class Stage:
             self._turn.wait_for(lambda: self._now == rank)
 
     def leave(self, rank: int) -> None:
-        """Give the turn to the others for good."""
+        """Leave the turns to the others for good."""
         with self._turn:
             self._left.remove(rank)
             self._pass_on(rank)
 
     def wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
-        """Let others run until `ready()`; `what` says for what this rank waits, and where.
+        """Let others run until `ready()`; `what` describes what this rank waits for, and where.
 
         Raises:
-            RuntimeError: Nobody can go on.
+            RuntimeError: No rank can continue.
             KeyboardInterrupt: The run was stopped, or another rank has failed.
         """
         if ready():
@@ -101,7 +101,7 @@ class Stage:
             self._stopped = True
 
     def wait_for_end(self, timeout_s: float) -> bool:
-        """Return whether all ranks have ended, after at most this time."""
+        """Wait at most this long; return whether all ranks have ended."""
         with self._turn:
             return self._turn.wait_for(lambda: not self._left, timeout_s)
 

@@ -1,7 +1,8 @@
-"""The things that inline ranks have sent to one another, as data: one step for each collective and each message.
+"""The steps of inline ranks, as data and as shown: what ranks sent to one another in each collective and each message.
 
-They are shown under the cell as text, and as HTML that goes forward and back without a script, so that a saved notebook
-does, too: each step is a section, and a radio button says which one is seen. Where style sheets are taken out, all are.
+They are shown under the cell as text, and as HTML that steps forward and back without a script, and so works in a saved
+notebook too: each step is a section, and a radio button says which one is seen. Where style sheets are taken out, all
+are.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ SHOWN_NUMBERS = 24
 SHOWN_ROWS = 4
 CHARACTERS = 30
 COLOURS = ("#2f7fd1", "#d0701a", "#2c9a57", "#b14fc4", "#c8443f", "#0f8c99", "#8f7400", "#7a6cf0")
-"""Colours of the things that a rank sends, by its number, of a lightness that is seen on white and on black."""
+"""Colours of a rank's values, by rank number; visible on both white and black."""
 LINE, PADDING, GAP = 17, 9, 8
 LETTER = 7.4
 LABEL, ARROWS = 56, 150
 _numbers = itertools.count(1)
 _OWN_KEYS = 'data-lm-suppress-shortcuts="true"'
-"""The mark by which JupyterLab leaves the arrow keys to an element."""
+"""The attribute that makes JupyterLab leave the arrow keys to an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """Value that one rank has sent to another one."""
+    """A value that one rank sent to another."""
 
     source: int
     target: int
@@ -72,7 +73,7 @@ class Step:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences that tell who sends what to whom, one for each rank and each value that it sends."""
+        """Sentences on who sends what to whom: one for each value that a rank sends."""
         to: dict[tuple[int, Value], list[int]] = defaultdict(list)
         for arrow in self.arrows:
             to[arrow.source, arrow.value].append(arrow.target)
@@ -84,7 +85,7 @@ class Step:
 
 
 def value_of(thing: Any) -> Value:
-    """Return how a tensor or object is shown."""
+    """Return a tensor or object in the form in which it is shown."""
     if not hasattr(thing, "shape") or not hasattr(thing, "detach"):
         return Value((_cut(repr(thing)),), "")
     shape = str(list(thing.shape))
@@ -199,7 +200,7 @@ def _section(name: str, number: int, step: Step, ranks: Sequence[int], count: in
 
 
 def _picture(step: Step, ranks: Sequence[int]) -> str:
-    """Draw the ranks below one another, what they have before at the left, and after at the right."""
+    """Draw the ranks below one another, with their values before at the left and after at the right."""
     ranks = [rank for rank in ranks if rank in step.before]
     lines = {rank: (_lines(step.before[rank]), _lines(step.after[rank])) for rank in ranks}
     widths = [
@@ -254,7 +255,7 @@ def _text(x: float, y: float, text: str, *, bold: bool = False, soft: bool = Fal
 
 
 def _arrows(step: Step, middles: dict[int, float], left: float, right: float) -> Iterable[str]:
-    """Draw the arrows, in the colour of the rank that sends; those to one rank end below one another."""
+    """Draw the arrows in the colour of the sending rank; arrows to the same rank end below one another."""
     sources = sorted({arrow.source for arrow in step.arrows})
     for arrow in step.arrows:
         if arrow.source not in middles or arrow.target not in middles:

@@ -14,7 +14,7 @@ Moved = list[tuple[int, int, Any]]
 
 @contextmanager
 def in_place_of_torch(ranks: Collectives) -> Iterator[None]:
-    """Have `torch.distributed` serve these ranks, within the block."""
+    """Make `torch.distributed` work for these ranks, within the block."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -35,13 +35,13 @@ def in_place_of_torch(ranks: Collectives) -> Iterator[None]:
 
 
 class TorchFunctions:
-    """The functions of one run, by their names in `torch.distributed`, with torch's parameters."""
+    """The functions of one run, with the names and parameters of those in `torch.distributed`."""
 
     def __init__(self, ranks: Collectives) -> None:
         self._ranks = ranks
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """Return all functions that stand in for torch's."""
+        """Return all functions that replace torch's."""
         named = {name: getattr(self, name) for name in vars(TorchFunctions) if not name.startswith("_")}
         world = self._ranks.group(None)
         del named["by_name"]
@@ -359,7 +359,7 @@ def _parts(ranks: Collectives, group: Group | None, tensor: Any, shape: Sequence
 
 
 def _place(ranks: Collectives, group: Group | None, rank: int | None, place: int | None) -> int:
-    """Return the place in the group of a rank that is named by its number, or by its place."""
+    """Return a rank's index in the group, given its number or its index."""
     if place is not None:
         return place
     members = (group or ranks.group(None)).ranks

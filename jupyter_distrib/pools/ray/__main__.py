@@ -1,6 +1,6 @@
 """`python -m jupyter_distrib.pools.ray SOCKET_FD DIRECTORY NAME`: started by `pools/ray/pool.py`, which has bound the
-socket. The pool's options are JSON on standard input: they may hold keys, and Ray shows command lines as entrypoints of
-jobs."""
+socket. The pool's options are JSON on standard input: they may contain keys, and Ray shows command lines as entrypoints
+of jobs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reaches a Ray cluster, or says in one sentence why not. Runs in the coordinator before its loop; blocks for seconds.
-Only `resolve` is for the kernel, whose environment and machine determine what `auto` means.
+"""Connects to a Ray cluster, or says in one sentence why that fails. Runs in the coordinator before its loop; blocks
+for seconds. Only `resolve` is for the kernel, whose environment and machine determine what `auto` means.
 
-What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
-the port and the token are tried first (measured with Ray 2.60).
+For a missing cluster or token, Ray itself waits half a minute and then raises something else, so the port and the token
+are checked first (measured with Ray 2.60).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from jupyter_distrib.system import outside_text
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0
-"""Seconds to wait for the first answer of a head that has accepted the connection."""
+"""Seconds to wait for the first answer of a head node that has accepted the connection."""
 JOIN_S = 180.0
-"""Seconds to keep trying: a loaded head may need a minute to start its side of a connection, and Ray itself tries for
-minutes."""
+"""Seconds to keep trying: a busy head node may need a minute to start its side of a connection, and Ray itself tries
+for minutes."""
 GCS_PORT = "6379"
 _DISABLED = "disabled"
 _CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
 """Calls to which a cluster with tokens answers UNAUTHENTICATED, and one without tokens something else."""
 _HEAD_FAILED = "Initialization failure from server"
-"""Ray Client's message for a head whose side of the connection did not start."""
+"""Ray Client's message when the head node's side of the connection did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,14 @@ Looked = tuple[Address, str]
 
 
 def look(address: str, *, insecure: bool) -> Looked:
-    """Find the cluster and its mode of authentication. Raises `PoolError` within seconds. Sends nothing of the
-    user's."""
+    """Find the cluster and its authentication mode. Raises `PoolError` within seconds. Sends no user data."""
     found = resolve(address)
     check_port(found)
     return found, _mode(found, insecure=insecure)
 
 
 def join(looking: Future[Looked]) -> Address:
-    """Join the cluster that is found. Raises `PoolError`, also that of `look`."""
+    """Join the cluster found by `look`. Raises `PoolError`, including that of `look`."""
     gc.disable()  # what is imported stays: looking through it again and again is a sixth of Ray's import
     try:
         if not _token():  # no other mode is left, and what has been imported needs not wait
@@ -149,7 +148,7 @@ def _command_lines(users: Collection[int]) -> Iterator[Sequence[str]]:
 
 
 def check_port(address: Address) -> None:
-    """Raise `PoolError` if nobody listens at the address, or no longer."""
+    """Raise `PoolError` if nothing listens at the address (any more)."""
     try:
         socket.create_connection((address.host, address.port), timeout=CONNECT_S).close()
     except OSError as error:
@@ -160,7 +159,7 @@ def check_port(address: Address) -> None:
 
 
 def _mode(address: Address, *, insecure: bool) -> str:
-    """Return the mode of authentication. A cluster that asks for no token runs anybody's code, so the user must allow
+    """Return the authentication mode. A cluster that asks for no token runs anyone's code, so the user must allow
     it."""
     if _refuses(address, ""):
         if not (token := _token()):
@@ -182,7 +181,7 @@ def _mode(address: Address, *, insecure: bool) -> str:
 
 
 def _refuses(address: Address, token: str) -> bool:
-    """Return whether the cluster wants a token, or another one."""
+    """Return whether the cluster rejects this token (or the lack of one)."""
     import grpc  # comes with ray[client]
 
     with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
@@ -207,7 +206,7 @@ def _refuses(address: Address, token: str) -> bool:
 
 
 def _token() -> str:
-    """Return the token that Ray will find (docs.ray.io, token authentication), or an empty string."""
+    """Return the token that Ray will use (docs.ray.io, token authentication), or an empty string."""
     if token := os.environ.get("RAY_AUTH_TOKEN"):
         return token.strip()
     try:

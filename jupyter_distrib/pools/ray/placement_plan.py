@@ -36,13 +36,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """The resources that one worker group takes."""
+    """The resources requested for one worker group."""
 
     command: m.OpenWorkerGroup
     wanted: Wanted
     gpus: bool
     kind: str
-    """Resource by which Ray knows GPUs of the requested type; empty if any type will do."""
+    """Ray's resource name for GPUs of the requested type; empty if any type will do."""
 
     @classmethod
     def of(cls, command: m.OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
@@ -55,7 +55,7 @@ class PlacementRequest:
         return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
 
     def there(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return how many ranks each node can have at most, the most first."""
+        """Return the maximum number of ranks on each node, largest first."""
         return sorted((self._room(node["Resources"]) for node in nodes), reverse=True)
 
     def _room(self, resources: Mapping[str, float]) -> int:
@@ -76,7 +76,7 @@ class PlacementRequest:
         return [shape for count in counts if (shape := _even(size, count, there))]
 
     def grown(self, there: Sequence[int]) -> list[int]:
-        """Return the shape to wait for if the cluster is too small: new nodes are taken to be like the largest of it.
+        """Return the shape to wait for if the cluster is too small: new nodes are assumed to be like the largest node.
         If no node has room for a rank, each rank gets a bundle of its own, since the room of a new node is unknown."""
         size = self.size(there)
         if self._is_loose(there):
@@ -93,7 +93,7 @@ class PlacementRequest:
         return not self.wanted.nodes and not any(there)
 
     def bundle(self, size: int) -> dict[str, float]:
-        """Return the resources that so many ranks on one node take."""
+        """Return the resources for this many ranks on one node."""
         cpus = self.wanted.cpus_per_rank
         bundle: dict[str, float] = {"CPU": size * cpus} if cpus else {}
         if self.gpus:
@@ -103,7 +103,7 @@ class PlacementRequest:
         return bundle or {"CPU": 0.001}
 
     def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-        """Say how much of a short resource is asked for and how much is free; resources are Ray's CPUs or GPUs."""
+        """Return a sentence on how much of a scarce resource (Ray's CPUs or GPUs) is requested and how much is free."""
         there = self.there(nodes)
         asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
         unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))
@@ -117,7 +117,7 @@ class PlacementRequest:
         return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{preload}"
 
     def too_few(self, there: Sequence[int]) -> str:
-        """Say why this cluster cannot meet the request."""
+        """Return a sentence on why this cluster cannot meet the request."""
         rooms = [room for room in there if room]
         total = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else sum(rooms)
         nodes = f" on {self.wanted.nodes} nodes" if self.wanted.nodes else ""

@@ -27,24 +27,24 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import messages as m
 
 _PLACEMENT_GROUPS = itertools.count(1)
-"""Makes their names unique, as Ray wants: a group that is released keeps its name for a moment."""
+"""Makes the names of placement groups unique, as Ray requires: a released group keeps its name for a moment."""
 TELL_S = 5.0
-"""Seconds after which a kernel that still waits for the cluster gets the reason."""
+"""Seconds of waiting for the cluster after which the kernel gets the reason."""
 JOIN_S = 1.5 * cluster.JOIN_S
-"""Seconds to wait for the cluster: the last attempt to join begins before `cluster.JOIN_S` and may take its time."""
+"""Seconds to wait for the cluster: the last attempt to join starts before `cluster.JOIN_S` and may be slow."""
 READY_S = 5.0
 """Seconds within which a placement group is ready if the cluster has room for it."""
 START_S = 300.0
 """Seconds in which the processes of a node have to start, including a runtime environment that is made first."""
 LOOK_S = 2.0
-"""Seconds between looks for new nodes while waiting for some."""
+"""Seconds between checks for new nodes while waiting for some."""
 ROOM_S = 3.0
 """Seconds to wait for room: Ray frees it some time after it could (`free_objects_period_milliseconds`)."""
 AGAIN_S = 0.1
 
 
 class RayChannel:
-    """The actor on one node, which hands calls on to its relay; see `coordinator.engine.Channel`."""
+    """The actor on one node, which forwards calls to its relay; see `coordinator.engine.Channel`."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -148,8 +148,8 @@ class RayReservation:
     # ------------------------------------------------------------------------------------------------ acquiring
 
     def _reserve(self, need: PlacementRequest) -> list[int]:
-        """Reserve nodes in the best shape that has room now; else, if the command allows to wait, in the best that will
-        have it."""
+        """Reserve nodes in the best shape that fits now or, if the command allows waiting, in the best shape that will
+        fit."""
         until_s = time.monotonic() + need.command.wait_s
         while True:
             nodes = _alive()
@@ -277,7 +277,7 @@ def _alive() -> list[Any]:
 
 
 def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Say what is free, and which notebooks have the rest."""
+    """Return a sentence on what is free, and which notebooks have the rest."""
     import ray
     from ray.util import placement_group_table
 
@@ -314,10 +314,10 @@ class ObjectStore:
 
     part_bytes = 64 << 20
     ahead = 3
-    """Two that some node has not taken yet, and the one that is being put."""
+    """Number of parts in the store: two that some node has not fetched yet, and the one being put."""
 
     def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> Any:
-        """Put a part into the store; if store and disk are full, wait until earlier parts have been taken."""
+        """Put a part into the store; if store and disk are full, wait until earlier parts have been fetched."""
         import ray
 
         until_s = 0.0
@@ -339,7 +339,7 @@ class ObjectStore:
         ray.wait(calls, num_returns=len(calls), timeout=None)
 
     def close(self) -> None:
-        """Do nothing: Ray removes what nobody refers to."""
+        """Do nothing: Ray removes unreferenced objects."""
 
     def failure(self, error: Exception) -> str:
         return f"the values for this cell could not be put into Ray's object store: {cause(error)}"

@@ -26,10 +26,9 @@ from jupyter_distrib.wire import messages as m
 
 DEFAULT_IDLE_S = 600.0
 TELL_S = 2.0
-"""Seconds in which kernels that asked before the cluster turned out unreachable get their answers."""
+"""Seconds in which kernels that asked before the cluster proved unreachable get their answers."""
 READ_BY_INSTALLERS = frozenset({"pip", "uv", "conda", "image_uri", "container"})
-"""Keys of a runtime environment with any of which Ray itself needs its `env_vars`, too; it writes them into its
-logs."""
+"""Keys of a runtime environment that make Ray itself need its `env_vars`, which it writes into its logs."""
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
 
@@ -48,14 +47,14 @@ class Serving:
 
 
 def prepare() -> None:
-    """Set up the process, which serves a socket of the user's alone and ends by itself."""
+    """Set up the process's signals: it serves only a socket of this user and ends by itself."""
     signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def serve(arguments: Sequence[str], options: Mapping[str, str], make: Callable[[Serving], RayCluster]) -> None:
-    """Serve kernels until nobody needs it.
+    """Serve kernels until the coordinator is no longer needed.
 
     Args:
         arguments: The socket's descriptor, the folder of sockets, and the coordinator's name in it.
@@ -103,7 +102,7 @@ def read_wanted(options: Mapping[str, str]) -> Wanted:
 
 
 def reporter(loop: Loop, calls: CallSoon, joined: Future[Address]) -> NodeReporter:
-    """Return what reports the nodes of the cluster, once it has been joined."""
+    """Return the reporter of the cluster's nodes; it reports none before the cluster is joined."""
 
     def look(tell: Tell) -> NodeReport:
         if not joined.done() or joined.exception() is not None:
@@ -143,7 +142,8 @@ def _status(name: str, has: Mapping[str, float], free: Mapping[str, float] | Non
 
 
 def _free() -> dict[str, dict[str, float]]:
-    """Return what is free on each node. Ray gives it only to its own processes; a client has one of those ask."""
+    """Return the free resources of each node. Ray reveals them only to its own processes, so a client has one of those
+    ask."""
     import ray
     from ray._private.client_mode_hook import client_mode_wrap
     from ray._private.state import available_resources_per_node

@@ -1,8 +1,8 @@
 """Asks Slurm for nodes, and holds them as long as they are used. Blocks, in the thread of `acquire`.
 
-A controller that is frozen or slow gets a request after its salloc was given up, and makes a job of it. So each request
-has a job name of its own to cancel it by, which is in a file until it is certain that no job has it. The next
-coordinator on this machine cancels by the names that are left.
+A frozen or slow controller may get a request after its salloc was given up, and make a job of it. So each request has
+its own job name to cancel it by, kept in a file until it is certain that no job has it. The next coordinator on this
+machine cancels the jobs of remaining names.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jupyter_distrib.system import paths, record_file
 from jupyter_distrib.system.launch import new_log
 
 AT_ONCE_S = 10.0
-"""Seconds in which nodes that are free are granted, for commands that do not wait."""
+"""Seconds to wait for free nodes to be granted, for commands that do not wait."""
 LOOK_S = 2.0
 ANSWER_S = 20.0
 ENDING_S = 5.0
 SETTLE_S = 1.0
-"""The most seconds to wait for Slurm to say how a job has ended."""
+"""Maximum seconds to wait for Slurm to report how a job ended."""
 LOOK_AGAIN_S = 0.1
 AGAIN_S = 5.0
 LARGEST_BYTES = 10_000

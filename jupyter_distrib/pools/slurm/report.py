@@ -1,5 +1,5 @@
-"""Reports Slurm's nodes, the jobs on them, and when the next rank could start. Blocks, in a thread of its own. Slurm
-22.05; what a newer one writes otherwise is left out."""
+"""Reports Slurm's nodes, the jobs on them, and when the next rank could start. Blocks, in a thread of its own. Written
+for Slurm 22.05; lines that a newer version writes differently are skipped."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 
 FRESH_S = 15.0
-"""Seconds for which a report stays: the controller is asked by many."""
+"""Seconds for which a report is reused, because many others ask the controller too."""
 ANSWER_S = 5.0
 SOON_S = 60.0
-"""Seconds by which an estimated start may lie ahead and the nodes still be free: Slurm plans in whole minutes."""
+"""Seconds until an estimated start below which the nodes count as free: Slurm plans in whole minutes."""
 _NODES = ("NodeList:128", "StateLong:32", "CPUsState:32", "Memory:16", "Gres:256", "GresUsed:256")
 _JOBS = "%i|%u|%T|%N|%j"
 """The job's name comes last, since whoever submits a job chooses it, also with line ends and bars in it. For the same
 reason a word that nobody knows begins each line."""
 _USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 _MOST = 3
-"""The most jobs that are named for one node."""
+"""Maximum number of jobs listed for one node."""
 
 
 def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
@@ -108,7 +108,7 @@ def _next_rank(options: Mapping[str, str], waiting: int, *, gpus: bool) -> str:
 
 
 def estimate(said: str, waiting: int, now_s: float) -> str:
-    """Return what `sbatch --test-only` says: `at once, on n1`."""
+    """Summarize the output of `sbatch --test-only`: `at once, on n1`."""
     match = re.search(r"to start at (\S+) using .* on nodes (\S+)", said)
     if match is None:
         return ""

@@ -1,5 +1,5 @@
 """Reserves nodes of Slurm for one worker group: in the notebook's own allocation, or in a new one, which is given back
-with the nodes. What happens on them is `pools/command/reservation.py`'s.
+with the nodes. `pools/command/reservation.py` does the rest.
 
 `acquire` and `release` run in threads of their own."""
 
@@ -112,7 +112,7 @@ class SlurmReservation:
         return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
 
     def cause(self, error: BaseException) -> str:
-        """Describe an exception; how the job has ended, if it has, is what a user wants to know first."""
+        """Describe an exception, starting with how the job ended, if it did."""
         said = str(error) or type(error).__name__
         ended = end_of(self._job) if self._job and not self.was_raised_on_node(error) else ""
         return f"{ended}: {said}" if ended else said

@@ -25,7 +25,7 @@ from jupyter_distrib.pools.spark import master
 EXECUTORS_S = 120.0
 """Seconds to wait for the first executor."""
 MORE_EXECUTORS_S = 5.0
-"""Seconds in which further executors have to come after the last one."""
+"""Seconds to wait for further executors after the last one."""
 LOOK_S = 0.2
 Say = Callable[[str], None]
 

@@ -11,8 +11,8 @@ _KINDS = "a standalone master (spark://HOST:7077), or local-cluster[N, CORES, MB
 
 
 def refusal(master: str) -> str:
-    """Return why ranks cannot be had from this master, and what to do instead, in a sentence; empty if they can, or if
-    no master is given."""
+    """Return a sentence on why this master cannot provide ranks, and what to do instead; empty if it can, or if no
+    master is given."""
     if not master:
         return ""
     if master.startswith("sc://"):
@@ -44,6 +44,7 @@ def local_cores(master: str) -> int:
 
 
 def executors(master: str) -> int:
-    """Return the executors of `local-cluster[N, CORES, MB]`; 0 for masters that give as many as they have."""
+    """Return the number of executors of `local-cluster[N, CORES, MB]`; 0 for masters that provide as many as they
+    have."""
     match = re.match(r"local-cluster\[ *(\d+)", master)
     return int(match[1]) if match else 0

@@ -1,5 +1,5 @@
-"""Ranks in a Spark application of their own, on Ray on Spark. Kernel side: finds or starts the coordinator, which is a
-Ray pool's but for the cluster, that it starts in Spark and ends there. The kernel loads neither Ray nor Spark."""
+"""Ranks in a Spark application of their own, on Ray on Spark. Kernel side: finds or starts the coordinator. It works
+like a Ray pool's, but starts and ends the cluster in Spark. The kernel loads neither Ray nor Spark."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jupyter_distrib.wire import messages as m
 
 INSTALL = 'pip install "jupyter_distrib[spark]"'
 OF_THE_CLUSTER = ("--address", "--insecure")
-"""Options of the Ray pool about a cluster that is there already."""
+"""Options of the Ray pool about an existing cluster."""
 PLACES = ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "PYSPARK_SUBMIT_ARGS")
-"""Variables that decide which Spark is started, and how."""
+"""Variables that determine which Spark is started, and how."""
 
 
 class SparkPool:
@@ -66,7 +66,7 @@ class SparkPool:
 
 
 def check(chosen: str) -> None:
-    """Raise `PoolError` for what is missing here, or for a master from which ranks cannot be had."""
+    """Raise `PoolError` if a requirement is missing here, or if the master cannot provide ranks."""
     for module, name in (("pyspark", "pyspark"), ("ray", "Ray")):
         if importlib.util.find_spec(module) is None:
             raise PoolError(f"the spark pool needs {name}, which is not installed here: {INSTALL}.")

@@ -1,4 +1,4 @@
-"""Reserves nodes of Ray in a Spark application, which lives as long as anybody has or wants nodes of it.
+"""Reserves nodes of Ray in a Spark application, which lives as long as anyone uses or wants its nodes.
 
 The reservation is the Ray pool's, the application is started by the first one and ended after the last one. The
 coordinator ends with it, so that the next cell finds another coordinator with another application.
@@ -28,12 +28,12 @@ from jupyter_distrib.pools.ray.serve import TELL_S, Serving
 from jupyter_distrib.wire import messages as m
 
 START_S = 600.0
-"""Seconds in which Spark and Ray have to start; both have limits of their own, which tell more."""
+"""Seconds to wait for Spark and Ray to start; both have their own limits with better messages."""
 TRY_AGAIN_S = 60.0
-"""Seconds for which the application stays when ranks were refused, since the next cell may ask for others."""
+"""Seconds for which the application is kept after ranks were refused, since the next cell may ask for others."""
 LOOK_S = 0.5
 END_S = 20.0
-"""Seconds in which Ray and Spark have to end."""
+"""Seconds to wait for Ray and Spark to end."""
 DIED = "the Spark application ended before Ray ran in it, without a reason: its log is {log}."
 
 
@@ -45,12 +45,12 @@ class SparkCluster(RayCluster):
         self._application, self._coordinator = application, serving.coordinator
         self._starting = False
         self._users = 0
-        """Number of reservations that have nodes or want some."""
+        """Number of reservations that have or want nodes."""
         self._turn = 0
-        """Number of reservations that there have been."""
+        """Number of reservations so far."""
 
     def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> SparkReservation:
-        """See `coordinator.engine.Reserve`; starts the application, if it is not."""
+        """See `coordinator.engine.Reserve`; starts the application if it is not running."""
         self._users += 1
         self._turn += 1
         if not self._starting:
@@ -85,7 +85,7 @@ class SparkCluster(RayCluster):
             self.calls.put(lambda: self._coordinator.lose(said, LOST_LOGS_S + TELL_S))
 
     def released(self, *, used: bool) -> None:
-        """Note that a reservation is over; in any thread."""
+        """Record the end of a reservation; can be called in any thread."""
         self.calls.put(lambda: self._released(used=used))
 
     def _released(self, *, used: bool) -> None:
@@ -139,7 +139,7 @@ class Application:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self.said = "Spark starts an application for these ranks, which takes about a minute."
-        """Sentence on what it is doing, for people."""
+        """Sentence for the user on what it is doing."""
         self.ending = False
 
     def start(self) -> str:
@@ -190,8 +190,8 @@ class Application:
 
 
 def variables(environment: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the variables that Ray and Spark need, from those that there are: Ray on Spark looks for `ray` on PATH,
-    and makes no token."""
+    """Return the environment variables that Ray and Spark need: Ray on Spark looks for `ray` on PATH, and makes no
+    token."""
     folder = os.path.dirname(python)
     return {
         "PATH": f"{folder}{os.pathsep}{environment.get('PATH', os.defpath)}",

@@ -1,4 +1,4 @@
-"""Ranks on hosts that ssh reaches, in the way of `pools/command`."""
+"""Ranks on hosts that ssh reaches, built on `pools/command`."""
 
 from collections.abc import Mapping
 

@@ -18,7 +18,7 @@ from jupyter_distrib.pools.command import command
 from jupyter_distrib.pools.command.hosts_pool import HOSTS, SHARED, HostsPool
 
 CONNECT_S = 10
-"""Seconds in which a host has to answer."""
+"""Seconds to wait for a host to answer."""
 _OPTIONS = (
     "-T",  # no terminal
     "-oBatchMode=yes",  # asks nothing
@@ -79,7 +79,7 @@ def command_line(ssh: str, host: str, python: Sequence[str]) -> list[str]:
 
 
 def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> str:
-    """Return a sentence on a command that gave no Python."""
+    """Return a sentence on a command that did not start a Python."""
     at_hand = f"{ssh} {host}"
     if found := _meaning(host, at_hand, said) if status in (_SSH_FAILED, None) else "":
         return found
@@ -89,13 +89,13 @@ def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> 
 
 
 def quoted(python: str) -> str:
-    """Quote the interpreter for the shell there, which still expands a `~` in front."""
+    """Quote the interpreter for the remote shell, which still expands a leading `~`."""
     home, slash, rest = python.partition("/")
     return f"{home}/{shlex.quote(rest)}" if slash and re.fullmatch(r"~[\w.-]*", home) else shlex.quote(python)
 
 
 def _meaning(host: str, ssh: str, said: str) -> str:
-    """Return what ssh's messages mean; empty for others."""
+    """Return the meaning of ssh's own messages; empty for others."""
     last = command.last_line(said)
     try_it = f"try `{ssh} true`."
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
@@ -122,6 +122,6 @@ def _meaning(host: str, ssh: str, said: str) -> str:
 
 
 def _key_name(said: str) -> str:
-    """Return the name of the known host that ssh suggests to remove."""
+    """Return the name of the known host that ssh suggests removing."""
     match = re.search(r'ssh-keygen -f "[^"]*" -R "([^"]+)"', said)
     return match[1] if match else ""
