@@ -1,4 +1,4 @@
-"""Owns file descriptors until somebody takes them, and closes those that nobody took. Any process.
+"""Owns file descriptors until they are passed on, and closes the rest. Any process.
 
 A function that gets `Descriptors` owns them: it takes them out, passes them on, or closes them. A function that gets a
 plain sequence of numbers borrows them for the call.
@@ -34,7 +34,7 @@ class Descriptors:
 
     @classmethod
     def duplicates(cls, fds: Iterable[int]) -> Descriptors:
-        """Own duplicates of descriptors that are borrowed. Raises `OSError`, also where one of them has not arrived."""
+        """Own duplicates of borrowed descriptors. Raises `OSError`, also if one of them has not arrived."""
         owned = cls()
         try:
             for fd in fds:
@@ -48,7 +48,7 @@ class Descriptors:
 
     @property
     def complete(self) -> bool:
-        """Return whether all have arrived: this process could open them."""
+        """Return whether all have arrived, so that this process could open them."""
         return open_files.LOST not in self._fds
 
     def take(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class Descriptors:
         return fds[0] if fds else None
 
     def close(self) -> None:
-        """Close the descriptors that nobody took; a second call does nothing."""
+        """Close the remaining descriptors; a second call does nothing."""
         for fd in self.take():
             if fd != open_files.LOST:
                 os.close(fd)

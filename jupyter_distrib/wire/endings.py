@@ -1,5 +1,4 @@
-"""Makes the events that end a run for ranks that do not report their end themselves. Any process; pure but for the
-clock."""
+"""Makes the final events of a run for ranks that cannot report their own end. Any process; pure but for the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def failed(run: str, ranks: Sequence[int], failure: m.Failure) -> list[m.RunEven
 
 
 def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: str = "") -> list[m.RunEvent]:
-    """End a run whose ranks, by number with their processes (0: unknown), are gone or out of reach."""
+    """End a run whose ranks are gone or out of reach; `pids` has the process of each rank (0: unknown)."""
     ended = m.Ended(run=run, at_s=time.monotonic(), log_directory=log_directory)
     return [*exits(run, pids, lost=reason, asked=False), ended]
 
@@ -33,7 +32,7 @@ def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: 
 def exits(
     run: str, pids: Mapping[int, int], *, asked: bool, exit_code: int | None = None, lost: str = "", reason: str = ""
 ) -> list[m.Exited]:
-    """Report that processes of ranks have ended, or count as ended.
+    """Report that ranks' processes have ended, or count as ended.
 
     Args:
         run: The id of the run.

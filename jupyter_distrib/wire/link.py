@@ -1,4 +1,4 @@
-"""One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
+"""One end of the stream socket that carries commands and events, with the file descriptors that belong to a frame.
 
 A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. This module unpickles
 nothing, and a decoded message can only be an instance of a class in `wire/messages/`. Both ends are unix sockets of one
@@ -29,8 +29,8 @@ from jupyter_distrib.wire.messages.shared import CLASSES, FIELDS, MESSAGES
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 16
-"""Bytes per read: for four times as many, C's allocator asks the system at each read, which takes longer than the read
-itself."""
+"""Bytes per read: for a buffer four times as large, malloc asks the system at each read, which takes longer than the
+read itself."""
 _GATHER = 64
 _FD_BYTES = struct.calcsize("i")
 _FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
@@ -44,7 +44,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class LinkError(ConnectionError):
-    """An error for a peer that sent something that is not a frame."""
+    """Raised when the peer has sent something that is not a frame."""
 
 
 class Link:
@@ -54,7 +54,7 @@ class Link:
         self.sock = sock
         self._incoming = bytearray()
         self._arrived: deque[list[int]] = deque()
-        """Descriptors that were received and not yet taken, those of each frame together."""
+        """Descriptors that were received and not yet taken, grouped by frame."""
         self._outgoing: deque[tuple[memoryview, Descriptors]] = deque()
         self.frame = b""
         """Last message that `read` gave, still encoded: a relay sends it on without encoding it again."""
@@ -95,20 +95,20 @@ class Link:
         return decode_frame(frame)[0], fds
 
     def receive_frame(self) -> tuple[bytes, list[int]]:
-        """Wait for one message, for a relay that passes its frame on. Raises `EOFError` when the peer has gone."""
+        """Wait for one message and return its frame, for a relay. Raises `EOFError` when the peer has gone."""
         while (found := self._next()) is None:
             self._fill()
         return found
 
     def receive_one(self) -> m.Message:
-        """Wait for one message and read not a byte more, for a caller who will read on with another `Link`."""
+        """Wait for one message without reading beyond it, for a caller that continues with another `Link`."""
         head = self.sock.recv(_PREFIX.size, socket.MSG_PEEK | socket.MSG_WAITALL)
         json_bytes, _, _ = _PREFIX.unpack(head)
         whole = self.sock.recv(_PREFIX.size + json_bytes, socket.MSG_WAITALL)
         return decode(whole[_PREFIX.size :], [])
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether something arrives within this time."""
+        """Wait at most this long; return whether something has arrived."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(self._incoming or poll.poll(timeout_s * 1000))
@@ -123,7 +123,7 @@ class Link:
             self._outgoing.append((data, Descriptors.duplicates(fds) if fds else NO_DESCRIPTORS))
 
     def flush(self) -> None:
-        """Send as much as the socket takes now."""
+        """Send as much as the socket accepts now."""
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             try:
@@ -155,7 +155,7 @@ class Link:
         return bool(self._outgoing)
 
     def read(self) -> Iterable[tuple[m.Message, list[int]]]:
-        """Return everything that has arrived, to be iterated at once. Raises `EOFError` when the peer has gone."""
+        """Return the messages that have arrived, to be iterated at once. Raises `EOFError` when the peer has gone."""
         try:
             self._fill()
         except (BlockingIOError, InterruptedError):
@@ -221,7 +221,7 @@ def encode(message: m.Message, fd_count: int = 0) -> bytes:
 
 
 def encode_pieces(message: m.Message, fd_count: int = 0) -> list[bytes]:
-    """Encode one frame as pieces that follow one another, without a copy of its raw bytes."""
+    """Encode one frame as consecutive pieces, without copying its raw bytes."""
     blobs: list[bytes] = []
     text = _JSON.encode(_plain(message, blobs)).encode()
     sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
@@ -229,7 +229,7 @@ def encode_pieces(message: m.Message, fd_count: int = 0) -> list[bytes]:
 
 
 def decode_frame(frame: bytes | memoryview) -> tuple[m.Message, int]:
-    """Decode one whole frame, and how many descriptors belong to it. The raw bytes of a view are views of it."""
+    """Decode one whole frame, and the number of its descriptors. If the frame is a view, raw bytes are views of it."""
     json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + _SIZE.size * blob_count
     text, at = bytes(frame[at : at + json_bytes]), at + json_bytes
@@ -241,14 +241,14 @@ def decode_frame(frame: bytes | memoryview) -> tuple[m.Message, int]:
 
 
 def kind_of(frame: bytes) -> str:
-    """Return the name of the class of a whole frame's message, which is the last of its text."""
+    """Return the class name of the message in a whole frame; it comes last in the frame's text."""
     json_bytes, blob_count, _ = _PREFIX.unpack_from(frame)
     end = _PREFIX.size + _SIZE.size * blob_count + json_bytes
     return frame[frame.rindex(_CLASS, 0, end) + len(_CLASS) : end].rstrip(b'"}').decode()
 
 
 def split(frames: bytes) -> Iterator[bytes]:
-    """Yield the whole frames that lie one behind another."""
+    """Yield consecutive whole frames."""
     at = 0
     while (length := frame_length(frames, at)) is not None:
         yield frames[at : at + length]
@@ -256,7 +256,7 @@ def split(frames: bytes) -> Iterator[bytes]:
 
 
 def frame_length(incoming: bytes | bytearray, at: int = 0) -> int | None:
-    """Return the length of the frame that begins at an offset; None if too little of it has arrived."""
+    """Return the length of the frame at an offset; None if too little of it has arrived."""
     if len(incoming) < at + _PREFIX.size:
         return None
     json_bytes, blob_count, _ = _PREFIX.unpack_from(incoming, at)
@@ -276,7 +276,7 @@ def _sizes(frame: bytes | bytearray | memoryview, blob_count: int, at: int = 0) 
 
 
 def decode(text: bytes, blobs: list[Any]) -> m.Message:
-    """Decode one message. Raises `LinkError` for anything that `encode` does not write."""
+    """Decode one message. Raises `LinkError` for anything that `encode` would not write."""
     try:
         message: m.Message = _rich(json.loads(text), blobs)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -324,13 +324,13 @@ def _rich(value: Any, blobs: list[Any]) -> Any:
 
 
 def _loaded(name: str) -> type:
-    """Return a class of a conversation that this process has had no part in. Raises `KeyError` if there is none."""
+    """Return a class of a conversation that was not loaded yet. Raises `KeyError` if there is none."""
     m.load_all()
     return CLASSES[name]
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """Return the user at the other end of a unix socket; None where the system does not report it."""
+    """Return the user id of the peer of a unix socket; None where the system does not report it."""
     peer = _peer(sock)
     return None if peer is None else peer[1]
 

@@ -15,11 +15,11 @@ from jupyter_distrib.wire.link import decode_frame, encode, frame_length
 
 _READ_BYTES = 1 << 18
 _TRICKLE_BYTES = 1 << 13
-"""Size below which a read of a large frame gives way to the writer: srun passes on a kilobyte at a time, and a reader
+"""Size below which the reader of a large frame pauses for the writer: srun forwards a kilobyte at a time, and a reader
 that wakes for each takes the processor from it."""
 _GATHER_S = 0.0005
 _PIPE_BYTES = 1 << 20
-"""Room of the pipe that is read, where it is one: more gathers in it meanwhile."""
+"""Capacity set for the pipe that is read, so that more gathers in it meanwhile."""
 
 
 class PipeLink:
@@ -34,7 +34,7 @@ class PipeLink:
         self._reading, self._writing = reading, writing
         self._incoming = bytearray()
         self.reads = 0
-        """Number of reads, which tells whether the peer is silent."""
+        """Number of reads, which shows whether the peer is silent."""
         self._lock = threading.Lock()
         """Lock held to write, so that each frame is whole."""
         if hasattr(fcntl, "F_SETPIPE_SZ"):

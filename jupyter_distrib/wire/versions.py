@@ -12,8 +12,8 @@ OLDEST_TORCH = "2.9"
 """The oldest version that works; pyproject.toml declares it. On gloo, FSDP of 2.8 adds gradients without dividing them
 by the number of ranks."""
 _SAME_PARTS = {"python": 2, "torch": 2, "cloudpickle": 1}
-"""Number of parts of the version that must be equal: code objects change with Python's minor version, tensors' own
-pickles with torch's, and functions by value with cloudpickle's major one."""
+"""Number of version parts that must be equal: code objects change with Python's minor version, pickled tensors with
+torch's, and functions pickled by value with cloudpickle's major version."""
 _SHOWN = {"python": "Python", "torch": "torch", "cloudpickle": "cloudpickle"}
 
 
@@ -47,7 +47,7 @@ def refusal(kernel: m.Hello, agent: m.Welcomed, pool: str) -> str:
 
 
 def remark(kernel: m.Hello, agent: m.Welcomed) -> str:
-    """Return the differences that mostly do no harm; empty if there are none."""
+    """Describe version differences that are mostly harmless; empty if there are none."""
     differing = [
         f"{_SHOWN[name]} {theirs} there, {ours} here"
         for name in _SAME_PARTS

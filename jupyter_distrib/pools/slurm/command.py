@@ -19,9 +19,9 @@ _NEVER = (
     "InvalidAccount",
     "PerJobLimit",
 )
-"""Parts of the reasons for which a job waits for ever."""
+"""Parts of reasons that mean that a job will never start."""
 _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
-"""Part of the reasons for which a job waits until its account has a new budget."""
+"""Part of reasons that mean that a job waits for a new budget of its account."""
 _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
@@ -32,8 +32,8 @@ _HELD = (
     'for wait in 1 2 4 8 16 32 64; do scancel "$SLURM_JOB_ID" && break; sleep $wait; done'
 )
 HOLDS = ("sh", "-c", _HELD)
-"""Program in an allocation, which lasts as long as its input. It gives the nodes back itself if salloc has been killed
-and cannot."""
+"""The program that holds an allocation as long as its input is open. It gives the nodes back itself if salloc was
+killed and cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Srun:
 
 
 def salloc(options: Mapping[str, str], size: int, *, gpus: bool, name: str) -> list[str]:
-    """Return the command that holds an allocation for so many ranks, and says which it is."""
+    """Return the command that holds an allocation for this many ranks, and prints its job and nodes."""
     own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
     wanted = [f"--ntasks={size}", *([f"--nodes={options['nodes']}"] if "nodes" in options else [])]
     if gpus and "gres" not in options:
@@ -116,7 +116,7 @@ def state(shown: str) -> str:
 
 
 def seconds_left(text: str) -> float | None:
-    """Return the seconds of `1-02:03:04`, as `squeue` tells the time that is left; None if there is no limit."""
+    """Return the seconds of `1-02:03:04`, squeue's format for the time left; None if there is no limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if match is None:
         return None
@@ -125,7 +125,7 @@ def seconds_left(text: str) -> float | None:
 
 
 def never(reason: str) -> str:
-    """Return what to do about a reason for which a job is not going to start; empty if waiting for it makes sense."""
+    """Return what to do about a job that will never start, by Slurm's reason; empty if waiting makes sense."""
     if _USED_UP.search(reason):
         return "the account's budget is used up; use another account or qos"
     return "ask for less, or of another partition" if any(part in reason for part in _NEVER) else ""
@@ -137,7 +137,7 @@ def has_answered(said: str) -> bool:
 
 
 def refusal(said: str) -> str:
-    """Return a sentence on a salloc that has ended without nodes."""
+    """Return a sentence on a salloc that ended without nodes."""
     for words in _AWAY:
         if words in said:
             return f"Slurm does not answer ({words}): try again when its controller is back."
@@ -145,6 +145,6 @@ def refusal(said: str) -> str:
 
 
 def refused(said: str) -> str:
-    """Return what salloc says of options that it does not take."""
+    """Return salloc's complaint about options that it does not accept."""
     lines = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
     return "; ".join(dict.fromkeys(filter(None, lines))) or command.last_line(said)

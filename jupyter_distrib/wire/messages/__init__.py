@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jupyter_distrib.wire.messages.worker import *
 
 SELDOM = ("node", "relay", "status", "worker")
-"""The conversations in which a kernel takes part seldom or never. They are loaded at their first use."""
+"""Conversations in which a kernel rarely or never takes part; loaded at first use."""
 
 
 def __getattr__(name: str) -> Any:
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_all() -> None:
-    """Load every conversation, as a process does that gets a message of one in which it has had no part."""
+    """Load every conversation, as a process does when it gets an unknown message."""
     for file in SELDOM:
         importlib.import_module(f"{__name__}.{file}")
 

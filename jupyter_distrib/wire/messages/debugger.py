@@ -12,14 +12,14 @@ from jupyter_distrib.wire.messages.shared import Command, RunEvent, message
 
 @message
 class Debug(Command):
-    """Give an order to the debugger of one rank."""
+    """Control the debugger of one rank."""
 
     run: str
     group: str
     rank: int
     action: str
-    """The order: `examine` the failure of the run that the rank keeps; `read` the line, which answers a prompt; `end`
-    the input; `interrupt` what a line of an examination has begun; `drop` the failure that the rank keeps."""
+    """The action: `examine` the failure that the rank has kept; `read` the line, which answers a prompt; `end` the
+    input; `interrupt` the running line of an examination; `drop` the kept failure."""
     line: str = ""
     """The line that was typed, for `read`."""
 

@@ -1,7 +1,7 @@
 """Messages between a kernel and the agent or coordinator that serves it: worker groups, and the beginning and stop of
 runs. The events of a run are in `run_events.py`.
 
-The coordinator passes most of it on to agents as it is, and agents pass cells on to ranks.
+The coordinator forwards most messages to agents unchanged, and agents forward cells to ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jupyter_distrib.wire.messages.status import ServerStatus
 
 DEFAULT_CPU_RANKS = 2
-"""The size of a worker group without GPUs, if none was asked for."""
+"""Default size of a worker group without GPUs."""
 
 
 def number_of_ranks(asked: int, gpus: int | None) -> int:
@@ -39,7 +39,7 @@ class Hello(Command):
 
     protocol: int
     session: str
-    """Random name of this kernel's use of the extension; run ids begin with it."""
+    """Random name of this kernel's session with the extension; the prefix of its run ids."""
     pid: int
     label: str
     """The holder's name in other notebooks: `train.ipynb (kernel 4242)`."""
@@ -51,7 +51,7 @@ class Hello(Command):
     idle_s: float = 0.0
     """Seconds after which idle ranks that keep nothing give their GPUs back; 0: never."""
     pid_namespace: str = ""
-    """The namespace in which it has its pid; empty: that of the agent."""
+    """The PID namespace of the kernel; empty: that of the agent."""
 
 
 @message
@@ -71,14 +71,14 @@ class OpenWorkerGroup(Command):
     """Address by which other nodes reach this one; rank 0's node binds the store to it."""
     interface: str = "lo"
     load_env: dict[str, str] = field(default_factory=dict)
-    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): if there are any, the ranks are
-    exec'd instead of forked from the forkserver."""
+    """Environment variables that are read at program start (`LD_*`, `PYTHON*`, `OMP_*`, ...): if there are any, the
+    ranks are exec'd instead of forked."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
     gpu_type: str = ""
-    """Text that the names of the GPUs must contain, in any case: `A10`."""
+    """Text that the names of the GPUs must contain, ignoring case: `A10`."""
     wait_s: float = 0.0
-    """Seconds to wait for what others hold; `WorkerGroupQueued` reports what that is. 0: refuse at once."""
+    """Seconds to wait for resources that others hold, as reported by `WorkerGroupQueued`. 0: refuse at once."""
     packages: Packages | None = None
     """Packages that the ranks' Python must have; None if they are not compared."""
 
@@ -89,7 +89,7 @@ class OpenWorkerGroup(Command):
 
 @message
 class Execute(Command):
-    """Run a cell on the given ranks of a worker group; the agent hands it on to each worker."""
+    """Run a cell on the given ranks of a worker group; the agent forwards it to each worker."""
 
     run: str
     group: str
@@ -98,29 +98,29 @@ class Execute(Command):
     inputs: Parcel
     setting: Setting
     run_size: int = 0
-    """Number of ranks of the run on all nodes, if `ranks` are those of one node and a coordinator handles all; 0: there
-    is no coordinator."""
+    """Number of ranks of the run on all nodes, if `ranks` are only those of one node; 0: there is no coordinator."""
     detached: bool = False
     timeout_s: float | None = None
     """Seconds after which the agent stops the run and reports it with `TimedOut`."""
     hang_timeout_s: float | None = None
-    """Seconds of waiting in one place for other ranks after which the agent stops the run."""
+    """Seconds for which ranks may wait in one place for others before the agent stops the run."""
     label: str = ""
     """The run's name in lists: `Cell In[5]`."""
     trackers: tuple[str, ...] = ()
     """The experiment trackers that record the run, for kernels that attach later."""
     max_restarts: int = 0
-    """Number of times that the run is started again after the loss of a rank, see `Restarted`."""
+    """Maximum number of restarts after the loss of a rank, see `Restarted`."""
     restart_on_error: bool = False
-    """Whether an exception of a rank is a reason for that, too."""
+    """Whether an exception on a rank also causes a restart."""
     min_ranks: int = 0
-    """Number of ranks with which it may go on where lost ones cannot be replaced, see `RanksReduced`; 0: with all."""
+    """Minimum number of ranks with which it may continue if lost ones cannot be replaced, see `RanksReduced`; 0: all of
+    them."""
     attempt: int = 0
     """Number of restarts so far."""
     profile: int = 0
     """Number of steps that torch's profiler records, see `Profiled`; 0: none."""
     unanswered: str = ""
-    """Reason why nobody can answer the prompt of a debugger while the cell runs; empty if somebody can."""
+    """Reason why a debugger's prompt cannot be answered while the cell runs; empty if it can."""
 
 
 @message
@@ -154,9 +154,9 @@ class CloseWorkerGroup(Command):
 
     group: str
     reason: str = ""
-    """Reason for everyone who waits for that run."""
+    """Reason, shown to everyone waiting for that run."""
     force: bool = False
-    """Whether to kill the workers, instead of giving exit handlers a second."""
+    """Whether to kill the workers at once, instead of giving exit handlers a second."""
 
 
 @message
@@ -182,7 +182,7 @@ class Welcomed(Event):
     torch: str
     cloudpickle: str
     pid_namespace: str = ""
-    """The namespace in which it has its pid; empty: that of the kernel."""
+    """The PID namespace of this process; empty: that of the kernel."""
 
 
 @message
@@ -194,7 +194,7 @@ class NotServed(Event):
 
 @message
 class Leaving(Event):
-    """The coordinator takes no more worker groups, since it cannot reach the cluster: the next one is for its
+    """The coordinator accepts no more worker groups, because it cannot reach the cluster: the next one goes to its
     successor."""
 
 
@@ -205,9 +205,9 @@ class WorkerGroupOpened(Event):
     gpus: bool
     """Whether each of these ranks has a GPU."""
     node_has_gpus: bool | None = None
-    """Whether the kernel's CUDA_VISIBLE_DEVICES lets GPUs through, even if these ranks have none; None if unknown."""
+    """Whether the kernel's CUDA_VISIBLE_DEVICES admits any GPU, even if these ranks have none; None if unknown."""
     gpu_problem: str = ""
-    """Reason why GPUs of the node cannot be used, a sentence for the user; empty if all is well."""
+    """Sentence for the user on why GPUs of the node cannot be used; empty if there is no problem."""
     notes: tuple[str, ...] = ()
     """Sentences for the head of the first run: the choice of GPUs, and their use by others."""
 
@@ -223,7 +223,7 @@ class WorkerGroupRefused(Event):
 
 @message
 class WorkerGroupQueued(Event):
-    """The worker group waits, because the user asked for that; sent again when the reason changes."""
+    """The worker group is waiting, as the user allowed; sent again when the reason changes."""
 
     group: str
     reason: str
@@ -232,14 +232,14 @@ class WorkerGroupQueued(Event):
 
 @message
 class WorkerGroupStarting(Event):
-    """The ranks of a worker group are still starting; sent now and then, if that takes a while."""
+    """The ranks of a worker group are still starting; sent from time to time."""
 
     group: str
     up: int
     """The number of ranks that are ready."""
     size: int
     waits_for: str = ""
-    """The reason why the others wait, if it is known: `the import of torch`."""
+    """What the other ranks are waiting for, if known: `the import of torch`."""
 
 
 @message
@@ -281,7 +281,7 @@ class Attached(Event):
     """Seconds since 1970."""
     elapsed_s: float
     trackers: tuple[str, ...] = ()
-    """The experiment trackers of the run that no kernel writes to any more, so that this one may."""
+    """The run's experiment trackers that no other kernel writes to any more, so that this one may."""
 
 
 @message

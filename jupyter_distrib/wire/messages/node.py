@@ -24,7 +24,7 @@ class UseStore(Command):
 
 @message
 class KeepNodeGroups(Command):
-    """The process groups stay, although this run on GPUs did not end well; sent to all nodes of such a worker group."""
+    """Keep the process groups, although this run on GPUs failed; sent to all nodes of such a worker group."""
 
     group: str
     run: str
@@ -32,8 +32,8 @@ class KeepNodeGroups(Command):
 
 @message
 class CutRemoteSockets(Command):
-    """Shut the connections with these far ends, and abort groups of GPUs; sent to the other nodes of such a worker
-    group, those too that have ended the run."""
+    """Cut the connections with these far ends, and abort GPU process groups; sent to the other nodes of such a worker
+    group, including those that have ended the run."""
 
     run: str
     ends: tuple[tuple[str, str], ...]
@@ -42,7 +42,7 @@ class CutRemoteSockets(Command):
 
 @part
 class RankSighting:
-    """The agent's view of one rank that executes a cell."""
+    """The agent's view of one rank during a cell."""
 
     rank: int
     state: str
@@ -53,12 +53,12 @@ class RankSighting:
     line: int | None = None
     """Current line of a silent rank."""
     silent_s: float = 0.0
-    """Seconds that a rank has been silent and has done nothing; 0 for one that computes."""
+    """Seconds for which a rank has been silent and idle; 0 if it computes."""
 
 
 @message
 class NodeSawRanks(Event):
-    """Agent to coordinator, once a second: its view of its ranks of a run that may have others on other nodes."""
+    """Agent to coordinator, once a second: its view of its own ranks in a run that may span other nodes."""
 
     run: str
     looks: tuple[RankSighting, ...]
@@ -66,13 +66,13 @@ class NodeSawRanks(Event):
 
 @message
 class NodeDrained(Event):
-    """Agent to coordinator, after a run on GPUs that did not end well on its node: how far its ranks came.
-    `KeepNodeGroups` or a new store follows."""
+    """Agent to coordinator, after a run on GPUs that failed on its node: how far its ranks got. `KeepNodeGroups` or a
+    new store follows."""
 
     group: str
     run: str
     finished: bool
-    """Whether the devices of all ranks have done all work of the cell, and nothing was cut."""
+    """Whether the devices of all ranks have finished all work of the cell, and no connection was cut."""
     sequences: tuple[int, ...]
     """Numbers of collectives, as in `Ended`."""
 
@@ -86,7 +86,8 @@ class RanksLeft(Event):
 
 @message
 class GroupsReset(Event):
-    """A new store of a worker group that spans nodes is ready, on the node of rank 0, or is used, on the others."""
+    """The new store of a worker group that spans nodes is ready (sent by the node of rank 0), or in use (sent by the
+    others)."""
 
     group: str
     host: str
@@ -100,4 +101,4 @@ class Connected(Event):
 
     run: str
     ends: tuple[tuple[str, str], ...]
-    """Local and remote address of each, as /proc/net/tcp has them."""
+    """Local and remote address of each, as in /proc/net/tcp."""

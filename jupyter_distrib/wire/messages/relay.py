@@ -10,7 +10,7 @@ class RelayCall(RelayMessage):
     """Call a method of the relay."""
 
     number: int
-    """Number of the answer; 0: none is wanted."""
+    """Number to be repeated in the answer; 0: no answer is wanted."""
     method: str
     arguments: tuple[object, ...] = ()
 
@@ -47,16 +47,16 @@ class RelayFailed(RelayMessage):
 
 @message
 class RelayPassed(RelayMessage):
-    """Frames of the node's agent, one behind another."""
+    """Frames from the node's agent, one after another."""
 
     frames: bytes
     has_content: bool = False
-    """Whether it is a single one, whose content came before it."""
+    """Whether it is a single frame whose content was sent before it."""
 
 
 @message
 class RelayEnded(RelayMessage):
-    """The node's agent has ended: nothing more comes of it."""
+    """The node's agent has ended: no more frames follow."""
 
 
 @message

@@ -1,4 +1,4 @@
-"""Events of a run: what happens on its ranks, and its end. Most begin at a rank; agent and coordinator pass them on to
+"""Events of a run: what happens on its ranks, and its end. Most come from a rank; agent and coordinator forward them to
 the kernel.
 """
 
@@ -11,7 +11,7 @@ from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTi
 
 @message
 class Started(RunEvent):
-    """A rank executes the cell. Not sent if all that comes is `Returned`, within 20 ms."""
+    """A rank executes the cell. Not sent if `Returned` alone follows within 20 ms."""
 
     run: str
     rank: int
@@ -29,7 +29,7 @@ class Wrote(RunEvent):
     stream: str
     """`stdout` or `stderr`."""
     text: str
-    """Text decoded with replacement; ends anywhere, also inside a line."""
+    """Text decoded with replacement; may end anywhere, even within a line."""
     skipped_lines: int = 0
     """Lines left out before `text` because there were too many to show; all of them are in the log."""
     at_s: float = 0.0
@@ -37,7 +37,7 @@ class Wrote(RunEvent):
 
 @message
 class Progressed(RunEvent):
-    """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
+    """A rank advanced in a loop that it reports with `jupyter_distrib.progress`."""
 
     run: str
     rank: int
@@ -95,12 +95,12 @@ class Sampled(RunEvent):
     gpu_tensor_bytes: int | None = None
     """Memory of the rank's tensors on its GPU, as its framework counts, about a second ago; None if unknown."""
     gpu_reserved_bytes: int | None = None
-    """Memory that the framework holds for them, the reserve included."""
+    """Memory that the framework has reserved on the GPU, tensors included."""
     times: PhaseTimes | None = None
-    """Time of its training by phase, about a second ago; None if it does not train."""
+    """Time of its training by phase, as of about a second ago; None if it does not train."""
     gpu_memory_of_all: bool = False
-    """Whether `gpu_memory_bytes` is what the whole GPU's use has grown by since the rank's start, because the driver
-    does not list its processes, as in containers."""
+    """Whether `gpu_memory_bytes` is the growth of the whole GPU's use since the rank's start, because the driver does
+    not list processes, as in containers."""
     at_s: float
 
 
@@ -121,9 +121,8 @@ class Displayed(RunEvent):
 
 @message
 class Cleared(RunEvent):
-    """A rank called `clear_output`: its displays go, and what it has printed; the log keeps it.
-
-    What it has printed comes on another way, so a code among it marks the place (`worker/output/displaying.py`).
+    """A rank called `clear_output`: its displays and its printed text disappear; the log keeps the text. Printed text
+    travels another way, so a code within it marks the place (`worker/output/displaying.py`).
     """
 
     run: str
@@ -163,7 +162,7 @@ class StackSeen(RunEvent):
     frames: tuple[Frame, ...]
     """Frames outside this package, outermost first; empty if they cannot be had."""
     trouble: str = ""
-    """Reason why the rank itself did not answer: `is stopped (SIGSTOP)`; empty if it did."""
+    """Reason why the rank did not answer by itself: `is stopped (SIGSTOP)`; empty if it did."""
     at_s: float = 0.0
 
 
@@ -176,7 +175,7 @@ class Profiled(RunEvent):
     trace: bytes = b""
     """Its events as `worker/pytorch/trace_events.py` writes them, compressed by gzip; empty if it has none."""
     memory: bytes = b""
-    """The history of its GPU's memory, a pickle for pytorch.org/memory_viz, compressed by zlib; empty without one."""
+    """The memory history of its GPU, a pickle for pytorch.org/memory_viz, compressed by zlib; empty without a GPU."""
     began_s: float = 0.0
     """Time of the first event on the clock of the run's first node: time 0 of `trace`."""
     first_step: int = 1
@@ -184,13 +183,13 @@ class Profiled(RunEvent):
     steps: int = 0
     """Number of steps that were recorded; 0: the cell as a whole."""
     seconds: float = 0.0
-    """Time that was recorded."""
+    """Seconds covered by the recording."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase of the steps, as in `PhaseTimes`."""
     busiest: dict[str, float] = field(default_factory=dict)
-    """Seconds of the operators, on a GPU of the kernels, that took longest."""
+    """Seconds of the operators (on a GPU: of the kernels) that took longest."""
     note: str = ""
-    """Reason why there is nothing, or less than was asked for."""
+    """Reason why nothing, or less than requested, was recorded."""
     at_s: float = 0.0
 
 
@@ -203,11 +202,11 @@ class Returned(RunEvent):
     value: Parcel | None
     """The cell's value; None if the cell does not end with an expression, or its value is None."""
     kept: dict[str, str] = field(default_factory=dict)
-    """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    """The names of `--keep` that the cell defined on this rank, with the type name of each value."""
     kept_bytes: dict[str, int] = field(default_factory=dict)
-    """The sizes of the tensors in those of them that hold a megabyte or more."""
+    """Tensor size of each kept value that holds at least a megabyte."""
     began_at_s: float | None = None
-    """Beginning of the cell, on the clock of `at_s`."""
+    """Start of the cell, on the clock of `at_s`."""
     at_s: float = 0.0
     exited_early: bool = False
     """Whether the cell called `sys.exit()` or `sys.exit(0)`."""
@@ -229,7 +228,7 @@ class Failed(RunEvent):
     failure: Failure
     at_s: float
     settles: bool = False
-    """Whether the rank waits for its device before it is ready again: `DeviceDrained` follows, or its end."""
+    """Whether the rank must wait for its device before it is ready again: `DeviceDrained` follows, or its end."""
 
 
 @message
@@ -255,39 +254,38 @@ class Exited(RunEvent):
     exit_code: int | None
     """Exit code as `waitpid` returns it: the status, or minus the signal's number; None if unknown."""
     asked: bool
-    """Whether we killed it: a stop was asked for, another rank had failed first, or the `reason` holds."""
+    """Whether it was killed on purpose: after a stop, after the failure of another rank, or for the `reason`."""
     reason: str = ""
-    """Reason why the whole run had to end with its ranks: `its ranks were stopped`; empty if it ended for another
-    cause."""
+    """Reason why the whole run had to end with its ranks: `its ranks were stopped`; empty if there is another cause."""
     last_lines: tuple[str, ...] = ()
     """The end of its standard error (and of the crash report for a fatal signal)."""
     frames: tuple[Frame, ...] = ()
-    """Frames at which a fatal signal came, as far as the crash report shows."""
+    """Frames at which a fatal signal was raised, as far as the crash report shows them."""
     loading: str = ""
-    """Variable of the notebook that it was unpickling; empty if it had finished with that."""
+    """Notebook variable being unpickled at the crash; empty if unpickling was complete."""
     out_of_memory: bool = False
-    """Whether the system's own counter says that its out-of-memory killer was at work."""
+    """Whether the kernel's OOM-kill counter rose during the run."""
     memory_limit_bytes: int = 0
-    """Limit on all processes of its control group together; 0: there is none, or it had no effect."""
+    """Memory limit of its control group; 0 if there is none, or it had no effect."""
     peak_rss_bytes: int = 0
     at_s: float = 0.0
 
 
 @message
 class TimedOut(RunEvent):
-    """The run was given `limit_s` and is being stopped because it took longer; `Interrupted` or `Exited` follow."""
+    """The run has exceeded `limit_s` and is being stopped; `Interrupted` or `Exited` follow."""
 
     run: str
     limit_s: float
     at_s: float
     stalled: bool = False
-    """Whether the limit is that for a stall; the last `Stalled` describes it."""
+    """Whether it is the limit for stalls; the last `Stalled` describes the stall."""
 
 
 @message
 class Restarted(RunEvent):
-    """The run has ended for this cause and begins again: what its ranks have returned is void, and every rank that was
-    lost is replaced. The events that follow are of the next attempt."""
+    """The run has ended for this cause and restarts: its ranks' results so far are void, and every lost rank is
+    replaced. The following events belong to the next attempt."""
 
     run: str
     attempt: int
@@ -300,8 +298,8 @@ class Restarted(RunEvent):
 
 @message
 class RanksReduced(RunEvent):
-    """The run goes on with fewer ranks, which count from 0 anew: those that were lost cannot be replaced. The next
-    attempt has not begun."""
+    """The run goes on with fewer ranks, renumbered from 0, because lost ones cannot be replaced. The next attempt has
+    not begun."""
 
     run: str
     ranks: tuple[int, ...]
@@ -320,4 +318,4 @@ class Ended(RunEvent):
     clean: bool = True
     """Whether the groups of these ranks are fit for another run."""
     sequences: tuple[int, ...] = ()
-    """The numbers of `Returned.sequence`: those that differ between ranks need a new group too."""
+    """The values of `Returned.sequence`: if they differ between ranks, a new group is needed too."""

@@ -11,7 +11,7 @@ T = TypeVar("T")
 CLASSES: dict[str, type] = {}
 """The classes of this folder that are loaded, by their names."""
 MESSAGES: set[type] = set()
-"""Classes of these that a link carries; the others are parts of them."""
+"""The classes that a link carries; the others are parts of them."""
 FIELDS: dict[type, tuple[tuple[str, object], ...]] = {}
 """The names and defaults of each class's fields."""
 
@@ -74,7 +74,7 @@ class Parcel:
     """Pickled bytes and the place of their out-of-band buffers (pickle protocol 5)."""
 
     data: bytes
-    """Pickle stream; empty if it is so long that it is the first of the buffers."""
+    """Pickle stream; empty if it is so long that it was made the first buffer."""
     sizes: tuple[int, ...] = ()
     """Length of each buffer in bytes, in pickle order."""
     inline: tuple[bytes, ...] = ()
@@ -93,7 +93,7 @@ class Frame:
     """The source line, stripped, where the rank could read it; the kernel prefers its own copy."""
     first_column: int = -1
     last_column: int = -1
-    """The last of the 0-based columns of the failing expression in that line, -1 if unknown."""
+    """Last column of the failing expression in that line, counted from 0; -1 if unknown."""
 
 
 @part
@@ -103,7 +103,7 @@ class Failure:
     type_name: str
     """Qualified name, without the module for builtins and `__main__`: `KeyError`, `torch.OutOfMemoryError`."""
     message: str
-    """Text of `str(exception)`, or a sentence that says it failed."""
+    """Text of `str(exception)`, or a sentence that says that `str` failed."""
     frames: tuple[Frame, ...] = ()
     notes: tuple[str, ...] = ()
     parcel: Parcel | None = None
@@ -111,7 +111,7 @@ class Failure:
     cause: Failure | None = None
     """The failure that it was raised from (`__cause__`, or `__context__` unless suppressed)."""
     code: int | None = None
-    """The exit status that the user asked for, of a `SystemExit`."""
+    """The requested exit status of a `SystemExit`."""
 
 
 @part
@@ -124,16 +124,16 @@ class Cell:
     filename: str
     """The cell's name in tracebacks: `Cell In[5]`."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Names that the notebook has or had, each with a sentence why the ranks do not have it: a `NameError` quotes
-    it."""
+    """Names that the notebook has or had but the ranks lack, each with a sentence on why, which a `NameError`
+    quotes."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Sources of the notebook's cells that define travelling functions, by the file name in their code."""
+    """Sources of the notebook's cells that define functions sent to the ranks, by the file name in their code."""
     future_annotations: bool = False
     """Whether the cell is compiled as below `from __future__ import annotations`, which an earlier cell holds."""
     timed: bool = False
     """Whether each rank prints the time that the cell took (`%%time`)."""
     script: str = ""
-    """The path of the script that it is, as typed; its folder is then the first of `Setting.path`. Empty for a cell."""
+    """The script's path, as typed; its folder is then the first in `Setting.path`. Empty for a cell."""
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
 
@@ -148,7 +148,7 @@ class Setting:
     path: tuple[str, ...] = ()
     """The kernel's `sys.path`, notebook folder first."""
     umask: int | None = None
-    """The kernel's umask, for the files that a cell writes; None: the agent's, which keeps them private."""
+    """The kernel's umask, for files written by the cell; None: the agent's, which keeps them private."""
     own_libraries: bool = False
     """Whether the ranks run under another interpreter than the kernel: its own library folders follow `path`."""
     own_environment: bool = False
@@ -156,11 +156,11 @@ class Setting:
     strategy: str = "none"
     strategy_options: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, object] = field(default_factory=dict)
-    """Settings that the notebook has made in its libraries; see `libraries/settings.py`."""
+    """Library settings changed by the notebook; see `libraries/settings.py`."""
     keep: tuple[str, ...] = ()
-    """Names of the cell's namespace that stay on the rank."""
+    """Names in the cell's namespace that are kept on the rank."""
     by_value: bool = False
-    """Whether values must be readable by another kernel, as in detached runs, so that nothing is sent as a
+    """Whether values must be readable by another kernel, as in detached runs, so that nothing is returned by
     reference."""
 
 
@@ -175,18 +175,19 @@ class Package:
     file: str = ""
     """The name of `wheel`."""
     wheel: bytes = b""
-    """The distribution itself, if no index has it: it was installed from a file or folder of the notebook's machine."""
+    """The distribution itself, if no index has it because it was installed from a file or folder on the notebook's
+    machine."""
 
 
 @part
 class Packages:
-    """The packages of the notebook's environment, and what is done about those that the ranks' Python lacks."""
+    """The notebook's packages, and the policy for those missing on the ranks."""
 
     mode: str
     """`check`: the ranks are refused; `sync`: they are installed, beside that Python."""
     packages: tuple[Package, ...]
     limit_bytes: int = 0
-    """The most that may be installed."""
+    """Maximum number of bytes that may be installed."""
 
 
 @part
@@ -208,23 +209,23 @@ class WorkerInfo:
 
 @part
 class RankPlace:
-    """The place of one rank while nothing moves."""
+    """Where one rank is during a stall."""
 
     rank: int
     where: str
-    """Action of the rank, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    """What the rank is doing, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
     line: int | None
     """Line of the cell; None if it is unknown, or the rank is in no line of the cell."""
     waiting: bool
-    """Whether it waits for other ranks, so that it is not the cause."""
+    """Whether it is waiting for other ranks, and so is not the cause."""
 
 
 @part
 class PhaseTimes:
-    """The time that a rank has spent in the phases of its training loop, since the first of them."""
+    """The time that a rank has spent in each phase of its training loop."""
 
     steps: int
-    """Number of steps of optimizers."""
+    """Number of optimizer steps."""
     seconds: dict[str, float]
     """Seconds by phase: `data`, `forward`, `backward`, `collective`, `optimizer`, `other`."""
 
@@ -235,11 +236,11 @@ class GroupSighting:
 
     name: str
     ranks: tuple[int, ...]
-    """The group's members, as numbers of the whole world."""
+    """The group's members, as ranks of the world group."""
     entered: int
-    """Number of the last collective of the group that the rank has called, counted from 1 in each run."""
+    """Number of the group's last collective called by the rank, counted from 1 in each run."""
     number: int = 0
-    """Number of the first collective that has not ended for this rank; 0: none."""
+    """Number of the first collective that this rank has not finished; 0: none."""
     op: str = ""
     """The kind of that collective: `all_reduce`."""
     tensors: str = ""

@@ -1,7 +1,7 @@
-"""The status of a pool: what the process that serves it tells of itself, of its nodes and of its worker groups.
+"""The status of a pool: what its process reports about itself, its nodes and its worker groups.
 
 The agent, the coordinator and the inline pool each build it in one place; `kernel/session/status.py` adds what the
-kernel knows. A field that is added here is in what `%distributed_status` gives as JSON without another edit.
+kernel knows. A field added here appears in the JSON of `%distributed_status` without another edit.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ class NodeStatus:
     """One machine of a pool."""
 
     name: str
-    """The machine, by the name or address that the pool uses."""
+    """The machine's name or address, as used by the pool."""
     cpus: float
     free_cpus: float | None = None
-    """Processors that no job has; None if unknown, as is each free amount."""
+    """Free processors; None if unknown, as for each free amount."""
     memory_bytes: int
     gpus: int = 0
     free_gpus: int | None = None
     gpu_type: str = ""
-    """The names of its types of GPUs, with commas between them."""
+    """The names of its GPU types, separated by commas."""
     state: str = ""
-    """Its state in a few words, if nobody can have ranks there now: `not reached`, `drained`."""
+    """Its state in a few words, if it cannot run ranks now: `not reached`, `drained`."""
     holders: tuple[str, ...] = ()
-    """The holders of parts of it, as far as its engine tells: `user ada: job 17, 4 CPUs`."""
+    """Who uses parts of it, as far as its engine reports that: `user ada: job 17, 4 CPUs`."""
 
 
 @part
@@ -37,12 +37,12 @@ class GpuStatus:
 
     index: int
     number: str
-    """The number that people see: `3`, or `3:1` for a slice."""
+    """The number shown to users: `3`, or `3:1` for a slice."""
     name: str
     memory_bytes: int | None
     """Its memory; None if unknown."""
     used_bytes: int | None
-    """The part of it that is in use; None if unknown."""
+    """The memory in use; None if unknown."""
     holder: str
     """The notebook that has leased it; empty if it is free."""
     modes: str = ""
@@ -57,27 +57,27 @@ class GroupStatus:
     holder: str
     """The label of the kernel: `train.ipynb (kernel 4242)`."""
     session: str
-    """The name by which the kernel knows that the group is its own."""
+    """The kernel's session, by which it recognizes its own groups."""
     workers: tuple[WorkerInfo, ...]
     run: str = ""
     """The run that it executes; empty if it is idle."""
     label: str = ""
     """The label of that run: `Cell In[5]`."""
     kept: dict[str, float] = field(default_factory=dict)
-    """Times (seconds since 1970) since which values live on its ranks, by key: `run/name`."""
+    """Creation time of each value kept on its ranks (seconds since 1970), by key: `run/name`."""
 
 
 @part
 class WaitingStatus:
-    """One worker group that has no ranks yet, since it waits for room."""
+    """One worker group that has no ranks yet and is waiting for room."""
 
     holder: str
     """The label of the kernel."""
     ranks: int
-    """The number of ranks that it asks for; 0 if that depends on what is free."""
+    """The number of requested ranks; 0 if that depends on what is free."""
     gpus: bool
     reason: str
-    """The sentence on what it waits for."""
+    """A sentence on what it is waiting for."""
 
 
 @part
@@ -87,13 +87,13 @@ class ServerStatus:
     state: str
     """Its state in a few words: `forkserver ready`, `Ray at 10.0.0.7:6379`."""
     name: str = ""
-    """The machine or cluster that it serves; empty if there is no more to it than the kernel's process."""
+    """The machine or cluster that it serves; empty if it is only the kernel's process."""
     nodes: tuple[NodeStatus, ...] | None = ()
-    """The machines of the pool; None before it is known which there are."""
+    """The machines of the pool; None as long as they are unknown."""
     gpus: tuple[GpuStatus, ...] = ()
-    """The GPUs of its machine, each by itself; none if there are several machines."""
+    """The GPUs of its machine; none if there are several machines."""
     gpu_problem: str = ""
-    """Sentence on why GPUs of its machine cannot be used; empty if all is well."""
+    """Sentence on why GPUs of its machine cannot be used; empty if there is no problem."""
     pid: int = 0
     up_s: float = 0.0
     groups: tuple[GroupStatus, ...] = ()
@@ -101,4 +101,5 @@ class ServerStatus:
     waiting: tuple[WaitingStatus, ...] = ()
     """The worker groups that wait for room, in their order."""
     next_rank: str = ""
-    """The way to the next rank, as the engine tells it: `at once, on node n1`; empty if its nodes tell."""
+    """When and where the next rank could start, as the engine reports it: `at once, on node n1`; empty if the nodes
+    show that."""

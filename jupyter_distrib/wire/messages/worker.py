@@ -24,8 +24,8 @@ class WorkerOrder:
     threads: int = 1
     """Intra-op threads (cores / ranks of the node)."""
     agent: str = ""
-    """Mark of the agent, in the environment too, for the time when the agent itself is gone. Empty: there is no
-    agent."""
+    """Mark of the agent, also set in the environment, so that its processes can be found when it is gone. Empty: there
+    is no agent."""
     interface: str = "lo"
     """Interface through which ranks reach one another: loopback, or for worker groups of several nodes the one that
     routes between them."""
@@ -47,7 +47,7 @@ class Fork(Command):
 
 @message
 class Preload(Command):
-    """Agent to forkserver: fork the preloaded forkserver, which goes on to import what an optimizer or FSDP needs."""
+    """Agent to forkserver: fork the preloaded forkserver, which then imports what an optimizer or FSDP needs."""
 
 
 @message
@@ -62,14 +62,14 @@ class ResetGroups(Command):
 
 @message
 class KeepGroups(Command):
-    """Agent to worker with a device: the process groups stay, although the last run did not end well, because all ranks
-    have come equally far and their devices have finished."""
+    """Agent to worker with a device: keep the process groups, although the last run failed, because all ranks got
+    equally far and their devices have finished."""
 
 
 @message
 class ReplaceStreams(Command):
-    """Agent to worker: replace the pipes, because processes of an earlier run hold them that are not the rank's
-    children. Answered by `StreamsReplaced`."""
+    """Agent to worker: replace the pipes, because processes of an earlier run that are not the rank's children still
+    hold them. Answered by `StreamsReplaced`."""
 
     run: str
 
@@ -83,17 +83,17 @@ class CutSockets(Command):
     stop: bool = True
     """Whether the run is being stopped; False: only the far ends have gone."""
     abort: bool = False
-    """Whether groups whose collectives are work of a device are aborted, even if there is no socket to shut."""
+    """Whether groups whose collectives run on a device are aborted, even if there is no socket to shut down."""
 
 
 @message
 class Probe(Command):
     """Agent to worker: report the place of the main thread. Answered at once by `ProbeAnswer`, from the control thread.
-    Coordinator to agent: look deep at all of the run's ranks, since ranks of other nodes seem to wait."""
+    Coordinator to agent: probe all of the run's ranks deeply, since ranks of other nodes seem to wait."""
 
     run: str
     deep: bool = False
-    """Whether to look into the process groups in any case; else only if the main thread has not moved for a while."""
+    """Whether to inspect the process groups in any case; else only if the main thread has not moved for a while."""
 
 
 @message
@@ -113,21 +113,21 @@ class ProbeAnswer(Event):
     """Function that runs at that line: the cell's function, or the library's that it has called: `load()`, `wait()
     (threading.py)`; empty for the cell's own level."""
     call: str
-    """Function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
+    """Function of `torch.distributed` being called: `all_reduce`; empty if none."""
     unmoved_s: float
-    """Seconds for which it has been seen at exactly this place, with no collective in between."""
+    """Seconds for which it has been at exactly this place, with no collective in between."""
     idle_s: float
     """Seconds for which the main thread has used no processor time."""
     groups: tuple[GroupSighting, ...] | None
-    """The process groups; None if it has not looked."""
+    """The process groups; None if they were not inspected."""
     tensor_bytes: int | None = None
     """Memory of its tensors on its device, as the framework's allocator counts; None without a device."""
     reserved_bytes: int | None = None
-    """Memory that the allocator holds for them, the reserve included."""
+    """Memory that the allocator has reserved, tensors included."""
     times: PhaseTimes | None = None
     """Time of its training by phase; None if it does not train."""
     in_debugger: bool = False
-    """Whether it is stopped in the debugger, where somebody is asked for a line."""
+    """Whether it is stopped in the debugger and waits for a line of input."""
 
 
 @message
@@ -139,7 +139,7 @@ class Ready(Event):
     early: bool = False
     """Whether it was forked before the forkserver had imported everything an optimizer or FSDP needs."""
     settles: bool = False
-    """Whether it says `DeviceSettled` after each `ResetGroups`, or ends, although it has no device."""
+    """Whether it sends `DeviceSettled` after each `ResetGroups` (or ends), although it has no device."""
 
 
 @message
@@ -152,20 +152,20 @@ class DeviceSettled(Event):
 
 @message
 class DeviceDrained(Event):
-    """Worker with a device to agent, after a cell that did not end well: how far it came. `KeepGroups` or `ResetGroups`
+    """Worker with a device to agent, after a cell that failed: how far it got. `KeepGroups` or `ResetGroups`
     follows."""
 
     run: str
     rank: int
     finished: bool
-    """Whether the device has done all work of the cell, and the groups can be used on."""
+    """Whether the device has finished all work of the cell, so that the groups stay usable."""
     sequence: int
     """Number of collectives, as in `Returned`."""
 
 
 @message
 class ForkserverReady(Event):
-    """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded forkserver is still
+    """Forkserver to agent: torch is imported; it can fork from now on. `early` if a preloaded forkserver is still
     starting."""
 
     pid: int
@@ -182,7 +182,7 @@ class Forked(Event):
 
 @message
 class ForkFailed(Event):
-    """Forkserver to agent: none of the workers of an order was forked, or all of them were ended."""
+    """Forkserver to agent: none of the order's workers was forked, or all of them were ended again."""
 
     number: int
     reason: str
@@ -190,7 +190,7 @@ class ForkFailed(Event):
 
 @message
 class StreamsReplaced(Event):
-    """Worker to agent: processes that the run's cell started go on after it and keep the rank's pipes.
+    """Worker to agent: processes started by the run's cell outlive it and keep the rank's pipes.
 
     The frame carries the read ends of the rank's new pipes: standard output, standard error.
     """
