@@ -1,1 +1,1 @@
-"""Processes, paths and the event loop: no module of this folder knows cells. Any process; standard library only."""
+"""Processes, paths and the event loop: nothing in this folder knows about cells. Any process; standard library only."""

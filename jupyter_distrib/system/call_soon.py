@@ -10,7 +10,7 @@ from jupyter_distrib.system.event_loop import Callback, Loop, pipe
 
 
 class CallSoon:
-    """A queue whose items, `put` in any thread, are handled in the loop's, in that order."""
+    """A queue of calls: `put` them in any thread, and they run in the loop's thread, in order."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class CallSoon:
             self._loop.call(self._queue.get())
 
     def close(self) -> None:
-        """Handle no more items."""
+        """Stop handling calls."""
         self._loop.watch(self._read_fd, None)
         os.close(self._read_fd)
         os.close(self._write_fd)

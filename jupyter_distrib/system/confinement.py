@@ -1,5 +1,5 @@
-"""Tells what confines a process: its namespaces, its control groups, its job and its rights. Two notebooks share an
-agent only where these are the same, since the ranks of an agent are where it is. Any process; `%load_ext` waits for it.
+"""Determines what confines a process: its namespaces, control groups, job and rights. Two notebooks share an agent only
+where these are the same, since the ranks of an agent are where it is. Any process; `%load_ext` waits for it.
 
 Not everything that two sessions differ in confines them. Each login and each terminal of a desktop has a scope of
 systemd, which is there for counting: such a scope counts only if it has limits. A job of a scheduler counts without a
@@ -34,7 +34,7 @@ group, or its end leaves an agent alone."""
 _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _OWN = "self"
 _RIGHTS = re.compile(r"^(?:NoNewPrivs|Seccomp|Seccomp_filters|Cap\w+|Mems_allowed_list):.*$", re.MULTILINE)
-"""Lines of /proc/PID/status, proc_pid_status(5), on what a sandbox takes away."""
+"""Lines of /proc/PID/status, proc_pid_status(5), on rights that a sandbox removes."""
 _WAKE_ALARM = 1 << 35
 _LOGIN = re.compile(r"/user\.slice/user-\d+\.slice/(?:.*/)?(?:[^/]+\.(?:scope|slice)|user@\d+\.service)", re.DOTALL)
 """Groups of systemd that logins and terminals have (systemd.special(7)); a service below them is no such group."""
@@ -54,7 +54,7 @@ _UNLIMITED = re.compile(r"(?:max(?: \d+)?|-1|a \*:\* rwm|[89]\d{18}|)")
 
 @data_class
 class ProcessPlace:
-    """The place of a process, as far as another process of the same user can read it; parts that cannot be read are
+    """The confinement of a process, as far as another process of the same user can read it; unreadable parts are
     empty."""
 
     namespaces: tuple[str, ...]
@@ -63,19 +63,19 @@ class ProcessPlace:
     job: tuple[str, ...]
 
     def differs(self, other: ProcessPlace) -> bool:
-        """Return whether two processes are known to be in different places."""
+        """Return whether two processes are known to be confined differently."""
         pairs = [*zip(self.namespaces, other.namespaces, strict=True), (self.root, other.root)]
         return any(a and b and a != b for a, b in [*pairs, (self.groups, other.groups)]) or self.job != other.job
 
 
 def identity() -> tuple[object, ...]:
-    """Return all that confines this process, for a comparison with others."""
+    """Return everything that confines this process, for comparison with others."""
     ids = os.getuid(), os.geteuid(), os.getgid(), os.getegid(), sorted(os.getgroups())
     return place(), ids, rights()
 
 
 def rights(proc: Path = _PROC) -> tuple[str, ...]:
-    """Return what a sandbox has left to this process."""
+    """Return the rights that a sandbox has left to this process."""
     own = proc / _OWN
     label = _text(own / "attr" / "current").strip("\0\n")
     found = (_without_alarm(line) for line in _RIGHTS.findall(_text(own / "status")))
@@ -103,7 +103,7 @@ def place(pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> P
 
 
 def is_here(pid: int | None) -> bool:
-    """Return whether a process is where this one is, as far as it can be told.
+    """Return whether a process is confined like this one, as far as that can be determined.
 
     Args:
         pid: The process; 0 if it is not visible, None if the system does not tell which it is.
@@ -114,8 +114,8 @@ def is_here(pid: int | None) -> bool:
 
 
 class Companion:
-    """Tells whether another process, which was where this one is, still is. Either may be moved into another control
-    group at any time; namespaces do not change so.
+    """Checks whether another process is still confined like this one. Either may be moved into another control group at
+    any time; namespaces do not change so.
 
     Args:
         pid: The process. If it is not here now, the system puts it elsewhere, and would do so with another one: then it
@@ -128,7 +128,8 @@ class Companion:
         self._is_away = False
 
     def is_here(self, *, surely: bool = False) -> bool:
-        """Return whether it is here. Reads one small file, unless this process was moved or `surely` asks for more."""
+        """Return whether it is still confined like this process. Reads one small file, unless this process was moved or
+        `surely` requires more."""
         groups = control_groups.memberships()
         if self._counts and (surely or self._is_away or groups != self._groups):
             self._is_away = not is_here(self._pid)
@@ -146,7 +147,8 @@ def job(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def job_variables(proc: Path = _PROC) -> dict[str, str]:
-    """Return the variables that name the job of this process, for another one that is to be known as part of it.
+    """Return the variables that name the job of this process, for another process that is to be recognized as part of
+    it.
 
     Notebooks remove them, so that a library does not take them for a step of the job; that does not end the job.
     """

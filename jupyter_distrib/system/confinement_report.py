@@ -1,5 +1,5 @@
-"""Says in words what confines a process: its container, its job and its control group, with the limits of that group.
-Any process; `confinement.py` compares processes instead."""
+"""Describes what confines a process: its container, its job and its control group, with the limits of that group. Any
+process; `confinement.py` compares processes instead."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CONTAINERS = (
     ("SHIFTER_IMAGE", "Shifter"),
     ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
 )
-"""Variables that tell a container, and whose it is."""
+"""Variables that reveal a container, and its kind."""
 _MARKS = (("run/.containerenv", "Podman"), (".dockerenv", "Docker"), (".singularity.d", "Apptainer"))
-"""Files of a container's own root that tell the same."""
+"""Files in a container's root that reveal the same."""
 _GROUP_OF_CONTAINER = re.compile(
     r"/(?P<kind>docker|libpod|crio|cri-containerd|containerd|lxc\.payload|lxc)[-/.](?P<name>[\w.-]+?)(?:\.scope)?(?:/|$)"
 )
@@ -41,7 +41,7 @@ _NAMES = {
     "user": "users",
     "uts": "host name",
 }
-"""The things that the processes of a namespace share."""
+"""Descriptions of what the processes of a namespace share."""
 
 
 @data_class
@@ -55,12 +55,12 @@ class ConfinementReport:
     group: str
     """Its control group, for memory if each controller has its own; empty if it is in none."""
     memory_bytes: int
-    """The most memory that its groups give; 0 without a limit."""
+    """Memory limit of its groups; 0 without a limit."""
     cores: int
 
     @classmethod
     def of(cls, pid: int | None = None, proc: Path = _PROC, mount: Path = _MOUNT) -> ConfinementReport:
-        """Return those of a process of this user; by default, of this one. Raises `OSError` if there is none."""
+        """Return the report on a process of this user; by default, this process. Raises `OSError` if there is none."""
         which: int | str = "self" if pid is None else pid
         if pid is not None:
             os.stat(proc / str(pid))
@@ -83,7 +83,7 @@ class ConfinementReport:
         return ", ".join([*filter(None, where), memory, f"{self.cores} core{'s' * (self.cores != 1)}"])
 
     def differences(self, other: ConfinementReport) -> list[str]:
-        """Return what another process does not share with this one, each in a few words."""
+        """Return in a few words each what another process does not share with this one."""
         pairs = zip(confinement.NAMESPACES, self.place.namespaces, other.place.namespaces, strict=True)
         found = [_NAMES[name] for name, own, its in pairs if own and its and own != its]
         own, its = self.place, other.place
@@ -135,6 +135,6 @@ def _name(variables: Mapping[str, str], found: re.Match[str] | None) -> Iterator
 
 
 def _printable(text: str) -> str:
-    """Return the text without anything that a terminal would obey, and not too long."""
+    """Return the text without terminal control characters, shortened if need be."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return shown if len(shown) <= 200 else f"{shown[:200]}..."

@@ -1,5 +1,5 @@
-"""Reads the limits that control groups set to a process: a container's limits show nowhere else. On other systems
-than Linux, and without limits, the machine's values. Any process.
+"""Reads the limits that control groups set for a process: a container's limits are visible nowhere else. On other
+systems than Linux, and without limits, the machine's values. Any process.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
 above ours.
@@ -19,8 +19,8 @@ _NO_LIMIT_BYTES = 1 << 60
 
 
 def cores(proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> int:
-    """Return the number of cores that a process may keep busy: of those it may run on, as many as its share of time
-    is worth. Raises `ProcessLookupError` if it is gone."""
+    """Return the number of cores that a process can keep busy: those that it may run on, limited by its CPU quota.
+    Raises `ProcessLookupError` if it is gone."""
     number = 0 if pid == _OWN else int(pid)
     here = len(os.sched_getaffinity(number)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([here, *_cores_of_groups(proc, mount, pid)])
@@ -37,13 +37,13 @@ def _cores_of_groups(proc: Path, mount: Path, pid: int | str) -> Iterator[int]:
 
 
 def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> int:
-    """Return the number of bytes of memory that may be used at most; 0 without a limit."""
+    """Return the memory limit in bytes; 0 without a limit."""
     return min((limit for _, limit in _memory_limits(proc, mount, pid)), default=0)
 
 
 def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return the number of bytes that the system and the groups would still give, page cache included, without swap;
-    very large if unknown."""
+    """Return the number of bytes that can still be allocated under the system's and the groups' limits, page cache
+    included, without swap; very large if unknown."""
     free = [_system_free_bytes(proc)]
     for group, limit in _memory_limits(proc, mount):
         used = max(_number(group / "memory.current"), _number(group / "memory.usage_in_bytes"))
@@ -76,7 +76,7 @@ def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
 
 
 class OutOfMemoryKills:
-    """The kills by the out-of-memory killer up to a moment, so that later ones can be told from them."""
+    """Counts out-of-memory kills up to a moment, to detect later ones."""
 
     def __init__(self) -> None:
         self._count = out_of_memory_kills()

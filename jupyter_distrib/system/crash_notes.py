@@ -2,7 +2,8 @@
 loading, and the place of its main thread.
 
 A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The
-rank notes it before each one, which costs a microsecond and no message; the agent reads it only when the rank has died.
+rank notes the name before each one, which costs a microsecond and no message; the agent reads it only if the rank has
+died.
 
 A rank in which C code holds Python's lock can answer nobody. On a signal, Python's faulthandler still writes where its
 main thread is, without the lock, behind the first `SIZE_BYTES`.
@@ -39,7 +40,7 @@ def read(fd: int) -> str:
 
 
 def tell_place_on_signal(fd: int) -> None:
-    """Install a handler by which a signal makes the rank write its place. Called in it once."""
+    """Install a signal handler that makes the rank write its place. Called once, in the rank."""
     if PLACE_SIGNAL is not None:
         faulthandler.register(PLACE_SIGNAL, file=fd, all_threads=False)
 
@@ -52,5 +53,5 @@ def clear_place(fd: int) -> None:
 
 
 def place(fd: int) -> str:
-    """Return the frames that faulthandler has written since, innermost first; empty if it has not written yet."""
+    """Return the frames that faulthandler has written since then, innermost first; empty if there are none yet."""
     return os.pread(fd, 1 << 16, SIZE_BYTES).decode("utf-8", "replace")

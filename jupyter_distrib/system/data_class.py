@@ -1,4 +1,4 @@
-"""The decorator of the data classes with which a process begins. Any process; standard library only."""
+"""The decorator for data classes that are loaded at startup. Any process; standard library only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 def data_class(cls: type[T]) -> type[T]:
     """Make a keyword-only dataclass with slots, which type checkers treat as frozen.
 
-    All share how they are compared and shown. A class for which `dataclass` generates that, and what freezes it at run
-    time, takes four times as long to make, and `%load_ext` waits for a hundred of them.
+    All of them share their comparison and `repr`. A class for which `dataclass` generates these, and the code that
+    freezes it at run time, takes four times as long to create, and `%load_ext` waits for a hundred of them.
     """
     made: Any = dataclass(slots=True, kw_only=True, eq=False, repr=False, match_args=False)(cls)
     for name, shared in _SHARED.items():

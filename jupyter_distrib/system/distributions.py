@@ -15,7 +15,7 @@ class Distribution:
     """A distribution that is installed."""
 
     name: str
-    """Name in the form in which names are compared: `my-package` for `My_Package`."""
+    """Normalized name: `my-package` for `My_Package`."""
     version: str
     folder: str
     """Its `*.dist-info` folder."""
@@ -28,7 +28,7 @@ class Distribution:
 
 
 def normalized(name: str) -> str:
-    """Return the form of a name in which names are compared (PEP 503)."""
+    """Return the normalized form of a name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -53,5 +53,5 @@ def _in(folder: str) -> Iterator[Distribution]:
 
 
 def public(version: str) -> str:
-    """Return a version without the label of its build, which no index has: `2.13.0` for `2.13.0+cpu`."""
+    """Return a version without its build label, which no index has: `2.13.0` for `2.13.0+cpu`."""
     return version.partition("+")[0]

@@ -1,5 +1,4 @@
-"""The entry points of installed packages, for which all packages are searched once in the life of a process. Any
-thread; standard library only."""
+"""The entry points of installed packages, which are searched once per process. Any thread; standard library only."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from functools import cache
 
 
 def of_group(group: str) -> importlib.metadata.EntryPoints:
-    """Return the entry points of a group as they were at the first call for any group."""
+    """Return the entry points of a group, as of the first call for any group."""
     return _of_all_packages().select(group=group)
 
 
 @cache
 def _of_all_packages() -> importlib.metadata.EntryPoints:
-    """Return the entry points of what is installed; not those that lie in the present folder: a folder from elsewhere
-    would name the code that is loaded."""
+    """Return the entry points of installed packages, except those in the current folder: otherwise a downloaded folder
+    could decide which code is loaded."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions(path=_folders()):
         # `name` would parse the metadata as a mail, and torch's is long.
@@ -27,7 +26,7 @@ def _of_all_packages() -> importlib.metadata.EntryPoints:
 
 
 def _folders() -> list[str]:
-    """Return the folders of Python's path that are in it wherever this process was started.
+    """Return the folders that are on Python's path wherever this process was started.
 
     A notebook's path has the present folder as an empty text. As an absolute path it is there after `python -m`, and
     where PYTHONPATH has an empty part or a relative one, as `PYTHONPATH=$PYTHONPATH:/opt/lib` makes it: in front of the

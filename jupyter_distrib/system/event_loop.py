@@ -1,4 +1,4 @@
-"""The one place where the agent waits: descriptors, timers and the end of children. Single-threaded.
+"""The only place where the agent waits: for descriptors, timers and ending children. Single-threaded.
 
 Callbacks run one after another and must not block.
 """
@@ -19,7 +19,7 @@ Callback = Callable[[], None]
 
 
 class Timer:
-    """A call that is due later, until cancelled."""
+    """A delayed call that can be cancelled."""
 
     __slots__ = ("call",)
 
@@ -31,7 +31,7 @@ class Timer:
 
 
 class Timers:
-    """Calls that are due later, and that can all be cancelled at once."""
+    """Delayed calls that can all be cancelled at once."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -49,7 +49,7 @@ class Loop:
     """A loop that waits for everything at once and calls what was registered for it.
 
     Args:
-        on_error: Takes what a callback raises, and the loop goes on; without it, the loop ends with the exception.
+        on_error: Handles exceptions of callbacks, and the loop continues; without it, an exception ends the loop.
     """
 
     def __init__(self, on_error: Callable[[Exception], None] | None = None) -> None:
@@ -79,7 +79,7 @@ class Loop:
         return timer
 
     def soon(self, call: Callback) -> None:
-        """Call once everything that has happened by now is handled, before waiting again."""
+        """Call once all pending events are handled, before waiting again."""
         self._soon.append(call)
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class Loop:
 
     @property
     def is_here(self) -> bool:
-        """Return whether it runs in the calling thread."""
+        """Return whether the loop runs in the calling thread."""
         return self._thread == threading.get_ident()
 
     def run(self) -> None:
@@ -117,7 +117,7 @@ class Loop:
                     self.call(call)
 
     def call(self, call: Callback, fd: int | None = None) -> None:
-        """Call back. A descriptor whose callback raises is no longer watched: it would be called again at once."""
+        """Run a callback. A descriptor whose callback raises is no longer watched: it would be called again at once."""
         try:
             call()
         except Exception as error:

@@ -1,5 +1,5 @@
-"""Tells the owner of a file of this process: this package, Python or an installed package, or the user. On any side;
-the kernel asks about files of other machines by `kernel/analysis/frame_owner.py`."""
+"""Determines the owner of a source file: this package, Python or an installed package, or the user. On any side; the
+kernel asks about files of other machines by `kernel/analysis/frame_owner.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARY_FOLDERS = tuple(
 )
 """The interpreter's own folders, and this package's."""
 CALL = "call of "
-"""The beginning of the file name under which the call of a distributed function is executed."""
+"""Prefix of the file name under which the call of a distributed function is executed."""
 _OWN = (*process_environment.OWN, CALL)
 _IMPORT = "<frozen importlib._bootstrap>"
 
@@ -41,11 +41,11 @@ def is_users(path: str) -> bool:
 
 
 def importing_library(frame: types.FrameType | None) -> bool:
-    """Return whether this is part of an import of a module that is not local.
+    """Return whether this frame is part of the import of a library.
 
-    It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
-    and every later import of it in this process fails ("Tried to register an operator ... twice") or ends the process
-    by SIGSEGV.
+    Such an import must not be interrupted: what its C code has registered by then stays (operators of torch, the core
+    of numpy), and every later import of it in this process fails ("Tried to register an operator ... twice") or ends
+    the process by SIGSEGV.
     """
     while frame is not None and (outer := frame.f_back) is not None:
         code, name = frame.f_code, frame.f_code.co_filename

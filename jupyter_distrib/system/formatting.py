@@ -1,4 +1,4 @@
-"""Formats ranks, times, sizes and long texts for people. Kernel side; pure functions, standard library only."""
+"""Formats ranks, times, sizes and long texts for users. Kernel side; pure functions, standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
-    """Name ranks briefly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
+    """Format rank numbers: `rank 3`, `ranks 0-2, 5`; capitalized at the start of a `sentence`."""
     return numbered("Rank" if sentence else "rank", ranks)
 
 
@@ -44,10 +44,10 @@ def size(size_bytes: int) -> str:
 
 
 def short(name: str, characters: int = 40) -> str:
-    """Shorten a name that is longer than any name should be, by leaving out its end."""
+    """Shorten an overlong name by leaving out its end."""
     return name if len(name) <= characters else f"{name[: characters - 1]}…"
 
 
 def clipped(text: str, characters: int) -> str:
-    """Cut a text that is too long to be read, and state the length of the cut part."""
+    """Cut an overlong text, and state the length of the cut part."""
     return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

@@ -1,4 +1,4 @@
-"""Makes waits of the kernel's main thread that notice an interrupt, and steps that no interrupt cuts in two.
+"""Provides interruptible waits for the kernel's main thread, and blocks that an interrupt does not break off.
 
 Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
 blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
@@ -19,7 +19,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HEAR_S = 0.2
-"""Seconds that a press of the interrupt button may go unnoticed at most."""
+"""Maximum seconds for which a press of the interrupt button goes unnoticed."""
 AGAIN_S = 0.01
 
 
@@ -39,12 +39,12 @@ def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
 
 
 def come_again() -> None:
-    """Have an interrupt come again in a moment: Python swallows the exception that it has raised in a finalizer."""
+    """Repeat an interrupt in a moment: Python swallows the exception if it is raised in a finalizer."""
     threading.Timer(AGAIN_S, _thread.interrupt_main).start()
 
 
 def _turns(timeout_s: float | None) -> Iterator[float]:
-    """Yield the seconds to block, again and again until the time is over; at least once."""
+    """Yield the seconds to block for, repeatedly until the time is over; at least once."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left_s = HEAR_S if until_s is None else max(0.0, until_s - time.monotonic())
@@ -54,14 +54,14 @@ def _turns(timeout_s: float | None) -> Iterator[float]:
 
 
 class Uninterrupted:
-    """A block in the midst of which no interrupt is raised: it is raised at the end, which must be near.
+    """A block within which no interrupt is raised: it is raised at the end of the block, which must be short.
 
     Args:
         instead: Called for the interrupt at the end; without it, the previous handler is called.
     """
 
     _inside = False
-    """Whether such a block is being executed; the outermost one waits."""
+    """Whether such a block is being executed; the outermost one delays the interrupt."""
 
     def __init__(self, instead: Callable[[], object] | None = None) -> None:
         self._instead = instead
@@ -88,10 +88,10 @@ class Uninterrupted:
 
 
 class WholeImports:
-    """A block in which no interrupt cuts the import of a library in two: it is raised at the end of the block.
+    """A block in which no interrupt breaks off the import of a library: it is raised at the end of the block.
 
     What C code of a library has registered by then would stay, and the next import of it fail, or end the process. Any
-    other line of the block is interrupted as ever.
+    other line of the block is interrupted as usual.
     """
 
     def __init__(self) -> None:

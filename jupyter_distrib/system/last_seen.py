@@ -1,6 +1,6 @@
-"""Remembers this user's detached runs for the case that the process which held them is gone: one small file a run, in
-the folder that outlives a reboot. The agent or coordinator of the run writes it, and touches it while the run goes on;
-kernels read it. The folder may be shared by several machines and containers."""
+"""Remembers this user's detached runs in case their process dies: one small file per run, in a folder that survives a
+reboot. The agent or coordinator of the run writes it, and touches it while the run goes on; kernels read it. The folder
+may be shared by several machines and containers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from jupyter_distrib.system.record_file import DamagedFile
 from jupyter_distrib.system.run_list import ListedRun
 
 EVERY_S = 30.0
-"""The seconds from one touch to the next."""
+"""Seconds between touches."""
 SILENT_S = 300.0
-"""The seconds without a touch after which a run is lost whose process cannot be seen from here."""
+"""Seconds without a touch after which a run counts as lost if its process is not visible from here."""
 KEPT_S = 30 * 24 * 3600.0
-"""The seconds for which a run that is gone is remembered."""
+"""Seconds for which a lost run is remembered."""
 _SUFFIX = ".json"
 
 
 @data_class
 class ProcessHost:
-    """The place of a process: what sees it there, and what ends it."""
+    """Host, boot and PID namespace of a process."""
 
     host: str
     boot: str
-    """The machine's identifier of its present boot; empty where the system has none."""
+    """The machine's current boot id; empty where the system has none."""
     namespace: str
     """The namespace of process ids; empty where the system has none."""
 
@@ -60,7 +60,7 @@ class SeenRun:
     began_at_s: float
     ended: bool = False
     saved: bool = False
-    """Whether the history has it as lost."""
+    """Whether the history lists it as lost."""
     logs: str = ""
     """The folder of what its ranks print."""
     checkpoints: list[str]
@@ -72,10 +72,10 @@ class SeenRun:
     """The process that holds the run."""
     process_began: str
     seen_at_s: float = 0.0
-    """The last time at which it was alive: that of the file."""
+    """Last time at which it was alive: the file's modification time."""
 
     def cause_of_loss(self) -> str:
-        """Return the reason why nothing holds the run any more; empty if something may."""
+        """Return why the run is lost; empty if its process may still exist."""
         here = ProcessHost.here()
         if self.host != here.host:
             return ""
@@ -87,7 +87,7 @@ class SeenRun:
 
 
 def of(run: ListedRun, directory: Path) -> SeenRun:
-    """Return what is to be known of a run that this process holds; its logs are in `directory` if nowhere else."""
+    """Return the entry for a run of this process; its logs are in `directory` if there is no other folder for them."""
     place, logs = ProcessHost.here(), ""
     with suppress(PoolError):
         logs = str(paths.log_directory(otherwise=directory) / run.run)
@@ -108,7 +108,7 @@ def of(run: ListedRun, directory: Path) -> SeenRun:
 
 
 def write(run: SeenRun) -> None:
-    """Remember a run, in place of an earlier state; a full disk costs the memory only."""
+    """Save a run, replacing its earlier state; on a full disk it is just not remembered."""
     with suppress(OSError, PoolError):
         path = _path(run.run)
         paths.write_whole(path, json.dumps({**asdict(run), "seen_at_s": 0.0}))
@@ -117,7 +117,7 @@ def write(run: SeenRun) -> None:
 
 
 def touch(run: str) -> None:
-    """Note that a run goes on."""
+    """Record that a run is still alive."""
     with suppress(OSError, PoolError):
         os.utime(_path(run), follow_symlinks=False)
 
@@ -129,8 +129,8 @@ def remove(run: str) -> None:
 
 
 def runs() -> list[SeenRun]:
-    """Return the runs that are remembered, those last that were seen last; damaged files are left out, and those of
-    runs that are gone for long are removed."""
+    """Return the remembered runs, most recently seen last; damaged files are skipped, and files of runs lost long ago
+    are removed."""
     found = []
     with suppress(OSError, PoolError):
         for path in _folder().glob(f"*{_SUFFIX}"):

@@ -1,5 +1,5 @@
-"""Execs an agent, and for an agent its forkserver. Imports next to nothing, not even `typing`: an agent does it before
-it imports itself, since torch takes a second."""
+"""Execs an agent, and an agent's forkserver. Imports next to nothing, not even `typing`: an agent does it before it
+imports itself, since torch takes a second."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def new_log() -> IO[bytes]:
 
 
 def own_mark() -> str:
-    """Name this process, and no later one with the same pid; the value of `AGENT` in what an agent starts."""
+    """Return a mark for this process that no later process with the same pid has; the value of `AGENT` in everything
+    that an agent starts."""
     return f"{os.getpid()}.{began(os.getpid())}"
 
 

@@ -29,12 +29,12 @@ LIMIT_VARIABLE = "JUPYTER_DISTRIB_LOG_LIMIT_BYTES"
 TOTAL_VARIABLE = "JUPYTER_DISTRIB_LOG_TOTAL_BYTES"
 TOTAL_BYTES = 10_000_000_000
 DISK_SHARE = 10
-"""The part of the disk that is free without the logs: they take a tenth of it at most."""
+"""Divisor of the disk space not used otherwise: the logs take at most one part in this many."""
 KEPT_RUNS = 200
 SMALL_BYTES = 16 << 10
-"""The size up to which the log of a run that goes on is never cut short."""
+"""Size up to which the log of a running run is never truncated."""
 _PARTS = 16
-"""The total in parts: one stays free for what several processes write between two looks."""
+"""Number of parts of the total; one stays free for what several processes write between two checks."""
 _REMOVED = "removed-runs.txt"
 _REMEMBERED_BYTES = 64 << 10
 _RUN = re.compile(r"(check[0-9a-f]+-)?[0-9a-f]{6,}-\d+")
@@ -42,7 +42,7 @@ _LOG = re.compile(r"rank\d+\.log")
 
 
 class _Run(NamedTuple):
-    """The logs of one run; sorted, the one that was written first comes first."""
+    """The logs of one run; they sort by time of writing, oldest first."""
 
     written_at_s: float
     folder: str
@@ -55,9 +55,9 @@ class LogFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.limit_bytes = chosen_bytes(TOTAL_VARIABLE) or TOTAL_BYTES
-        """The total, as of the last look."""
+        """The total limit, as of the last check."""
         self._written = self._room = 0
-        """Bytes that this process has written since the last look, and those that it may write before the next."""
+        """Bytes that this process has written since the last check, and bytes that it may write before the next one."""
         self._notice = ""
         self._told = False
 
@@ -88,7 +88,7 @@ class LogFolder:
         return f"all logs together may take {formatting.size(self.limit_bytes)} ({TOTAL_VARIABLE})"
 
     def take_notice(self) -> str:
-        """Return a sentence for the user about logs that were removed; once, else nothing."""
+        """Return a sentence for the user about removed logs, once; else empty."""
         notice, self._notice = self._notice, ""
         return notice
 
@@ -144,7 +144,7 @@ class LogFolder:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep other processes from removing logs meanwhile; False if another one does it now."""
+        """Keep other processes from removing logs within the block; False if another one is doing so now."""
         with ExitStack() as stack:
             alone = True
             try:
@@ -156,18 +156,18 @@ class LogFolder:
 
 @cache
 def of(path: Path) -> LogFolder:
-    """Return the folder at this path: one object in a process, which counts what the process writes."""
+    """Return the folder at this path: one object per process, which counts what the process writes."""
     return LogFolder(path)
 
 
 def hold(log: int) -> None:
-    """Mark the log with this descriptor, which can be read too, as one of a run that goes on."""
+    """Lock the log of this descriptor, which must be readable too, as belonging to a running run."""
     with suppress(OSError):
         fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def check(folder: Path) -> None:
-    """Raise `PoolError` if the logs in this folder of a run were removed, since all logs were too large or too many."""
+    """Raise `PoolError` if the logs in this run's folder were removed because all logs were too large or too many."""
     with suppress(OSError, DamagedFile):
         if not any(_logs(str(folder))) and folder.name in record_file.text_of(folder.parent / _REMOVED).splitlines():
             raise PoolError(
@@ -183,12 +183,12 @@ def chosen_bytes(variable: str) -> int:
 
 
 def limits() -> dict[str, str]:
-    """Return the variables by which the user has limited logs, for agents on other nodes."""
+    """Return the environment variables with the user's log limits, for agents on other nodes."""
     return {name: os.environ[name] for name in (LIMIT_VARIABLE, TOTAL_VARIABLE) if name in os.environ}
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file of this user's, as it is; a link in its place is an error."""
+    """Open an existing file of this user; a link in its place is an error."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600), "r+b")
 
 
@@ -206,7 +206,7 @@ def _is_ours(info: os.stat_result) -> bool:
 
 
 def _goes_on(folder: str) -> bool:
-    """Return whether a process holds a log of this run, see `hold`; also where locks cannot tell."""
+    """Return whether a process holds a log of this run, see `hold`; True where locks do not work."""
     for path, _ in _logs(folder):
         try:
             fd = os.open(

@@ -24,15 +24,14 @@ def addresses() -> dict[str, str]:
 
 
 def towards(others: Sequence[str], own: str) -> str:
-    """Return the interface by which this machine reaches the others, by its routes; without others, the one that has
-    its own address. Loopback's if none can be determined."""
+    """Return the interface through which this machine reaches the others; without others, the interface that has its
+    own address. Loopback if none can be determined."""
     names = {address: name for name, address in (*_addresses_6(), *addresses().items())}
     return next((names[found] for address in (*others, own) if (found := source(address)) in names), LOOPBACK)
 
 
 def source(address: str) -> str:
-    """Return the local address from which packets to an address would leave; connecting sends none. Empty if there is
-    no route."""
+    """Return the local source address for packets to an address; nothing is sent. Empty if there is no route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock, suppress(OSError):
         sock.connect((address, 9))

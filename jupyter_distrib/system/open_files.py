@@ -1,4 +1,4 @@
-"""Words for a process that may open no more files, sockets or pipes. Any process, also one that can open none."""
+"""Messages for a process that may open no more files, sockets or pipes. Any process, also one that can open none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_distrib.errors import PoolError
 
 ERRORS = (errno.EMFILE, errno.ENFILE)
 LOST = -1
-"""In place of a descriptor that came with a message when this process could open no more."""
+"""Placeholder for a descriptor that came with a message when this process could open no more."""
 _CAUSES = 10
 
 
@@ -26,7 +26,7 @@ def advice() -> str:
 
 
 def has_room(count: int) -> bool:
-    """Return whether this process may open so many more."""
+    """Return whether this process may open this many more."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return True
@@ -37,23 +37,23 @@ def has_room(count: int) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return that sentence if the limit has caused an error, also inside of C code or of another error; else ""."""
+    """Return that sentence if the limit caused an error, even inside C code or another error; else ""."""
     return advice() if any(_is_of_limit(each) for each in _chain(error)) else ""
 
 
 def reason(error: BaseException) -> str:
-    """Return why something failed, for the middle of a sentence: the limit, or what the error says."""
+    """Return why something failed, for use in a sentence: the limit, or the error's text."""
     return told(error).rstrip(".") or str(error)
 
 
 def typed_reason(error: BaseException) -> str:
-    """Return the same with the type of any other error, for those that nobody expects."""
+    """Return the same with the type of any other error, for unexpected errors."""
     return told(error).rstrip(".") or f"{type(error).__name__}: {error}"
 
 
 @contextmanager
 def as_pool_error() -> Iterator[None]:
-    """Turn an error by the limit into a `PoolError` with the sentence."""
+    """Turn an error caused by the limit into a `PoolError` with the sentence."""
     try:
         yield
     except OSError as error:
@@ -63,7 +63,7 @@ def as_pool_error() -> Iterator[None]:
 
 
 def error() -> OSError:
-    """Return an error as the system raises it, for descriptors that got lost on their way into this process."""
+    """Return the error that the system would raise, for descriptors that were lost on their way into this process."""
     return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 

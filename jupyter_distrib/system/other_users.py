@@ -1,4 +1,4 @@
-"""Tells what other users of the machine may do with a file or folder, and how they are called. On any side."""
+"""Determines which other users may write to a file or folder, and their names. On any side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def login(uid: int) -> str:
-    """Return the login name of a user, or `user 12345` for one that this system has no name for."""
+    """Return the login name of a user, or `user 12345` if there is no name for it."""
     import pwd
 
     try:
@@ -20,8 +20,8 @@ def login(uid: int) -> str:
 
 
 def writers(file: int | str) -> str:
-    """Return which users beside the owner may write to a file or folder, an open one or one at a path; empty if none
-    may. Raises `OSError`."""
+    """Describe which users other than the owner may write to a file or folder (open, or at a path); empty if none.
+    Raises `OSError`."""
     info = os.stat(file)
     if info.st_mode & stat.S_IWOTH:
         return "every user"

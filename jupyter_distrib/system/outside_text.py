@@ -1,5 +1,5 @@
-"""Cleans the texts that other processes and users choose, such as the name of a process or of a job: shown, they can
-add no line, no terminal code and nothing that is read backwards. On any side; standard library only."""
+"""Cleans texts chosen by other processes and users, such as the name of a process or job, so that they cannot add
+lines, terminal codes or right-to-left text where they are shown. On any side; standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NAME_S = 0.2
 """Seconds to wait for the name of a user, which may come from a server of the site."""
 _names: dict[int, str] = {}
 _asked: set[int] = set()
-"""The users whose name has been asked for; it is not asked for again while there is no answer."""
+"""The users whose name is being looked up; it is not requested again before there is an answer."""
 
 
 def shown(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    """Return a text as part of one line: what cannot be seen becomes a space, and a long text is cut."""
+    """Return a text as part of one line: unprintable characters become spaces, and a long text is cut."""
     start = text[: 4 * characters]
     plain = "".join(each if each.isprintable() else " " for each in start)
     words = " ".join(plain.split())

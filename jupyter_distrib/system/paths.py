@@ -1,4 +1,5 @@
-"""The folders of this user's sockets and logs. Each directory that this module makes is 0700 and checked to be ours."""
+"""The folders of this user's sockets and logs. Each directory that this module makes has mode 0700 and is checked to
+belong to this user."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from jupyter_distrib.system import record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
 UNFINISHED_S = 60.0
-"""Seconds after which nobody is still writing a file."""
+"""Seconds after which an unfinished file counts as abandoned."""
 _UNFINISHED = ".unfinished"
 SOCKET_PATH_LIMIT = 107
-"""Length of the longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
+"""Maximum length of a socket's path: `sun_path` holds 108 bytes with its end (unix(7))."""
 
 
 def runtime_directory() -> Path:
@@ -50,7 +51,8 @@ def runtime_directory() -> Path:
 
 
 def _is_ours(folder: str) -> bool:
-    """Return whether a folder belongs to this user, who may write to it: variables may be left from another user."""
+    """Return whether a folder belongs to this user and is writable: environment variables may be left over from another
+    user."""
     try:
         return os.stat(folder).st_uid == os.getuid() and os.access(folder, os.W_OK)
     except OSError:
@@ -74,7 +76,7 @@ def _name_file(usual: Path) -> Path:
 
 
 def _made_beside(usual: Path) -> Path:
-    """Make a folder beside the usual one, with a name that nobody knows beforehand; only one, however many ask."""
+    """Make a folder beside the usual one, with an unpredictable name; only one, however many processes ask."""
     try:
         with opened(state_directory() / "runtime_folder.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -91,7 +93,7 @@ def _made_beside(usual: Path) -> Path:
 
 
 def log_directory(otherwise: Path | None = None) -> Path:
-    """Return the folder for what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it.
+    """Return the folder for the ranks' logs. `JUPYTER_DISTRIB_LOG_DIR` overrides it.
 
     Args:
         otherwise: A private folder; where the usual folder cannot be made, one in it is returned. A run matters more
@@ -107,7 +109,7 @@ def log_directory(otherwise: Path | None = None) -> Path:
 
 
 def state_directory() -> Path:
-    """Return the folder for what is kept from one kernel to the next."""
+    """Return the folder for state kept from one kernel to the next."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return private(Path(base) / "jupyter_distrib", "XDG_STATE_HOME")
 
@@ -121,8 +123,8 @@ def opened(path: Path, *, emptied: bool = True) -> BinaryIO:
 
 
 def clear(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Make room in a private folder: what is there and is no file of this user and kind is removed, and a folder is
-    renamed, for there may be something in it. Raises `OSError`.
+    """Clear a path in a private folder unless it holds a file of this user and kind: other files are removed, and a
+    folder is renamed, because it may not be empty. Raises `OSError`.
 
     Args:
         path: The place of the file.
@@ -141,7 +143,7 @@ def clear(path: Path, kind: int = stat.S_IFREG) -> None:
 
 
 def write_whole(path: Path, text: str, *, tidy: bool = True) -> None:
-    """Write a file in a private folder that is there whole or not at all, also if the process is killed. With `tidy`,
+    """Write a file in a private folder atomically: it is complete or absent even if the process is killed. With `tidy`,
     what killed processes have left of other files in that folder is removed."""
     if tidy:
         remove_unfinished(path.parent)
@@ -158,7 +160,7 @@ def write_whole(path: Path, text: str, *, tidy: bool = True) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes have left of the files that `write_whole` writes in this folder."""
+    """Remove unfinished files of `write_whole` that killed processes have left in this folder."""
     for left in folder.glob(f"*{_UNFINISHED}"):
         with suppress(OSError):
             if time.time() - left.lstat().st_mtime > UNFINISHED_S:

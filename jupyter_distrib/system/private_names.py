@@ -27,9 +27,9 @@ class Library(NamedTuple):
     files: tuple[str, ...]
     """The only modules that use the names."""
     needed: Mapping[str, str] = _NONE
-    """The names by object, separated by spaces, without which nothing works."""
+    """Required names by object, separated by spaces."""
     spared: Mapping[str, tuple[str, str]] = _NONE
-    """By object, names that may be missing, and what happens then."""
+    """Optional names by object, and what happens if they are missing."""
     changing: Mapping[str, tuple[str, str]] = _NONE
     """By object and name, with a space between, the first and the last version with that name; empty if all earlier or
     all later ones have it. The code looks for it before it uses it."""
@@ -40,10 +40,10 @@ class MissingNameError(ImportError):
 
 
 def check(library: Library) -> None:
-    """Raise an error in words if a module that is loaded lacks a name that is needed.
+    """Raise a readable error if a loaded module lacks a required name.
 
     Raises:
-        MissingNameError: It names what is missing, the version that lacks it, and those that have it.
+        MissingNameError: The message names what is missing, the version that lacks it, and those that have it.
     """
     missing = [
         f"{where}.{name}".replace(":", ".")
@@ -74,7 +74,7 @@ def has(owner: object, name: str) -> bool:
 
 
 def every(library: Library) -> Iterator[str]:
-    """Yield all that is listed for a library: object and name, with a space between."""
+    """Yield every listed object and name of a library, with a space in between."""
     for where, names in library.needed.items():
         yield from (f"{where} {name}" for name in names.split())
     for where, (names, _) in library.spared.items():

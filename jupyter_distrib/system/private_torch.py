@@ -40,8 +40,8 @@ HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", 
 
 
 def identity(storage: Any) -> int:
-    """Return what tells a storage from others: its address in C++, since torch may make several Python objects of it.
-    Relies on `_cdata`."""
+    """Return the identity of a storage: its address in C++, since torch may make several Python objects for it. Relies
+    on `_cdata`."""
     address: int = storage._cdata
     return address
 

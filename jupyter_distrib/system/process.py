@@ -1,4 +1,4 @@
-"""Sets the place of this process in the system: its parent, its session, its standard streams, its sockets."""
+"""Changes the standing of this process in the system: its parent, session, standard streams and sockets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; False where the system does not tell."""
+    """Return whether a process is stopped by a signal; False if unknown."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:  # a process may have any name
             return file.read().rpartition(")")[2].split()[0] == "T"
@@ -73,7 +73,7 @@ def state_and_cpu_s(pid: int) -> tuple[str, float]:
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose own parent ends (Linux only)."""
+    """Become the parent of descendants whose own parent ends (Linux only)."""
     if sys.platform == "linux":
         _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -107,7 +107,7 @@ def gather_memory() -> None:
 
 
 def take_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Make the two descriptors this process's standard output and error, for Python, C and children alike."""
+    """Use the two descriptors as this process's standard output and error, for Python, C and children alike."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(stdout_fd, 1)
@@ -158,13 +158,13 @@ _flushing = threading.Lock()
 
 
 def flush_unfinished() -> None:
-    """Flush what Python buffers: lines without an end. Any thread; costs a microsecond if there is nothing."""
+    """Flush Python's buffers, which hold unfinished lines. Any thread; costs a microsecond if there is nothing."""
     with _flushing:
         _flush(sys.__stdout__, sys.__stderr__)
 
 
 def flush_streams() -> None:
-    """Flush what Python and C buffer."""
+    """Flush the buffers of Python and C."""
     with _flushing:
         _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     _libc().fflush(None)
@@ -203,7 +203,7 @@ NO_KEYBOARD = (
 
 
 class _NoInput(io.TextIOBase):
-    """The standard input of a rank: nobody can type into it, and a prompt must not hang."""
+    """The standard input of a rank: it cannot be typed into, and a prompt must not hang."""
 
     def readable(self) -> bool:
         return True
@@ -230,8 +230,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def shut_sockets(inodes: frozenset[int]) -> None:
-    """Shut down those connected sockets of this process that have these inodes; a collective that waits on one returns
-    with an error."""
+    """Shut down this process's connected sockets with these inodes; a collective that waits on one returns with an
+    error."""
     for fd in _open_descriptors() if inodes else ():
         try:
             info = os.fstat(fd)

@@ -29,7 +29,7 @@ GPU_LOAD_TIME = (
 )
 """Variables that CUDA, its libraries and torch read once in a process."""
 SET_BY_LIBRARIES = ("CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
-"""Variables among them that libraries set by themselves, or that other code handles."""
+"""Exceptions: variables that libraries set by themselves, or that other code handles."""
 LOAD_TIME = (
     *GPU_LOAD_TIME,
     "LD_",
@@ -43,7 +43,7 @@ LOAD_TIME = (
     "GLIBC_",
     "JUPYTER_DISTRIB_",
 )
-"""Variables that programs and libraries read when they load: kernels that differ in one get separate agents."""
+"""Variables that programs and libraries read at load time: kernels that differ in one get separate agents."""
 NOT_LOAD_TIME = (
     "CUDA_VISIBLE_DEVICES",
     "PYTHONSTARTUP",
@@ -82,7 +82,7 @@ def _decoded(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
 
 
 def load_time_changes(env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that a forked rank would read too late."""
+    """Return the changed variables that a forked rank would read too late."""
     return {name: value for name, value in env.items() if _is_load_time(name) and os.environ.get(name) != value}
 
 
@@ -91,5 +91,5 @@ def _is_load_time(name: str) -> bool:
 
 
 def load_time_variables() -> Iterator[str]:
-    """Yield the variables of this process, each with its value."""
+    """Yield this process's load-time variables, each with its value."""
     return (f"{name}={value}" for name, value in os.environ.items() if _is_load_time(name))

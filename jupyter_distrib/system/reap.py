@@ -1,5 +1,5 @@
-"""Ends processes that this agent's ranks started, and nothing else. Reads /proc; Linux only, elsewhere the process
-group has to do."""
+"""Ends processes that this agent's ranks started, and nothing else. Reads /proc on Linux; elsewhere only process groups
+are ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WORKER = "JUPYTER_DISTRIB_WORKER"
 """Variable that marks everything a rank starts, whatever session it is in."""
 _PROC = Path("/proc")
 _SWEEPS = 3
-"""Number of sweeps: what is killed may have started something meanwhile."""
+"""Number of sweeps: processes may have started others just before they were killed."""
 
 
 class Sweep:
-    """A sweep over what ranks have left: one look at all processes for the ranks that end together."""
+    """Ends what ranks have left running: one scan of all processes for ranks that end together."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -30,7 +30,7 @@ class Sweep:
 
     def add(self, pid: int, mark: str) -> None:
         """Kill what a rank that has ended leaves: its process group, its session, and what carries its mark. The group
-        ends now, the rest when the loop has handled what has happened by now."""
+        is killed now, the rest once the loop has handled all pending events."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         if not self._sessions:
@@ -50,14 +50,14 @@ def kill_left(sessions: Collection[int], marks: Collection[str]) -> None:
 
 
 def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]) -> None:
-    """Kill children that were adopted because their own parent, a rank that is gone, ended."""
+    """Kill children that were adopted because their own parent, a dead rank, has ended."""
     for pid in children(os.getpid()):
         if pid not in known and not belongs_to_living(pid):
             _kill(pid)
 
 
 def kill_orphans() -> None:
-    """Kill what killed agents have left: everything that carries the mark of an agent that is gone."""
+    """Kill the remains of killed agents: everything that carries the mark of a dead agent."""
     for _ in range(_SWEEPS):
         orphans = _others(_is_orphan)
         for pid in orphans:
@@ -117,13 +117,13 @@ def sockets_between(pids: list[int]) -> tuple[int, ...]:
 
 
 def ends_outside(pids: list[int]) -> tuple[tuple[str, str], ...]:
-    """Return local and remote address of those connections of these processes whose other ends none of them has."""
+    """Return the local and remote addresses of these processes' connections to processes outside of them."""
     ends = _connections(pids)
     return tuple((local, remote) for local, remote in ends if (remote, local) not in ends)
 
 
 def sockets_towards(pids: list[int], ends: Iterable[tuple[str, str]]) -> tuple[int, ...]:
-    """Return the inodes of those connections of these processes whose other ends `ends_outside` has found on another
+    """Return the inodes of these processes' connections whose other ends were found by `ends_outside` on another
     node."""
     found = _connections(pids)
     return tuple(found[remote, local] for local, remote in ends if (remote, local) in found)

@@ -1,4 +1,4 @@
-"""Reads the small files that this package has left for its other processes. Anything may have happened to them since.
+"""Reads the small files through which this package's processes communicate. They may have been damaged or replaced.
 
 Whatever is at the path, a reader here answers at once, and raises nothing but `OSError` and `DamagedFile`: a FIFO is
 not waited for, a link is not followed, a file of another user is not believed, and a value of another type than its
@@ -23,12 +23,12 @@ LARGEST_NUMBER = 1e11
 """The largest number of a field; as seconds since 1970 it is a year that calendars know. None is below 0."""
 LARGEST_WHOLE_NUMBER = 1 << 62
 ANY_NUMBER = {"any_number": True}
-"""The metadata of a field whose numbers are what a cell has reported: NaN and 1e30 among them."""
+"""Field metadata that allows any number, including NaN and 1e30, because a cell has reported it."""
 Kind = TypeVar("Kind")
 
 
 class DamagedFile(ValueError):
-    """A file that is there, and that holds no record of ours."""
+    """Raised for a file that exists but holds no valid record."""
 
 
 def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links: bool = False) -> str:
@@ -41,7 +41,7 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
 
     Raises:
         OSError: There is none, or it cannot be opened, is not regular or another user's.
-        DamagedFile: It is no text, or too large.
+        DamagedFile: It is not text, or too large.
     """
     with opened(path, through_links=through_links) as file:
         content = file.read(most_bytes + 1)
@@ -66,7 +66,7 @@ def opened(path: Path | str, *, through_links: bool = False) -> BinaryIO:
 
 
 def json_of(text: str) -> Any:
-    """Return the value of a text in JSON. Raises `DamagedFile`."""
+    """Return the value of a JSON text. Raises `DamagedFile`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -74,10 +74,10 @@ def json_of(text: str) -> Any:
 
 
 def record_of(kind: type[Kind], content: object) -> Kind:
-    """Return a record with the fields that a value of JSON gives. Further ones are left out: later versions write more.
+    """Return a record with the fields of a JSON object. Unknown fields are ignored, because later versions write more.
 
     Raises:
-        DamagedFile: It is no object, lacks a field, or has a value of another type in one.
+        DamagedFile: It is not an object, lacks a field, or has a value of the wrong type.
     """
     if not isinstance(content, Mapping):
         raise DamagedFile("it holds no record")
@@ -107,7 +107,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool, bool]]:
 
 
 def _checked(value: Any, wanted: Any, name: str, *, any_number: bool) -> Any:
-    """Return a value of the type that is wanted. Raises `DamagedFile`."""
+    """Return a value of the required type. Raises `DamagedFile`."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType) and type(None) in parts:
         if value is None:
@@ -134,5 +134,5 @@ def _checked(value: Any, wanted: Any, name: str, *, any_number: bool) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Return a text that can be sent and printed: JSON can hold halves of characters."""
+    """Return a text that can be sent and printed: JSON can contain lone surrogates."""
     return text.encode("utf-8", "replace").decode()

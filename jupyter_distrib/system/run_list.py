@@ -1,4 +1,4 @@
-"""The list of this user's detached runs on this machine: one small file a run, in the folder of sockets. The agent or
+"""The list of this user's detached runs on this machine: one small file per run, in the folder of sockets. The agent or
 coordinator that holds the record of a run writes it; every kernel reads it, also one of another version."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SERVER = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 @data_class
 class ListedRun:
-    """One detached run. Fields may be added, and none taken away: other versions read them."""
+    """One detached run. Fields may be added but never removed: other versions read them."""
 
     run: str
     label: str
@@ -36,23 +36,23 @@ class ListedRun:
     """Start of the run, in seconds since 1970."""
     ended: bool
     server: str
-    """Name of the process that holds the record, as of its socket."""
+    """Name of the process that holds the record, and of its socket."""
     pid: int
     protocol: int
     """Protocol that this process speaks."""
     pid_namespace: str = ""
-    """The namespace in which it has its pid; empty if it is not known."""
+    """The PID namespace of the process; empty if unknown."""
     where: str = ""
-    """The place of the run, in words: `n1, Slurm job 17`; empty if it is not known."""
+    """Place of the run, in words: `n1, Slurm job 17`; empty if it is not known."""
 
     @property
     def pid_is_known_here(self) -> bool:
-        """Return whether the pid is that of this process also for us: each container counts its processes itself."""
+        """Return whether the pid is valid here too: each container numbers its own processes."""
         return self.pid_namespace in ("", confinement.pid_namespace())
 
 
 def write(directory: Path, run: ListedRun) -> None:
-    """Put a run into the list, in place of an earlier entry; a full disk costs the entry only."""
+    """Add a run to the list, replacing an earlier entry; on a full disk only the entry is lost."""
     with suppress(OSError):
         text = json.dumps({**asdict(run), "process_began": began(run.pid)})
         paths.write_whole(directory / f"{run.run}{_SUFFIX}", text)

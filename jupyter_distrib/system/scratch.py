@@ -1,7 +1,7 @@
-"""Folders for temporary files that other programs write by their names, so that they cannot be without one.
+"""Folders for temporary files that other programs write by name, so that unnamed files do not do.
 
-A process that is killed leaves its folder. The lock in it ends with the process, whatever container it was in, so that
-agents remove what nobody holds: when a rank has ended, and when they start.
+A killed process leaves its folder behind. The lock in it ends with the process, whatever container it was in, so agents
+remove unlocked folders when a rank has ended and when they start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PREFIX = "jd-tmp-"
 SHORT = "/tmp"  # noqa: S108 - what is made in it is private
 """The folder for those whose paths are limited."""
 MADE_S = 60.0
-"""Seconds after which a folder without a lock is not one that is just being made."""
+"""Seconds after which a folder without a lock is not just being created."""
 _LOCK = ".jupyter_distrib"
 
 
 @contextmanager
 def folder(within: str | None = None) -> Iterator[Path]:
-    """Give a new folder of this user's alone, which is removed after the block; `within`: not in that of temporary
+    """Provide a new folder private to this user, which is removed after the block; `within`: not in that of temporary
     files."""
     with ExitStack() as stack:
         while True:
@@ -42,7 +42,7 @@ def folder(within: str | None = None) -> Iterator[Path]:
 
 
 def sweep(*within: str) -> None:
-    """Remove what killed processes have left in the folders of temporary files, and in these."""
+    """Remove the remains of killed processes in the folders for temporary files, and in these folders."""
     for each in {tempfile.gettempdir(), SHORT, *within}:
         with suppress(OSError), os.scandir(each) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own while this one imports Ray, which a thread would hold up.
+"""Runs a function in a separate process while this one imports Ray, which a thread would slow down.
 
 The benchmark row `ray-first` (a cell right after `%load_ext`) gains 0.3 s by it.
 """
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def subprocess_future(make: Callable[[], T], *fds: int) -> Future[T]:
-    """Return a future for the result or exception of `make`. To be called while there are no threads; `fds` are closed
-    in that process."""
+    """Return a future for the result or exception of `make`. Must be called before any thread is started; `fds` are
+    closed in that process."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -52,7 +52,7 @@ class RankStarter:
         self._cores = control_groups.cores()
 
     def resize(self, command: m.OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
-        """From now on start ranks for a worker group of another size."""
+        """Switch to ranks for a worker group of another size."""
         self._command, self._gpus = command, tuple(gpus)
 
     def prepare(self, local_rank: int) -> Rank:

@@ -239,7 +239,7 @@ class WorkerGroupStarting(Event):
     """The number of ranks that are ready."""
     size: int
     waits_for: str = ""
-    """What the other ranks are waiting for, if known: `the import of torch`."""
+    """Reason why the other ranks are waiting, if known: `the import of torch`."""
 
 
 @message

@@ -209,11 +209,11 @@ class WorkerInfo:
 
 @part
 class RankPlace:
-    """Where one rank is during a stall."""
+    """The place of one rank during a stall."""
 
     rank: int
     where: str
-    """What the rank is doing, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    """Activity of the rank, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
     line: int | None
     """Line of the cell; None if it is unknown, or the rank is in no line of the cell."""
     waiting: bool

@@ -28,7 +28,7 @@ class NodeStatus:
     state: str = ""
     """Its state in a few words, if it cannot run ranks now: `not reached`, `drained`."""
     holders: tuple[str, ...] = ()
-    """Who uses parts of it, as far as its engine reports that: `user ada: job 17, 4 CPUs`."""
+    """Users of parts of it, as far as its engine reports them: `user ada: job 17, 4 CPUs`."""
 
 
 @part
