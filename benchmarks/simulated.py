@@ -108,7 +108,7 @@ class LightPlace:
         shares = [
             Share(node=LightNode(number, group, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)
         ]
-        self._loop.soon(lambda: group.placed(shares))
+        self._loop.soon(lambda: group.on_placed(shares))
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """There is nothing."""

@@ -84,7 +84,7 @@ class Agent:
         self._swept: set[str] = set()
         """The folders of temporary files that ranks have had."""
         self._is_sweeping = False
-        self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
+        self._waiting = WaitingGroups(self._loop, self.open, self.server.send)
         self._adopted = AdoptedProcesses(
             self._loop,
             forking=lambda: self._forkservers.busy,
@@ -114,22 +114,22 @@ class Agent:
     def welcome(self, client: KernelClient) -> None:
         self._forkservers.start()  # gone if this agent has rested
 
-    def gone(self, client: KernelClient) -> None:
-        self._waiting.gone(client)
+    def on_client_gone(self, client: KernelClient) -> None:
+        self._waiting.remove_client(client)
         for group in [group for group, each in self._opening.items() if each is client]:
             self.close_waiting(group)
 
     def close_waiting(self, group: str) -> None:
-        self._waiting.over(group)
+        self._waiting.remove(group)
         self._opening.pop(group, None)
         self._package_sync.give_up(group)
         self._reports.pop(group, None)
         self._early_stores.pop(group, None)
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         self._forkservers.stop()
 
-    def obey(self, client: KernelClient, command: m.Message) -> None:
+    def handle_command(self, client: KernelClient, command: m.Message) -> None:
         """Follow a command about a worker group that spans several nodes."""
         match command:
             case m.MakeStore():
@@ -192,7 +192,7 @@ class Agent:
 
         def say(installing: str) -> None:
             reason = f"packages that the ranks lack are being installed: {installing}"
-            self.server.tell(client, m.WorkerGroupQueued(group=command.group, reason=reason))
+            self.server.send(client, m.WorkerGroupQueued(group=command.group, reason=reason))
 
         def then(report: Report) -> None:
             if self._opening.pop(command.group, None) is not client:
@@ -223,7 +223,7 @@ class Agent:
         if not choice.alternatives:
             return self._open_with(client, command, choice)
         assert client.hello is not None
-        match self._gpu_allocation.take(choice, client.hello, self._leaving()):
+        match self._gpu_allocation.lease(choice, client.hello, self._leaving()):
             case Allotted(gpus=gpus, notes=notes):
                 return self._open_with(client, command, replace(choice, notes=(*choice.notes, *notes)), gpus)
             case Busy() as busy:
@@ -233,8 +233,8 @@ class Agent:
                 return self._waiting.add(client, replace(command, wait_s=wait_s), "" if busy.soon_s else busy.reason)
 
     def _refuse(self, client: KernelClient, command: m.OpenWorkerGroup, reason: str) -> None:
-        self._waiting.over(command.group)
-        self.server.tell(client, m.WorkerGroupRefused(group=command.group, reason=reason))
+        self._waiting.remove(command.group)
+        self.server.send(client, m.WorkerGroupRefused(group=command.group, reason=reason))
 
     def _open_with(
         self, client: KernelClient, command: m.OpenWorkerGroup, choice: Choice, gpus: Sequence[devices.Gpu] = ()
@@ -242,7 +242,7 @@ class Agent:
         if reason := gpu_allocation.too_many(choice.size):
             self._gpu_allocation.give_back(gpus)
             return self._refuse(client, command, reason)
-        self._waiting.over(command.group)
+        self._waiting.remove(command.group)
         command = replace(command, gpus=bool(gpus), size=choice.size)
         if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.has_early_ranks`
             self._forkservers.growing = False
@@ -256,7 +256,7 @@ class Agent:
             node_has_gpus=lambda: gpu_choice.outlook(command, self._gpus.latest, torch_build()),
             notes=(*choice.notes, *filter(None, [report.get("note")])),
             logs=self._logs,
-            tell=lambda event, fds: self.server.tell(client, event, fds),
+            tell=lambda event, fds: self.server.send(client, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
@@ -277,7 +277,7 @@ class Agent:
         reason = f"its GPUs were given back after {formatting.duration(idle_s)} without a cell"
         group.tell(m.WorkerGroupClosed(group=group.name, reason=reason), ())
 
-    def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
+    def on_group_closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing[group] = time.monotonic()
         self._release_closed()
 
@@ -290,7 +290,7 @@ class Agent:
             group.gpus = []
             if group.command.world_size:  # a coordinator has opened it, which gives the node back now
                 group.tell(m.RanksLeft(group=group.name), ())
-            self._waiting.some_are_free()
+            self._waiting.retry_soon()
 
     # ------------------------------------------------------------------------------------------------ better ranks
 
@@ -327,12 +327,12 @@ class Agent:
                 break
             if pid == 0:
                 break
-            self._forkservers.ended(pid, os.waitstatus_to_exitcode(status))
+            self._forkservers.on_child_ended(pid, os.waitstatus_to_exitcode(status))
             for group in self._all_groups():
                 if (rank := group.ranks.find(pid)) is not None:
                     ended = True
                     self._swept |= group.temporary_folders
-                    group.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+                    group.on_rank_lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
             self._release_closed()
             self._adopted.kill()

@@ -107,10 +107,10 @@ class ProjectFiles:
         self._slow = ""
         """Sentence about a slow scan, although the folders had been listed before."""
 
-    def look(self, directory: str, path: Sequence[str]) -> Found:
+    def scan(self, directory: str, path: Sequence[str]) -> Found:
         """Scan the folders; returns the same object as long as nothing changes."""
         began_s = time.monotonic()
-        found = self._look(directory, path)
+        found = self._scan(directory, path)
         if self._last is not None and not self._slow and (took_s := time.monotonic() - began_s) > SLOW_S:
             self._slow = _too_slow(directory, took_s)
         found = replace(found, left_out=f"{found.left_out} {self._slow}".strip())
@@ -118,7 +118,7 @@ class ProjectFiles:
             self._last = found
         return self._last
 
-    def _look(self, directory: str, path: Sequence[str]) -> Found:
+    def _scan(self, directory: str, path: Sequence[str]) -> Found:
         files: dict[str, tuple[str, Stamp]] = {}
         total, largest = 0, (FILE_LIMIT_BYTES, "")
         for number, folder in enumerate(dict.fromkeys((directory, *path))):

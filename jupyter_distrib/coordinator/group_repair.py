@@ -57,7 +57,7 @@ class MultiNodeGroupRepair:
         """Return whether cells have to wait."""
         return self._limit is not None
 
-    def begin(self, run: MultiNodeRun, *, on_all: bool) -> None:
+    def start(self, run: MultiNodeRun, *, on_all: bool) -> None:
         """Decide whether the groups stay after this run; `on_all`: whether all ranks have executed it."""
         if run.on_gpus and on_all:
             self._undecided = run
@@ -66,11 +66,11 @@ class MultiNodeGroupRepair:
         else:
             self.make_store()
 
-    def take_report(self, node: int, report: m.NodeDrained, current: MultiNodeRun | None) -> None:
+    def on_report(self, node: int, report: m.NodeDrained, current: MultiNodeRun | None) -> None:
         """Handle a node's report on the current run or the previous one."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run:
-            run.drains.take(node, finished=report.finished, sequences=report.sequences)
+            run.drains.record(node, finished=report.finished, sequences=report.sequences)
             self._decide()
 
     def _decide(self) -> None:
@@ -92,7 +92,7 @@ class MultiNodeGroupRepair:
         self._start_timer()
         self._nodes()[0].send(m.MakeStore(group=self._group))
 
-    def take_store(self, node: int, event: m.GroupsReset) -> None:
+    def on_groups_reset(self, node: int, event: m.GroupsReset) -> None:
         """Handle node 0's answer that there is a new store, or another node's answer that it uses it."""
         if node == 0:
             self._stores_awaited = max(0, self._stores_awaited - 1)

@@ -147,15 +147,15 @@ class Placement:
             if not self._leave.nodes:
                 self._leave.over.set()
 
-    def tell(self, event: m.Event) -> None:
+    def send_note(self, event: m.Event) -> None:
         """Tell the kernel something about a run."""
         self.group.tell(event, ())
 
-    def lost(self, node: int, reason: str) -> None:
+    def on_node_lost(self, node: int, reason: str) -> None:
         """Record that a node is out of reach."""
         self._lost = True
         if self.group.place is self:
-            self.group.lost(node, reason)
+            self.group.on_node_lost(node, reason)
 
     # ------------------------------------------------------------------------------------------------ claiming
 
@@ -168,7 +168,7 @@ class Placement:
                 return False
             if hello.session != self._hello.session:
                 self._hello = hello
-                self.delivery.forget_told()
+                self.delivery.reset_notes()
             self.delivery.renew()
             self._unwanted.clear()
             return True
@@ -235,7 +235,7 @@ class Placement:
         self._call(begin)
 
     def _give(self, found: _Found) -> None:
-        self.group.placed(found.shares, has_gpus=found.engine_has_gpus, ends_at_s=found.ends_at_s)
+        self.group.on_placed(found.shares, has_gpus=found.engine_has_gpus, ends_at_s=found.ends_at_s)
 
     def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
         """Ask the relays about their nodes, and check that they are compatible with the kernel."""
@@ -272,7 +272,7 @@ class Placement:
 
     def _say(self, reason: str) -> None:
         """Tell the kernel why it is waiting; can be called in any thread."""
-        self._call(partial(self.group.queued, reason))
+        self._call(partial(self.group.on_queued, reason))
 
     def _call(self, call: Callable[[], None]) -> None:
         self.delivery.calls.put(lambda: call() if self.group.place is self and not self.group.closed else None)

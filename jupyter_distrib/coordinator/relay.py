@@ -168,7 +168,7 @@ class Relay:
             return None
         with self._inbox.call_first():
             self._execute(frame, *part)
-            return self._inbox.take_at_once()
+            return self._inbox.wait_for_end()
 
     def _localized(self, frame: bytes) -> bytes:
         """Return the same command, with the values that only this node has."""
@@ -194,7 +194,7 @@ class Relay:
 
     def receive(self) -> Answer:
         """Wait for entries, and return all that have come since the last answer. Empty: the agent has ended."""
-        return self._inbox.take()
+        return self._inbox.wait_for_entries()
 
     def _read(self) -> None:
         while True:

@@ -58,7 +58,7 @@ class RelayInbox:
 
     @contextmanager
     def call_first(self) -> Iterator[None]:
-        """Keep new entries for the call that delivers a cell, see `take_at_once`."""
+        """Keep new entries for the call that delivers a cell, see `wait_for_end`."""
         with self._lock:
             self._is_call_first, self._last_kind = True, ""
         try:
@@ -69,13 +69,13 @@ class RelayInbox:
                 if self._entries or self._over:  # else a thread would wake just when the answer is sent
                     self._news.notify()
 
-    def take_at_once(self) -> Answer | None:
+    def wait_for_end(self) -> Answer | None:
         """Wait briefly for the end of a cell; return the entries so far."""
         with self._lock:
             self._at_once.wait_for(lambda: self._over or self._last_kind == "Ended", AT_ONCE_S)
             return self._take()
 
-    def take(self) -> Answer:
+    def wait_for_entries(self) -> Answer:
         """Wait for entries, and return all that have come since the last answer. Empty when nothing more will come."""
         with self._lock:
             while True:

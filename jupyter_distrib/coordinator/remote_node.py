@@ -46,8 +46,8 @@ class Holder(Protocol):
     ended: bool
 
     def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None: ...
-    def tell(self, event: m.Event) -> None: ...
-    def lost(self, node: int, reason: str) -> None: ...
+    def send_note(self, event: m.Event) -> None: ...
+    def on_node_lost(self, node: int, reason: str) -> None: ...
 
 
 class RemoteNode:
@@ -78,7 +78,7 @@ class RemoteNode:
 
     def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, m.Execute):
-            self._delivery.tell_once(command.run, self._delivery.remark, self._holder.tell)
+            self._delivery.send_note_once(command.run, self._delivery.remark, self._holder.send_note)
             if self._file_sync is not None:
                 self._bring(command, self._file_sync)
         if isinstance(command, m.Stop) and self._held is not None and self._held.command.run == command.run:
@@ -161,7 +161,7 @@ class RemoteNode:
         first, self._has_files = not self._has_files, True
         if first or files or gone:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, file_sync, files, future))
-        self._delivery.tell_once(command.run, folder.left_out, self._holder.tell)
+        self._delivery.send_note_once(command.run, folder.left_out, self._holder.send_note)
 
     def _brought(self, run: str, file_sync: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
@@ -176,7 +176,7 @@ class RemoteNode:
         self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
 
     def _note(self, run: str, text: str) -> None:
-        self._holder.tell(m.Noted(run=run, rank=None, text=text))
+        self._holder.send_note(m.Noted(run=run, rank=None, text=text))
 
     def listen(self) -> None:
         """Request the next two answers, so that one request is always pending at the node."""
@@ -192,7 +192,7 @@ class RemoteNode:
         try:
             answer = future.result()
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the node is out of reach
-            return self._holder.lost(self._number, self._delivery.reservation.cause(error))
+            return self._holder.on_node_lost(self._number, self._delivery.reservation.cause(error))
         if self._take(answer):
             self._ask()
 
@@ -205,7 +205,7 @@ class RemoteNode:
         while not self._holder.ended and (entries := self._answers.pop(self._heard, None)) is not None:
             self._heard += 1
             if not entries:
-                self._holder.lost(self._number, "its agent has ended")
+                self._holder.on_node_lost(self._number, "its agent has ended")
             for frame, content in entries:
                 self._handle_frame(frame, content)
         return has_entries
@@ -276,15 +276,15 @@ class Delivery:
     def files_for(self, command: m.Execute) -> file_sync.Found:
         """Scan the notebook's files, once for all nodes of a run."""
         if self._files is None or self._files[0] != command.run:
-            self._files = command.run, self._project_files.look(command.setting.directory, command.setting.path)
+            self._files = command.run, self._project_files.scan(command.setting.directory, command.setting.path)
         return self._files[1]
 
-    def tell_once(self, run: str, text: str, tell: Callable[[m.Event], None]) -> None:
+    def send_note_once(self, run: str, text: str, tell: Callable[[m.Event], None]) -> None:
         """Send a kernel a note, if it is not empty and was not sent for another node or run."""
         if text and text not in self._told:
             self._told.add(text)
             tell(m.Noted(run=run, rank=None, text=text))
 
-    def forget_told(self) -> None:
+    def reset_notes(self) -> None:
         """Reset the sent notes, because another kernel has the nodes now."""
         self._told.clear()

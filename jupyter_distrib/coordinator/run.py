@@ -150,7 +150,7 @@ class MultiNodeRun:
                 self._follow(node, event)
             case _:
                 if isinstance(event, m.DebuggerPrompted | m.DebuggerLeft):
-                    self._time_limit.take(event)
+                    self._time_limit.on_debugger_event(event)
                 self.tell(event, fds)
 
     def _follow(self, node: int, event: m.Returned | m.Failed | m.Interrupted | m.Exited) -> None:

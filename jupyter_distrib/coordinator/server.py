@@ -65,7 +65,7 @@ class Coordinator:
         self.server.give_up_name()
         self._leaving = True
         for client in self.server.clients:
-            self.server.tell(client, m.Leaving())
+            self.server.send(client, m.Leaving())
         self.loop.later(after_s, self.stop)
 
     def lose(self, reason: str, after_s: float) -> None:
@@ -78,7 +78,7 @@ class Coordinator:
 
     def welcome(self, client: KernelClient) -> None:
         if self._leaving:  # it came by the name that is gone now
-            self.server.tell(client, m.Leaving())
+            self.server.send(client, m.Leaving())
 
     def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         command = replace(command, size=command.ranks())
@@ -114,25 +114,25 @@ class Coordinator:
     def close_waiting(self, group: str) -> None:
         """Do nothing: a kernel that waits has a worker group, which looks for nodes."""
 
-    def closed(self, group: MultiNodeWorkerGroup, *, force: bool) -> None:
+    def on_group_closed(self, group: MultiNodeWorkerGroup, *, force: bool) -> None:
         """Do nothing: a worker group gives its nodes back itself."""
 
-    def gone(self, client: KernelClient) -> None:
+    def on_client_gone(self, client: KernelClient) -> None:
         """Do nothing, see `close_waiting`."""
 
-    def obey(self, client: KernelClient, command: m.Message) -> None:
+    def handle_command(self, client: KernelClient, command: m.Message) -> None:
         """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
         """Do nothing: nodes report changes of their ranks by themselves."""
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Do nothing: without worker groups nothing costs memory."""
 
     # ------------------------------------------------------------------------------------------------ idle ranks
 
     def _tell(self, client: KernelClient, group: MultiNodeWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
-        self.server.tell(client, event, fds)
+        self.server.send(client, event, fds)
         if isinstance(event, m.WorkerGroupOpened):
             self._count_idle(group)
 

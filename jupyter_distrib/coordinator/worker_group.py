@@ -46,8 +46,8 @@ class NodeSource(Protocol):
     """The source of the nodes of one worker group."""
 
     def start(self, command: m.OpenWorkerGroup, group: MultiNodeWorkerGroup) -> None:
-        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later
-        `group.handle_event` and `group.lost`."""
+        """Find nodes; calls `group.on_placed`, `group.on_queued` or `group.refuse` in the loop, and later
+        `group.handle_event` and `group.on_node_lost`."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """Let the nodes go, even during the search for them.
@@ -91,7 +91,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             self.name,
             loop=loop,
             nodes=lambda: [share.node for share in self._shares],
-            lose=self.lost,
+            lose=self.on_node_lost,
             on_ready=self._repaired,
         )
         self._reason = ""
@@ -103,7 +103,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
-        self._starting.looks_for_nodes(command.size)
+        self._starting.on_search(command.size)
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
 
@@ -132,12 +132,12 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
     def open(self) -> None:
         self.place.start(self.command, self)
 
-    def queued(self, reason: str) -> None:
+    def on_queued(self, reason: str) -> None:
         if not self.closed:
             self.waits_for = reason
             self.tell(m.WorkerGroupQueued(group=self.name, reason=reason), ())
 
-    def placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
+    def on_placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
         """Start ranks on each node.
 
         Args:
@@ -153,7 +153,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         size, first = sum(share.size for share in shares), self.command.first_rank
         world_size = self.command.world_size or size
         self.command = replace(self.command, size=size, gpus=any(share.gpus for share in shares))
-        self._starting.found([share.node.name for share in shares], size)
+        self._starting.on_placed([share.node.name for share in shares], size)
         for number, share in enumerate(shares):
             command = replace(
                 self.command,
@@ -204,19 +204,19 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             case m.WorkerGroupOpened():
                 self._opened(node, event)
             case m.WorkerGroupQueued():
-                self.queued(self._on_node(node, event.reason))
+                self.on_queued(self._on_node(node, event.reason))
             case m.WorkerGroupStarting():
-                self._starting.up(node, event.up, event.waits_for)
+                self._starting.on_progress(node, event.up, event.waits_for)
             case m.WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
             case m.WorkerGroupClosed():
-                self.lost(node, event.reason or "its ranks were taken away")
+                self.on_node_lost(node, event.reason or "its ranks were taken away")
             case m.WorkerGroupChanged():
                 self._changed(node, event)
             case m.NodeDrained():
-                self._group_repair.take_report(node, event, self.run)
+                self._group_repair.on_report(node, event, self.run)
             case m.GroupsReset():
-                self._group_repair.take_store(node, event)
+                self._group_repair.on_groups_reset(node, event)
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
                 self.tell(event, ())  # of the failure of a run that has ended
             case _:
@@ -227,7 +227,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
 
     def _opened(self, node: int, event: m.WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
-        self._starting.opened(node, len(event.workers))
+        self._starting.on_opened(node, len(event.workers))
         self._notes += (self._on_node(node, note) for note in event.notes)
         again = self.state is State.STARTING_AGAIN
         if len(self._infos) < len(self._shares) or not self._states.move(Trigger.OPENED):
@@ -279,7 +279,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
 
     def _begin_pending(self) -> None:
         """Execute the cell that waits, if the ranks are ready for it."""
-        if self.state is State.READY and (pending := self.take_pending()) is not None:
+        if self.state is State.READY and (pending := self.pop_pending()) is not None:
             self.execute(pending.command, pending.descriptors, pending.tell)
 
     def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
@@ -304,7 +304,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             loop=self._loop,
             logs=self._logs,
             on_over=self._over,
-            lose_node=self.lost,
+            lose_node=self.on_node_lost,
         )
         with descriptors:
             self.run.start(tuple(descriptors))
@@ -315,7 +315,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             self.tell(m.Noted(run=self.run.command.run, rank=None, text=text), ())
 
     def stop(self, *, force: bool = False) -> None:
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             return pending.cancel()
         if self.run is not None:
             self.run.stop(force=force)
@@ -343,7 +343,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._states.move(Trigger.OVER)
         if self.state is State.READY and not run.health.fit:
             on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
-            self._group_repair.begin(run, on_all=on_all)
+            self._group_repair.start(run, on_all=on_all)
             self._wait_for_repair()
         run.tell(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
@@ -358,7 +358,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def lost(self, node: int, reason: str) -> None:
+    def on_node_lost(self, node: int, reason: str) -> None:
         """End the worker group, because a node cannot be reached any more: a world of ranks is whole or not at all."""
         if self.closed:
             return
@@ -375,7 +375,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             return self.refuse(reason)
         self._reason = self._reason or reason
         self._ranks_left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.fail(f"the cell has not begun, because {reason}. Run it again: it will have other ranks.")
         if self.run is not None and self._states.move(Trigger.LOST):
             self.run.lose(reason, dead, self._pids())
@@ -387,7 +387,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         cls = m.WorkerGroupRefused if self.state in (State.LOOKING, State.STARTING) else m.WorkerGroupClosed
         if not self._states.move(Trigger.GIVE_UP):
             return
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
         self.on_closed(reason)
         self.tell(cls(group=self.name, reason=reason), ())
@@ -407,7 +407,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._states.move(Trigger.CLOSE)
         self._starting.end()
         self._reason = self._reason or reason or "its ranks were stopped"
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.cancel()
         if self.run is not None:
             self.run.give_up(self._pids(), self._reason)
@@ -431,23 +431,23 @@ class StartProgress:
         """Number of ranks that are up on each node that has reported."""
         self._over = False
 
-    def looks_for_nodes(self, size: int) -> None:
+    def on_search(self, size: int) -> None:
         """Report after a while that the worker group is waiting for nodes."""
         self._size = size
         self._loop.later(STARTING_EVERY_S, lambda: None if self._nodes else self._report("a free node"))
 
-    def found(self, nodes: Sequence[str], size: int) -> None:
+    def on_placed(self, nodes: Sequence[str], size: int) -> None:
         """Report after a while which nodes have not answered."""
         self._nodes, self._size = list(nodes), size
         self._loop.later(STARTING_EVERY_S, self._report_silent)
 
-    def up(self, node: int, up: int, waits_for: str = "") -> None:
+    def on_progress(self, node: int, up: int, waits_for: str = "") -> None:
         """Record and report how many ranks of a node are up, and what the others wait for."""
         self._up[node] = up
         where = f"{self._nodes[node]}: " if len(self._nodes) > 1 and waits_for else ""
         self._report(where + waits_for)
 
-    def opened(self, node: int, size: int) -> None:
+    def on_opened(self, node: int, size: int) -> None:
         """Record that all ranks of a node are up."""
         self._up[node] = size
         self._over = self._over or (len(self._up) == len(self._nodes) and sum(self._up.values()) >= self._size)

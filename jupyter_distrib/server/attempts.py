@@ -52,9 +52,9 @@ class Attempts:
         command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
         # What tells how much of the content is there has been read by the first attempt; all is there since it began.
         copies = Descriptors.duplicates([*self._parcel][: 1 if self._policy.attempt else None])
-        if not self._stopped and self._execute(command, copies, self.tell):
+        if not self._stopped and self._execute(command, copies, self.send):
             return
-        pending = PendingCell(command=command, descriptors=copies, tell=self.tell)
+        pending = PendingCell(command=command, descriptors=copies, tell=self.send)
         pending.cancel() if self._stopped else pending.fail("the run cannot go on: its ranks were ended.")
 
     def stop(self) -> None:
@@ -62,9 +62,9 @@ class Attempts:
         self._stopped = True
         self._policy.stop()
 
-    def tell(self, event: m.Event, fds: tuple[int, ...]) -> None:
+    def send(self, event: m.Event, fds: tuple[int, ...]) -> None:
         """Send an event of the run, except the end of an attempt that is followed by another."""
-        self._policy.take(event)
+        self._policy.record(event)
         if isinstance(event, m.RanksReduced):
             self.command = replace(self.command, ranks=event.ranks)
         self._began = self._began or isinstance(event, m.Started | m.Returned | m.Failed)

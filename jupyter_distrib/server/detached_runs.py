@@ -41,7 +41,7 @@ class DetachedRuns:
     def going_on(self) -> bool:
         return any(not journal.ended for journal in self._journals.values())
 
-    def begin(
+    def start_record(
         self, client: Client[Any], command: m.Execute, workers: tuple[m.WorkerInfo, ...], world_size: int, *, gpus: bool
     ) -> Callable[[m.Event, tuple[int, ...]], None]:
         """Start recording a run that this kernel follows; call the returned function with each event."""
@@ -103,7 +103,7 @@ class DetachedRuns:
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
 
-    def left(self, client: Client[Any]) -> None:
+    def remove_listener(self, client: Client[Any]) -> None:
         """Record that a kernel is gone and follows no run any more."""
         for journal in self._journals.values():
             journal.listeners = [each for each in journal.listeners if each is not client]

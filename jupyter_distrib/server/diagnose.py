@@ -67,7 +67,7 @@ def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis 
     """
     scene = _Scene(looks=looks, source=source)
     sentences = [_stopped(look) for look in looks if _is_held(look)]
-    sentences += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
+    sentences += [sentence for ranks in scene.consensus() for sentence in scene.describe(ranks)]
     if not scene.waits:  # else it is told beside those that wait for it
         sentences += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
     if not sentences:
@@ -145,7 +145,7 @@ class _Scene:
         waiting = all(rank in self.waits or look.state == "left" for rank, look in self.by_rank.items())
         return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
 
-    def tell(self, ranks: Sequence[int]) -> list[str]:
+    def describe(self, ranks: Sequence[int]) -> list[str]:
         """Return a sentence on the ranks that have not arrived where these ranks wait; empty if that is not worth a
         report yet."""
         wait = self.waits[ranks[0]]

@@ -41,12 +41,12 @@ class DrainReports:
         """Wait for a report from this rank or node, which has devices and has ended the cell."""
         self.awaited.add(source)
 
-    def take(self, source: int, *, finished: bool, sequences: Collection[int]) -> None:
+    def record(self, source: int, *, finished: bool, sequences: Collection[int]) -> None:
         self.awaited.discard(source)
         self.all_finished &= finished
         self.sequences.update(sequences)
 
-    def take_silence(self) -> None:
+    def record_silence(self) -> None:
         """Stop waiting; ranks that have not reported count as unfinished."""
         self.all_finished &= not self.awaited
         self.awaited.clear()

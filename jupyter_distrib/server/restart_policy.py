@@ -71,7 +71,7 @@ class RestartPolicy:
         """Record that the user or a time limit has ended the run."""
         self._stopped = True
 
-    def take(self, event: m.Event) -> None:
+    def record(self, event: m.Event) -> None:
         """Handle an event of the run."""
         now = self._now
         match event:

@@ -52,13 +52,13 @@ class Service(Protocol[G]):
     def close_waiting(self, group: str) -> None:
         """Forget a worker group that waits to be opened."""
 
-    def closed(self, group: G, *, force: bool) -> None:
+    def on_group_closed(self, group: G, *, force: bool) -> None:
         """Give back the resources of a worker group that is closed now."""
 
-    def gone(self, client: Client[G]) -> None:
+    def on_client_gone(self, client: Client[G]) -> None:
         """Drop the requests of a kernel that has gone."""
 
-    def obey(self, client: Client[G], command: m.Message) -> None:
+    def handle_command(self, client: Client[G], command: m.Message) -> None:
         """Handle a command that the server itself does not know."""
 
     def before_cell(self) -> None:
@@ -67,7 +67,7 @@ class Service(Protocol[G]):
     def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
         """Report the status soon; the server adds its process and its worker groups."""
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free memory: no kernel is connected, and only records of detached runs are left."""
 
 
@@ -90,7 +90,7 @@ class Server(Generic[G]):
         """Reasons why worker groups were closed, for cells still on their way to them."""
         self._attempts: dict[str, Attempts] = {}
         """The runs that may be restarted, by id."""
-        self._detached = DetachedRuns(self.tell, directory, name)
+        self._detached = DetachedRuns(self.send, directory, name)
         self._idle_timer: Timer | None = None
         self._seen_timer: Timer | None = None
         self._started_s = time.monotonic()
@@ -146,7 +146,7 @@ class Server(Generic[G]):
         except OSError:
             self._gone(client)
 
-    def tell(self, client: Client[G] | None, event: m.Event, fds: tuple[int, ...] = ()) -> None:
+    def send(self, client: Client[G] | None, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Send an event to a kernel, if it is still connected; takes no descriptor."""
         if client is None or client not in self.clients:
             return
@@ -181,13 +181,13 @@ class Server(Generic[G]):
             case m.OpenWorkerGroup():
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=True, reason=reason)
-                self.tell(client, m.WorkerGroupRefused(group=command.group, reason=reason))
+                self.send(client, m.WorkerGroupRefused(group=command.group, reason=reason))
             case m.Execute():
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=True, reason=reason)
-                    self.tell(client, m.WorkerGroupClosed(group=command.group, reason=reason))
+                    self.send(client, m.WorkerGroupClosed(group=command.group, reason=reason))
                 for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
-                    self.tell(client, event)
+                    self.send(client, event)
             case _:
                 self._gone(client)
 
@@ -196,8 +196,8 @@ class Server(Generic[G]):
         if client not in self.clients:
             return
         self.clients.remove(client)
-        self._detached.left(client)
-        self._service.gone(client)
+        self._detached.remove_listener(client)
+        self._service.on_client_gone(client)
         self.loop.watch(client.link.fileno(), None)
         client.link.close()
         if client.pidfd >= 0:
@@ -231,13 +231,13 @@ class Server(Generic[G]):
                 self._service.close_waiting(command.group)
                 if (group := client.groups.get(command.group)) is not None:
                     self.close(group, force=command.force, reason=command.reason)
-                    self.tell(client, m.WorkerGroupClosed(group=command.group))
+                    self.send(client, m.WorkerGroupClosed(group=command.group))
             case m.Ask():
                 self._answer(client, command)
             case m.Attach():
                 self._detached.attach(client, command)
             case _:
-                self._service.obey(client, command)
+                self._service.handle_command(client, command)
 
     def _welcome(self, client: Client[G], hello: m.Hello) -> None:
         if hello.protocol != m.PROTOCOL:
@@ -250,7 +250,7 @@ class Server(Generic[G]):
                 self.loop.watch(client.pidfd, lambda: self._gone(client))
         versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
         python = platform.python_version()
-        self.tell(client, m.Welcomed(pid=os.getpid(), pid_namespace=own, python=python, **versions))
+        self.send(client, m.Welcomed(pid=os.getpid(), pid_namespace=own, python=python, **versions))
         self._service.welcome(client)
 
     # ------------------------------------------------------------------------------------------------ worker groups
@@ -272,7 +272,7 @@ class Server(Generic[G]):
         self._closed[group.name] = reason
         for client in self.clients:
             client.groups.pop(group.name, None)
-        self._service.closed(group, force=force)
+        self._service.on_group_closed(group, force=force)
         self.count_idle()
 
     # ------------------------------------------------------------------------------------------------ runs
@@ -283,14 +283,14 @@ class Server(Generic[G]):
         if group is None:  # it went away while the cell was on its way
             reason = self._closed.get(command.group, "")
             for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
-                self.tell(client, event)
+                self.send(client, event)
             return
         frame = client.link.frame
-        tell: Tell = lambda event, out: self.tell(client, event, out)  # noqa: E731
+        tell: Tell = lambda event, out: self.send(client, event, out)  # noqa: E731
         if command.detached:
             size = group.command.world_size or group.command.size
             gpus = group.command.gpus
-            tell, frame = self._detached.begin(client, command, group.infos(), size, gpus=gpus), b""
+            tell, frame = self._detached.start_record(client, command, group.infos(), size, gpus=gpus), b""
             self._touch_later()
         if command.max_restarts and not command.run_size:
             self._attempt(group, command, descriptors, tell)
@@ -333,7 +333,7 @@ class Server(Generic[G]):
         if (group := client.groups.get(command.group)) is not None:
             return group.debug(command)
         gone = m.DebuggerLeft(run=command.run, rank=command.rank, text="the rank has ended.", at_s=time.monotonic())
-        return self.tell(client, gone)
+        return self.send(client, gone)
 
     def run_ended(self, client: Client[G], group: G, run: m.Execute) -> None:
         """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""
@@ -348,7 +348,7 @@ class Server(Generic[G]):
 
     def _answer(self, client: Client[G], ask: m.Ask) -> None:
         self._service.answer(
-            lambda status: self.tell(client, m.Answered(question=ask.question, status=self._completed(status)))
+            lambda status: self.send(client, m.Answered(question=ask.question, status=self._completed(status)))
         )
 
     def _completed(self, status: m.ServerStatus) -> m.ServerStatus:
@@ -366,7 +366,7 @@ class Server(Generic[G]):
 
     def _rest(self) -> None:
         """Keep only the records of detached runs, at little cost."""
-        self._service.rest()
+        self._service.free_memory()
         self._idle_timer = self.loop.later(detached_runs.KEEP_S, self._retire)
 
     def _retire(self) -> None:

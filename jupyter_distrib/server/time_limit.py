@@ -36,15 +36,15 @@ class TimeLimit:
         """Number of times that the clock was started."""
         self._go()
 
-    def take(self, event: m.DebuggerPrompted | m.DebuggerLeft) -> None:
+    def on_debugger_event(self, event: m.DebuggerPrompted | m.DebuggerLeft) -> None:
         """Pause or resume the clock, because a rank has stopped in the debugger or left it."""
         if isinstance(event, m.DebuggerLeft):
-            return self.ended(event.rank)
+            return self.on_rank_continued(event.rank)
         if not self._stopped:
             self._left_s -= time.monotonic() - self._since_s
         return self._stopped.add(event.rank)
 
-    def ended(self, rank: int) -> None:
+    def on_rank_continued(self, rank: int) -> None:
         """Record that a rank continues or has ended."""
         if rank not in self._stopped:
             return

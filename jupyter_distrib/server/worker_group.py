@@ -170,7 +170,7 @@ class WorkerGroupState(Generic[R]):
     def is_for(self, run: str) -> bool:
         return self.current is not None and self.current.run == run
 
-    def take_pending(self) -> PendingCell | None:
+    def pop_pending(self) -> PendingCell | None:
         """Return the cell that waits for the ranks, and clear it."""
         pending, self.pending = self.pending, None
         return pending

@@ -87,7 +87,7 @@ class LogFolder:
         """Return the reason why a log cannot grow."""
         return f"all logs together may take {formatting.size(self.limit_bytes)} ({TOTAL_VARIABLE})"
 
-    def take_notice(self) -> str:
+    def pop_notice(self) -> str:
         """Return a sentence for the user about removed logs, once; else empty."""
         notice, self._notice = self._notice, ""
         return notice

@@ -19,7 +19,7 @@ loop = Loop()
 leases = Leases(loop)
 def take():
     gpu = Gpu(index=0, uuid=sys.stdin.readline().strip(), name="", memory_bytes=1, used_bytes=0)
-    print(leases.take(gpu, "other.ipynb (kernel 7)"), flush=True)
+    print(leases.lease(gpu, "other.ipynb (kernel 7)"), flush=True)
 loop.watch(0, take)
 loop.run()
 """

@@ -76,7 +76,7 @@ class Stage:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / "a.sock"))
         self.told: list[object] = []
-        monkeypatch.setattr(Server, "tell", lambda agent, client, event, fds=(): self.told.append(event))
+        monkeypatch.setattr(Server, "send", lambda agent, client, event, fds=(): self.told.append(event))
         self.agent = Agent(self.listener, folder, "a")
         monkeypatch.setattr(self.agent._gpus, "ask", lambda answered, **_: answered(Inventory(gpus=tuple(self.gpus))))
         self.ends: list[socket.socket] = []
@@ -318,7 +318,7 @@ def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     assert isinstance(group, NodeWorkerGroup)
     group.kept = {"x-1/model": 0.0}
     ask(stage, second, "c2", 60)
-    stage.agent._waiting.look_again()
+    stage.agent._waiting.retry()
     (queued,) = stage.told
     assert isinstance(queued, m.WorkerGroupQueued)
     assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason
@@ -335,7 +335,7 @@ def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
     assert isinstance(group, NodeWorkerGroup)
     group.kept = {"x-1/model": 0.0}
     ask(stage, stage.client("b"), "c2", 0.001)
-    assert wait_until(lambda: stage.agent._waiting.look_again() or len(stage.told) > 1)
+    assert wait_until(lambda: stage.agent._waiting.retry() or len(stage.told) > 1)
     assert [type(event) for event in stage.told] == [m.WorkerGroupQueued, m.WorkerGroupRefused]
     assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
     assert len(stage.agent._waiting) == 0

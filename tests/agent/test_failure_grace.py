@@ -42,7 +42,7 @@ class Moment:
         self._calls: list[Callable[[], None]] = []
         self.over = 0
         self.grace = FailureGrace(pids=lambda: pids, later=lambda s, call: self._calls.append(call), on_over=self._end)
-        self.grace.begin()
+        self.grace.start()
 
     def _end(self) -> None:
         self.over += 1
@@ -83,6 +83,6 @@ def test_the_moment_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_further_exceptions_do_not_begin_it_again() -> None:
     moment = Moment()
-    moment.grace.begin()
+    moment.grace.start()
 
     assert moment.look() == 1

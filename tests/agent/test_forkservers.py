@@ -183,7 +183,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.log = b"ImportError: torch is broken\n"
     stage.order(0)
     stage.order(1)
-    stage.forkservers.ended(stage.forkservers.session, 1)
+    stage.forkservers.on_child_ended(stage.forkservers.session, 1)
     assert len(stage.failures) == 2
     assert "ImportError: torch is broken" in stage.failures[0]
     stage.log = b""
@@ -214,11 +214,11 @@ def test_a_forkserver_that_ends_without_a_word_is_started_once_more_and_then_tol
 ) -> None:
     for turn in (1, 3):
         stage.order(0)
-        stage.forkservers.ended(stage.forkservers.session, code)
+        stage.forkservers.on_child_ended(stage.forkservers.session, code)
         assert len(stage.started) == turn + 1, "one more is started"
         assert len(stage.failures) == turn // 2
         stage.log = b"last words\n" if code != 1 else b""
-        stage.forkservers.ended(stage.forkservers.session, code)
+        stage.forkservers.on_child_ended(stage.forkservers.session, code)
         assert len(stage.started) == turn + 1, "and no third one"
         (*_, failure) = stage.failures
         assert failure.startswith(f"the ranks could not be started: the process that starts them {says}")
@@ -228,7 +228,7 @@ def test_the_last_words_of_a_forkserver_that_was_killed_are_told(stage: Stage) -
     stage.log = b"warning\n" * 1000 + b"no space left\n"
     stage.order(0)
     for _ in range(2):
-        stage.forkservers.ended(stage.forkservers.session, -9)
+        stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     (failure,) = stage.failures
     assert failure.endswith("\nno space left")
     assert len(failure) < 2200
@@ -239,13 +239,13 @@ def test_the_last_words_of_one_failure_are_not_told_at_the_next(stage: Stage) ->
         stage.log = words
         stage.order(0)
         for _ in range(2):
-            stage.forkservers.ended(stage.forkservers.session, -9)
+            stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     assert ["no space left" in failure for failure in stage.failures] == [True, False]
 
 
 def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first(stage: Stage) -> None:
     stage.order(0)
-    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.answer(stage.early, stage.take(stage.early), 10)
@@ -254,7 +254,7 @@ def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first
     for _ in range(2):
         stage.turn()
     stage.order(1)
-    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     assert not stage.failures
     stage.early.send(m.ForkserverReady(pid=2, early=True))
     stage.turn()
@@ -263,9 +263,9 @@ def test_a_forkserver_that_was_ready_in_between_makes_the_next_failure_the_first
 
 def test_a_forkserver_that_ends_while_nobody_waits_costs_nobody_an_attempt(stage: Stage) -> None:
     stage.forkservers.start()
-    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     stage.order(0)
-    stage.forkservers.ended(stage.forkservers.session, -9)
+    stage.forkservers.on_child_ended(stage.forkservers.session, -9)
     assert not stage.failures
     stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
@@ -344,7 +344,7 @@ def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage:
     stage.order(1)
     for link in stage.started[0]:
         link.close()
-    stage.forkservers.ended(40_000_001, -9)
+    stage.forkservers.on_child_ended(40_000_001, -9)
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == started + 1, "the next order starts one"
@@ -407,7 +407,7 @@ def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: St
     stage.early.close()
     stage.preloaded.close()
     stage.order(0)
-    stage.forkservers.ended(40_000_001, -9)
+    stage.forkservers.on_child_ended(40_000_001, -9)
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == 2
@@ -424,7 +424,7 @@ def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) ->
     stage.early.close()
     stage.turn()
     stage.order(0)
-    stage.forkservers.ended(40_000_001, -9)
+    stage.forkservers.on_child_ended(40_000_001, -9)
     assert not stage.failures
     stage.preloaded.send(m.ForkserverReady(pid=2, early=False))
     stage.turn()

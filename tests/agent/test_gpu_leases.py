@@ -37,14 +37,14 @@ def loop() -> Iterator[Loop]:
 def test_a_lease_is_between_processes_and_ends_with_its_holder(loop: Loop, holder: Holder) -> None:
     one, other, mine = gpu(), gpu(), Leases(loop)
     assert holder.hold(one)
-    assert not mine.take(one, "me")
+    assert not mine.lease(one, "me")
     assert mine.holder(one) == f"other.ipynb (kernel 7) since {time.strftime('%H:%M')}"
-    assert mine.take(other, "me")
+    assert mine.lease(other, "me")
     assert not holder.hold(other)
     holder.process.kill()
     holder.process.wait()
     assert mine.holder(one) == ""
-    assert mine.take(one, "me")
+    assert mine.lease(one, "me")
     mine.give_back(one)
     mine.give_back(one)
     mine.give_back(other)
@@ -56,23 +56,23 @@ def test_a_lease_is_between_users(loop: Loop) -> None:
     one, other, mine = gpu(), gpu(), Leases(loop)
     with Holder(uid=65534) as theirs:
         assert theirs.hold(one)
-        assert not mine.take(one, "me")
+        assert not mine.lease(one, "me")
         assert mine.holder(one) == f"user nobody (uid 65534, process {theirs.process.pid})"
-        assert mine.take(other, "me")
+        assert mine.lease(other, "me")
         assert not theirs.hold(other)
-    assert wait_until(lambda: mine.take(one, "me"))
+    assert wait_until(lambda: mine.lease(one, "me"))
     mine.give_back(one)
     mine.give_back(other)
 
 
 def test_two_in_one_process_exclude_each_other_too(loop: Loop) -> None:
     one, first, second = gpu(), Leases(loop), Leases(loop)
-    assert first.take(one, "first")
-    assert not first.take(one, "first again")
-    assert not second.take(one, "second")
+    assert first.lease(one, "first")
+    assert not first.lease(one, "first again")
+    assert not second.lease(one, "second")
     assert first.holder(one).startswith("first since ")
     first.give_back(one)
-    assert second.take(one, "second")
+    assert second.lease(one, "second")
     second.give_back(one)
 
 
@@ -90,13 +90,13 @@ def test_who_has_bound_the_name_and_does_not_listen_has_the_gpu(loop: Loop) -> N
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(leases._address(one))
 
-        assert not mine.take(one, "me")
+        assert not mine.lease(one, "me")
         assert mine.holder(one) == "another process"
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as harmless:
         harmless.bind(leases._address(one))
         assert mine.holder(one) == ""
-        assert mine.take(one, "me")
+        assert mine.lease(one, "me")
     mine.give_back(one)
 
 
@@ -151,7 +151,7 @@ SPOOFS = {
 def test_words_of_another_user_are_never_shown(loop: Loop, answer: bytes) -> None:
     one, mine = gpu(), Leases(loop)
     with Stranger(one, 12345, answer) as stranger:
-        assert not mine.take(one, "me")
+        assert not mine.lease(one, "me")
         assert mine.holder(one) == f"user 12345 (uid 12345, process {stranger.process.pid})"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_distrib.agent.groups import repair as group_repair
 from jupyter_distrib.agent.groups.repair import GroupRepair
-from jupyter_distrib.agent.groups.store import SETTLING_S, Settling
+from jupyter_distrib.agent.groups.store import RESET_LIMIT_S, GroupResets
 from jupyter_distrib.server.group_health import DrainReports, GroupHealth
 from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Later
@@ -34,12 +34,12 @@ class FakeRank:
 def test_a_rank_that_is_not_ready_in_time_is_killed(ready: bool) -> None:
     loop, rank = Later(), FakeRank()
     begun: list[None] = []
-    ranks = Settling(loop, lambda: begun.append(None))  # type: ignore[arg-type]
-    ranks.begin(rank)  # type: ignore[arg-type]
+    ranks = GroupResets(loop, lambda: begun.append(None))  # type: ignore[arg-type]
+    ranks.start_waiting(rank)  # type: ignore[arg-type]
     assert (rank.state, begun) == ("starting", [None])
     if ready:
-        ranks.over(rank)  # type: ignore[arg-type]
-    loop.pass_s(SETTLING_S)
+        ranks.stop_waiting(rank)  # type: ignore[arg-type]
+    loop.pass_s(RESET_LIMIT_S)
     assert rank.process.killed is not ready
 
 
@@ -52,7 +52,7 @@ class Stage:
         store = SimpleNamespace(
             spans_nodes=spans_nodes,
             renew=lambda: self.renewed.append(None),
-            settling=Settling(self.loop, lambda: None),  # type: ignore[arg-type]
+            resets=GroupResets(self.loop, lambda: None),  # type: ignore[arg-type]
         )
         self.repair = GroupRepair(
             self.ranks,  # type: ignore[arg-type]
@@ -68,10 +68,10 @@ class Stage:
         run = SimpleNamespace(
             command=command, drains=drains, health=GroupHealth(clean=False), cut_any=False, is_on_all=True
         )
-        self.repair.begin(run)  # type: ignore[arg-type]
+        self.repair.start(run)  # type: ignore[arg-type]
 
     def report(self, rank: int) -> None:
-        self.repair.take(m.DeviceDrained(run="r", rank=rank, finished=True, sequence=3), None)
+        self.repair.on_report(m.DeviceDrained(run="r", rank=rank, finished=True, sequence=3), None)
 
 
 def test_groups_are_made_anew_when_a_rank_does_not_report() -> None:

@@ -54,7 +54,7 @@ class Stage:
     def say(self, message: Callable[[int], Any], *states: str) -> None:
         """Have each rank in one of these states send a message."""
         for rank in [rank for rank in self.group.ranks if rank.state in states]:
-            self.group.take_message(rank, message(rank.number), ())
+            self.group.on_message(rank, message(rank.number), ())
 
     def of(self, kind: type[m.Event]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
@@ -62,7 +62,7 @@ class Stage:
     # ------------------------------------------------------------------------------------------------ what happens
 
     def become_ready(self) -> None:
-        self.say(lambda rank: m.Ready(rank=rank, pid=0, settles=True), "starting")
+        self.say(lambda rank: m.Ready(rank=rank, pid=0, reports_reset=True), "starting")
 
     def begin(self, *, min_ranks: int = 0) -> None:
         command = m.Execute(
@@ -81,7 +81,7 @@ class Stage:
 
     def fail(self) -> None:
         failure = m.Failure(type_name="ValueError", message="", frames=())
-        self.say(lambda rank: m.Failed(run="r", rank=rank, failure=failure, at_s=0.0, settles=True), "running")
+        self.say(lambda rank: m.Failed(run="r", rank=rank, failure=failure, at_s=0.0, awaits_device=True), "running")
 
     def reset_groups(self) -> None:
         self.group.store.renew()
@@ -91,7 +91,7 @@ class Stage:
 
     def lose_rank(self) -> None:
         if (rank := self.group.ranks.current.get(1)) is not None:
-            self.group.lost(rank, -9, 0)
+            self.group.on_rank_lost(rank, -9, 0)
 
     def give_up(self) -> None:
         self.group.fail("it is of no use")
@@ -195,10 +195,12 @@ def test_a_rank_that_is_lost_in_a_run_is_reported_when_it_is_replaced_and_not_be
     stage.become_ready()
     stage.begin()
     ranks = stage.group.ranks.current
-    failed = m.Failed(run="r", rank=0, failure=m.Failure(type_name="E", message="", frames=()), at_s=0.0, settles=True)
-    stage.group.take_message(ranks[0], failed, ())
+    failed = m.Failed(
+        run="r", rank=0, failure=m.Failure(type_name="E", message="", frames=()), at_s=0.0, awaits_device=True
+    )
+    stage.group.on_message(ranks[0], failed, ())
     stage.lose_rank()
-    stage.group.take_message(ranks[0], m.DeviceSettled(rank=0), ())
+    stage.group.on_message(ranks[0], m.DeviceSettled(rank=0), ())
     assert (stage.group.state, stage.of(m.WorkerGroupChanged)) == (S.RUNNING, [])
     stage.come_to_the_end()
     assert stage.group.state is S.REPAIRING

@@ -29,7 +29,7 @@ def store() -> Iterator[GroupStore]:
         RankTable(),
         tell=lambda event, fds: None,
         loop=loop,  # type: ignore[arg-type]
-        on_settling=lambda: None,
+        on_reset_awaited=lambda: None,
     )
     made.renew()
     yield made

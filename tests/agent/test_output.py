@@ -59,8 +59,8 @@ def test_a_line_that_is_too_long_is_shown_from_where_there_is_room(end: str) -> 
     batch = _Batch()
     batch.add(("before\n" + "x" * 200_000 + f"the end{end}").encode())
 
-    assert batch.take_first() == ("before\n", 0)
-    text, skipped = batch.take()
+    assert batch.pop_first() == ("before\n", 0)
+    text, skipped = batch.pop()
 
     assert skipped == 0
     assert text.endswith(f"xthe end{end}")
@@ -70,10 +70,10 @@ def test_a_line_that_is_too_long_is_shown_from_where_there_is_room(end: str) -> 
 def test_a_batch_gives_what_came() -> None:
     batch = _Batch()
     batch.add(b"one\ntw")
-    assert batch.take() == ("one\ntw", 0)
+    assert batch.pop() == ("one\ntw", 0)
     batch.add(b"o\n")
-    assert batch.take() == ("o\n", 0)
-    assert batch.take() == ("", 0)
+    assert batch.pop() == ("o\n", 0)
+    assert batch.pop() == ("", 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -82,14 +82,14 @@ def test_characters_may_be_cut_anywhere(size: int) -> None:
     batch, got = _Batch(), ""
     for at in range(0, len(data), size):
         batch.add(data[at : at + size])
-        got += batch.take()[0]
+        got += batch.pop()[0]
     assert got == data.decode()
 
 
 def test_what_is_no_text_is_replaced() -> None:
     batch = _Batch()
     batch.add(b"a\xff\xfe\0b")
-    assert batch.take()[0] == "a\ufffd\ufffd\0b"
+    assert batch.pop()[0] == "a\ufffd\ufffd\0b"
 
 
 @pytest.mark.parametrize("chunk", [pytest.param(17, marks=pytest.mark.slow), 1000, 100_000, 1 << 22])
@@ -99,12 +99,12 @@ def test_skipped_lines_are_counted_exactly(chunk: int) -> None:
     for at in range(0, len(data), chunk):
         batch.add(data[at : at + chunk])
         if at % 7 == 0:
-            first = batch.take_first()[0]
-            text, left_out = batch.take()
+            first = batch.pop_first()[0]
+            text, left_out = batch.pop()
             assert not left_out or text.startswith("line "), "cut at a line's end"
             shown, skipped = shown + first + text, skipped + left_out
-    first = batch.take_first()[0]
-    text, left_out = batch.take()
+    first = batch.pop_first()[0]
+    text, left_out = batch.pop()
     shown, skipped = shown + first + text, skipped + left_out
     assert shown.count("\n") + skipped == 200_000
     assert shown.endswith("line 199999\n")
@@ -114,13 +114,13 @@ def test_the_first_lines_of_a_flood_are_shown_and_those_of_a_later_one_are_not()
     flood = b"".join(b"line %d\n" % i for i in range(100_000))
     batch = _Batch()
     batch.add(b"before\n")
-    assert (batch.take_first(), batch.take()) == (("", 0), ("before\n", 0))
+    assert (batch.pop_first(), batch.pop()) == (("", 0), ("before\n", 0))
     batch.add(flood)
-    first, _ = batch.take_first()
+    first, _ = batch.pop_first()
     assert first == "".join(f"line {i}\n" for i in range(FIRST_LINES - 1)), "20 with the one before"
-    assert batch.take()[0].endswith("line 99999\n")
+    assert batch.pop()[0].endswith("line 99999\n")
     batch.add(flood)
-    assert batch.take_first() == ("", 0)
+    assert batch.pop_first() == ("", 0)
 
 
 def test_a_batch_holds_little_whatever_comes() -> None:
@@ -128,7 +128,7 @@ def test_a_batch_holds_little_whatever_comes() -> None:
     for _ in range(100):
         batch.add(b"x" * 1_000_000)
         assert len(batch._data) <= 8 * SHOWN_BYTES
-    text, skipped = batch.take()
+    text, skipped = batch.pop()
     assert len(text) == SHOWN_BYTES
     assert skipped == 0
 
@@ -136,7 +136,7 @@ def test_a_batch_holds_little_whatever_comes() -> None:
 def test_the_middle_of_a_character_is_no_beginning() -> None:
     batch = _Batch()
     batch.add("é".encode() * SHOWN_BYTES + b"x")
-    text, _ = batch.take()
+    text, _ = batch.pop()
     assert text.lstrip("\ufffd").strip("é") == "x"
 
 

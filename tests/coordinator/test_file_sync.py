@@ -13,7 +13,7 @@ from jupyter_distrib.coordinator.relay import stamp
 
 
 def look(directory: str, path: list[str]) -> Found:
-    return ProjectFiles().look(directory, path)
+    return ProjectFiles().scan(directory, path)
 
 
 def names(files: list[tuple[str, int, bytes]]) -> list[str]:
@@ -152,12 +152,12 @@ def test_files_that_come_and_go_and_are_written_are_noticed_in_folders_that_were
     for folder in (deep, tmp_path):
         old(folder)
     files = ProjectFiles()
-    first = files.look(str(tmp_path), [])
+    first = files.scan(str(tmp_path), [])
     assert list(first.files) == ["0/deep/a.py", "0/deep/gone.py"]
-    assert files.look(str(tmp_path), []) is first
+    assert files.scan(str(tmp_path), []) is first
 
     (deep / "a.py").write_text("a = 10")  # which the folder does not tell
-    second = files.look(str(tmp_path), [])
+    second = files.scan(str(tmp_path), [])
     assert FileSync().changes(second)[0][0][2] == b"a = 10"
     assert second.files["0/deep/a.py"] != first.files["0/deep/a.py"]
 
@@ -165,30 +165,30 @@ def test_files_that_come_and_go_and_are_written_are_noticed_in_folders_that_were
     (deep / "b.py").write_text("")
     (deep / "env").mkdir()
     (deep / "env" / "c.py").write_text("")
-    assert list(files.look(str(tmp_path), []).files) == ["0/deep/a.py", "0/deep/b.py", "0/deep/env/c.py"]
+    assert list(files.scan(str(tmp_path), []).files) == ["0/deep/a.py", "0/deep/b.py", "0/deep/env/c.py"]
     old(deep / "env")
-    files.look(str(tmp_path), [])
+    files.scan(str(tmp_path), [])
     (deep / "env" / "pyvenv.cfg").write_text("")
-    assert list(files.look(str(tmp_path), []).files) == ["0/deep/a.py", "0/deep/b.py"]
+    assert list(files.scan(str(tmp_path), []).files) == ["0/deep/a.py", "0/deep/b.py"]
 
 
 def test_a_folder_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
     """Another file may come before its time of change is another one."""
     (tmp_path / "a.py").write_text("")
     files, now = ProjectFiles(), os.stat(tmp_path).st_mtime_ns
-    files.look(str(tmp_path), [])
+    files.scan(str(tmp_path), [])
     (tmp_path / "b.py").write_text("")
     os.utime(tmp_path, ns=(now, now))
-    assert list(files.look(str(tmp_path), []).files) == ["0/a.py", "0/b.py"]
+    assert list(files.scan(str(tmp_path), []).files) == ["0/a.py", "0/b.py"]
 
 
 def test_a_folder_that_is_listed_already_is_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("")
     old(tmp_path)
     files = ProjectFiles()
-    first = files.look(str(tmp_path), [])
+    first = files.scan(str(tmp_path), [])
     monkeypatch.setattr(os, "scandir", None)
-    assert files.look(str(tmp_path), []) is first
+    assert files.scan(str(tmp_path), []) is first
 
 
 def test_a_look_that_takes_long_is_said_once_and_not_the_first_one(
@@ -196,10 +196,10 @@ def test_a_look_that_takes_long_is_said_once_and_not_the_first_one(
 ) -> None:
     monkeypatch.setattr(file_sync, "SLOW_S", -1.0)
     files = ProjectFiles()
-    assert files.look(str(tmp_path), []).left_out == ""
-    said = files.look(str(tmp_path), [])
+    assert files.scan(str(tmp_path), []).left_out == ""
+    said = files.scan(str(tmp_path), [])
     assert said.left_out == (
         f"each cell waits 0 s for a look through the files of {tmp_path}, which the nodes get copies of: "
         "start the notebook in a folder of its own, or in one that the nodes share."
     )
-    assert files.look(str(tmp_path), []) is said
+    assert files.scan(str(tmp_path), []) is said

@@ -41,7 +41,7 @@ def use_store(gathering: Gathering) -> None:
 
 
 def lose_node(gathering: Gathering) -> None:
-    gathering.group.lost(1, "it was switched off")
+    gathering.group.on_node_lost(1, "it was switched off")
 
 
 def lose_cluster(gathering: Gathering) -> None:

@@ -65,7 +65,7 @@ def test_nodes_that_are_given_back_are_for_the_next_group_that_wants_the_same(pl
     again = replace(SOME, group="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
     assert places.find(kernel(), again) is place
     assert places.find(kernel(), again) is not place, "it is given once"
-    place.start(again, SimpleNamespace(placed=lambda shares, has_gpus, ends_at_s: given.append(shares)))  # type: ignore[arg-type]
+    place.start(again, SimpleNamespace(on_placed=lambda shares, has_gpus, ends_at_s: given.append(shares)))  # type: ignore[arg-type]
     assert given == [shares]
 
 
@@ -98,12 +98,12 @@ def test_values_go_by_the_folder_if_all_nodes_have_it_and_read_our_files(
 def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Placements) -> None:
     place = placed(places, "a.ipynb")
     told: list[object] = []
-    place.delivery.tell_once("r", "said to the first kernel", told.append)
+    place.delivery.send_note_once("r", "said to the first kernel", told.append)
     place.give_back(useless=False, killed=True)
     assert places.find(kernel("other", "b.ipynb"), SOME) is not place
     assert places.find(kernel("next", "a.ipynb", torch="3"), SOME) is not place, "it was restarted for another torch"
     assert places.find(kernel("next", "a.ipynb"), SOME) is place
-    place.delivery.tell_once("r", "said to the first kernel", told.append)
+    place.delivery.send_note_once("r", "said to the first kernel", told.append)
     assert len(told) == 2
     place.give_back(useless=False, killed=True)
     places.find(kernel("other", "b.ipynb"), SOME)

@@ -31,7 +31,7 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
         delivery=None,
         ended=False,
         handle_event=lambda number, event, fds=(): heard.append(event.run),
-        lost=lambda number, why: lost.append(why),
+        on_node_lost=lambda number, why: lost.append(why),
     )
     node = RemoteNode(holder, 0, None, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
 
@@ -73,12 +73,12 @@ class Sending:
         self.channel = NotedChannel()
         self.receive: Receive
         self.delivery = SimpleNamespace(
-            put=self._put, tell_once=lambda *_: None, remark="", calls=SimpleNamespace(put=lambda call: call())
+            put=self._put, send_note_once=lambda *_: None, remark="", calls=SimpleNamespace(put=lambda call: call())
         )
         holder = SimpleNamespace(
             delivery=self.delivery,
             ended=False,
-            tell=self.heard.append,
+            send_note=self.heard.append,
             handle_event=lambda number, event, fds=(): self.heard.append(event),
         )
         self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]

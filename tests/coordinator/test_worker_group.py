@@ -107,7 +107,7 @@ class Gathering:
             self.open_nodes()
 
     def place_nodes(self, *, gpus: bool = False, ends_at_s: float | None = None) -> None:
-        self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes], ends_at_s=ends_at_s)
+        self.group.on_placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes], ends_at_s=ends_at_s)
 
     def open_nodes(self) -> None:
         for number in range(2):
@@ -261,7 +261,7 @@ def gone(gathering: Gathering) -> list[tuple[int, int, bool]]:
 
 def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brought(gathering: Gathering) -> None:
     gathering.run()
-    gathering.group.lost(1, "it was switched off")
+    gathering.group.on_node_lost(1, "it was switched off")
     assert gone(gathering) == [(2, 102, False), (3, 103, False)]
     told = next(event for event in gathering.told if isinstance(event, m.Exited))
     assert told.reason == "node b was lost: it was switched off"
@@ -279,7 +279,7 @@ def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brou
 
 def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gathering) -> None:
     gathering.run()
-    gathering.group.lost(1, "it was switched off")
+    gathering.group.on_node_lost(1, "it was switched off")
     gathering.end(0, log_directory="/there")
     gathering.loop.pass_s(1.0)
     assert gathering.ends() == [], "those of the other node are waited for"
@@ -289,8 +289,8 @@ def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gatherin
 
 def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gathering: Gathering) -> None:
     gathering.run()
-    gathering.group.lost(1, "it was switched off")
-    gathering.group.lost(0, "it was switched off too")
+    gathering.group.on_node_lost(1, "it was switched off")
+    gathering.group.on_node_lost(0, "it was switched off too")
     gathering.loop.pass_s(5.0)
     assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, False), (1, 101, False)]
     assert [event.log_directory for event in gathering.ends()] == [""]
@@ -312,7 +312,7 @@ def test_all_ranks_of_a_cluster_that_is_lost_are_lost(gathering: Gathering) -> N
 
 def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
     gathering.run()
-    gathering.group.lost(1, "it was switched off")
+    gathering.group.on_node_lost(1, "it was switched off")
     gathering.loop.pass_s(5.0)
     assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, True), (1, 101, True)]
     assert len(gathering.ends()) == 1
@@ -429,7 +429,7 @@ def test_a_node_that_does_not_end_a_stopped_run_is_lost(gathering: Gathering) ->
 def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Gathering) -> None:
     gathering.run()
     gathering.end(0, log_directory="/there")
-    gathering.group.lost(1, "gone")
+    gathering.group.on_node_lost(1, "gone")
     gathering.loop.pass_s(5.0)
     assert len(gathering.ends()) == 1
     gathering.nodes[0].answer()

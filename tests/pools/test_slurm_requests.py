@@ -38,13 +38,13 @@ def test_each_request_has_a_name_of_its_own(cancelled: Cancelled, tmp_path: Path
     one, other = Request("train.ipynb"), Request("train.ipynb")
     assert one.name != other.name
     for each in (one, other):
-        each.settle(certain=True)
+        each.finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)
 
 
 def test_a_request_that_was_answered_is_cancelled_once(cancelled: Cancelled, tmp_path: Path) -> None:
     request = Request("train.ipynb")
-    request.settle(certain=True)
+    request.finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)
     assert cancelled() == [f"--name={request.name}"]
 
@@ -55,7 +55,7 @@ def test_one_that_may_come_late_is_cancelled_until_it_cannot(
     monkeypatch.setattr(allocation, "LATEST_S", 0.1)
     (tmp_path / "away").touch()
     request = Request("train.ipynb")
-    request.settle(certain=False)
+    request.finish(certain=False)
     assert left(tmp_path)
     (tmp_path / "away").unlink()
     assert wait_until(lambda: not left(tmp_path), 10)
@@ -74,7 +74,7 @@ def test_the_next_start_cancels_for_a_process_that_has_ended(cancelled: Cancelle
     allocation.cancel_left()
     assert cancelled() == [f"--name={gone}"]
     assert left(tmp_path) == 1
-    own.settle(certain=True)
+    own.finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)
 
 
@@ -83,7 +83,7 @@ def test_the_next_start_cancels_for_a_process_that_has_ended(cancelled: Cancelle
     [b"", b"\xff\n\xff\n", b"one line", b"\n--all\n", b"\n\n", b"\nx\0y 12345678\n", b"\n" * 99, b"x" * 100_000],
 )
 def test_a_file_that_is_no_request_cancels_nothing(cancelled: Cancelled, tmp_path: Path, content: bytes) -> None:
-    Request("train.ipynb").settle(certain=True)
+    Request("train.ipynb").finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)
     before = cancelled()
     folder = tmp_path / "runtime" / "slurm-requests"
@@ -106,5 +106,5 @@ def test_the_folder_of_requests_is_made_anew(cancelled: Cancelled, tmp_path: Pat
             folder.symlink_to(tmp_path)
         case "fifo":
             os.mkfifo(folder)
-    Request("train.ipynb").settle(certain=True)
+    Request("train.ipynb").finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)

@@ -23,7 +23,7 @@ def test_the_checkpoints_of_a_run_are_remembered_after_its_end(tmp_path: Path, m
     client: Client[object] = Client(link=Link(ours), hello=HELLO)  # type: ignore[type-var]
     runs = DetachedRuns(lambda *_: None, tmp_path, "agent-1")
     with ours, theirs:
-        tell = runs.begin(client, detached(), (), 2, gpus=False)
+        tell = runs.start_record(client, detached(), (), 2, gpus=False)
         for folder in ("/data/a", "/data/b", "/data/a"):
             tell(m.Saving(run="s-7", rank=0, folder=folder, at_s=0.0), ())
         (going_on,) = last_seen.runs()

@@ -36,7 +36,7 @@ def decided(*attempts: list[m.Event], max_restarts: int = 5, on_error: bool = Fa
     decision: Restart | NoRestart = NoRestart()
     for events in attempts:
         for event in events:
-            policy.take(event)
+            policy.record(event)
         decision = policy.decide()
     return decision
 
@@ -76,7 +76,7 @@ def test_an_exception_is_a_reason_where_that_was_asked_for() -> None:
 def test_a_stop_comes_before_every_reason() -> None:
     policy = RestartPolicy(3, on_error=True)
     policy.stop()
-    policy.take(lost())
+    policy.record(lost())
 
     assert policy.decide() == NoRestart()
 

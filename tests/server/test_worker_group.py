@@ -28,7 +28,7 @@ class Told:
 
     def tell(self, *events: m.Event) -> None:
         for event in events:
-            self._server.tell(self.client, event)
+            self._server.send(self.client, event)
 
     def turn(self) -> None:
         """Run the loop for one turn."""

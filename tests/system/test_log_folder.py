@@ -57,7 +57,7 @@ def test_the_runs_that_ended_first_go_as_far_as_needed(folder: LogFolder) -> Non
     runs = [add(folder, number, TOTAL // 5) for number in range(8)]
     folder.tidy()
     assert left(folder) == [4, 5, 6, 7]
-    assert folder.take_notice() == (
+    assert folder.pop_notice() == (
         "the logs of the 4 oldest runs were removed: all logs together may take 1.0 MB (JUPYTER_DISTRIB_LOG_TOTAL_BYTES)"
     )
     with pytest.raises(PoolError, match=r"the logs of run a1b2c3-0 were removed: of all logs the newest are kept"):
@@ -70,13 +70,13 @@ def test_it_is_said_once(folder: LogFolder) -> None:
     for number in range(8):
         add(folder, number, TOTAL // 5)
     folder.tidy()
-    assert folder.take_notice()
-    assert not folder.take_notice()
+    assert folder.pop_notice()
+    assert not folder.pop_notice()
     for number in range(8, 12):
         add(folder, number, TOTAL // 5)
     folder.tidy()
     assert left(folder) == [8, 9, 10, 11]
-    assert not folder.take_notice()
+    assert not folder.pop_notice()
 
 
 def test_a_run_that_goes_on_stays_however_old_it_is(folder: LogFolder, held: ExitStack) -> None:

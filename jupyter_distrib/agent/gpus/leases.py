@@ -37,7 +37,7 @@ class Leases:
         self._held: dict[str, tuple[socket.socket, str]] = {}
         """Socket of each lease, and the description of its holder, by UUID."""
 
-    def take(self, gpu: Gpu, holder: str) -> bool:
+    def lease(self, gpu: Gpu, holder: str) -> bool:
         """Lease a GPU; return whether it was free."""
         if gpu.uuid in self._held:
             return False

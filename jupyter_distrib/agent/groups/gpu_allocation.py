@@ -70,7 +70,7 @@ class GpuAllocation:
         self.given_back = 0
         """Number of times that GPUs were returned: earlier usage readings still include ranks that have ended."""
 
-    def take(self, choice: Choice, hello: m.Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
+    def lease(self, choice: Choice, hello: m.Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
         nothing.
 
@@ -122,7 +122,7 @@ class GpuAllocation:
         """Lease up to this many GPUs, the least used first."""
         taken: list[Gpu] = []
         for gpu in gpu_choice.by_preference(fitting):
-            if len(taken) < count and self._leases.take(gpu, label):
+            if len(taken) < count and self._leases.lease(gpu, label):
                 taken.append(gpu)
         return taken
 
@@ -270,7 +270,7 @@ class WaitingGroups:
         if self._timer is not None:
             self._timer.cancel()
         soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
-        self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
+        self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.retry)
 
     def statuses(self) -> tuple[m.WaitingStatus, ...]:
         """Return the status of each waiting worker group."""
@@ -284,21 +284,21 @@ class WaitingGroups:
             for each in self._waiting
         )
 
-    def over(self, group: str) -> None:
+    def remove(self, group: str) -> None:
         """Remove a worker group from the queue."""
         self._told.pop(group, None)
         self._waiting = [each for each in self._waiting if each.command.group != group]
 
-    def gone(self, client: Client[Any]) -> None:
+    def remove_client(self, client: Client[Any]) -> None:
         for each in [each for each in self._waiting if each.client is client]:
-            self.over(each.command.group)
+            self.remove(each.command.group)
 
-    def some_are_free(self) -> None:
+    def retry_soon(self) -> None:
         """Retry soon, because a GPU was returned."""
         if self._waiting:
-            self._loop.soon(self.look_again)
+            self._loop.soon(self.retry)
 
-    def look_again(self) -> None:
+    def retry(self) -> None:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             left_s = max(0.0, each.until_s - time.monotonic())

@@ -31,17 +31,17 @@ class GroupOutput:
         self._latest: RunOutput | None = None
         self._background_jobs = BackgroundJobs()
 
-    def begin(self, run: str, tell: Tell) -> RunOutput:
+    def start_run(self, run: str, tell: Tell) -> RunOutput:
         """Return the output of a new run, and close that of the last one."""
         self.close()
         self._latest = RunOutput(run, self._logs / run, self._loop, lambda event: tell(event, ()))
         return self._latest
 
-    def tell_strays(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
+    def send_stray_notes(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
         """Add a note to a new run for each rank on which code of an earlier cell still writes to standard output or
         error."""
         for rank in ranks:
-            if rank.streams.take_stray():
+            if rank.streams.pop_stray():
                 tell(m.Noted(run=run, rank=rank.number, text=STRAY), ())
 
     def write_to_log(self, rank: int, stream: str, data: bytes) -> None:

@@ -73,10 +73,10 @@ class RankTable:
         if rank in self._replaced:
             self._replaced.remove(rank)
 
-    def note_lost(self, number: int) -> None:
+    def record_lost(self, number: int) -> None:
         self._lost.add(number)
 
-    def take_lost(self) -> tuple[int, ...]:
+    def pop_lost(self) -> tuple[int, ...]:
         """Return the numbers of the ranks lost since the last call."""
         lost, self._lost = tuple(sorted(self._lost)), set()
         return lost

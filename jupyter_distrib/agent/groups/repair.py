@@ -39,24 +39,24 @@ class GroupRepair:
         self._undecided: NodeRun | None = None
         """The run after which it is undecided whether the ranks keep their process groups."""
 
-    def begin(self, run: NodeRun) -> None:
+    def start(self, run: NodeRun) -> None:
         """Repair the groups after this run, if they need it."""
         self.cancel()
         spans_nodes = self._store.spans_nodes
         if any(rank.has_device for rank in self._ranks) and (spans_nodes or not run.health.fit):
             self._undecided = run
             self._limit = self._loop.later(REPORT_LIMIT_S, self._wait_no_longer)
-            self._go_on(run)
+            self._decide(run)
         elif not (spans_nodes or run.health.fit):
             self._store.renew()
 
-    def take(self, report: m.DeviceDrained, current: NodeRun | None) -> None:
+    def on_report(self, report: m.DeviceDrained, current: NodeRun | None) -> None:
         """Handle a report on the current run or the previous one."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run and report.rank in run.drains.awaited:
-            run.drains.take(report.rank, finished=report.finished, sequences=(report.sequence,))
+            run.drains.record(report.rank, finished=report.finished, sequences=(report.sequence,))
             if run is self._undecided:
-                self._go_on(run)
+                self._decide(run)
 
     def keep(self, command: m.KeepNodeGroups) -> None:
         """Keep the groups, as the coordinator has decided, unless a rank has been replaced meanwhile."""
@@ -75,10 +75,10 @@ class GroupRepair:
 
     def _wait_no_longer(self) -> None:
         if (run := self._undecided) is not None and run.drains.awaited:
-            run.drains.take_silence()
-            self._go_on(run)
+            run.drains.record_silence()
+            self._decide(run)
 
-    def _go_on(self, run: NodeRun) -> None:
+    def _decide(self, run: NodeRun) -> None:
         """Decide, or report to the coordinator, once all ranks have reported."""
         if run.drains.awaited:
             return
@@ -100,5 +100,5 @@ class GroupRepair:
         for rank in self._ranks:
             rank.post(m.KeepGroups())
             rank.state = "idle"
-            self._store.settling.over(rank)
+            self._store.resets.stop_waiting(rank)
         self._on_ready()

@@ -104,7 +104,7 @@ class GroupStart:
         for rank in ranks:
             rank.dismiss(self._leave_after_s)
 
-    def note_ready(self, rank: Rank) -> None:
+    def record_ready(self, rank: Rank) -> None:
         self._failures.pop(rank.number, None)
 
     def _started(self, rank: Rank) -> None:

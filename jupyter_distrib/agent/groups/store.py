@@ -15,12 +15,12 @@ from jupyter_distrib.wire import messages as m
 
 ATTEMPTS = 20
 """Number of ports to try."""
-SETTLING_S = 20.0
+RESET_LIMIT_S = 20.0
 """Seconds after which a rank that has not finished resetting its groups is killed and replaced. A rank that NCCL does
 not release exits by itself sooner."""
 
 
-class Settling:
+class GroupResets:
     """The ranks of one worker group that will say `DeviceSettled`, or hear `KeepGroups`, before they are ready for the
     next cell.
 
@@ -32,24 +32,24 @@ class Settling:
         self._loop, self._on_begin = loop, on_begin
         self._timers: dict[Rank, Timer] = {}
 
-    def begin(self, rank: Rank) -> None:
+    def start_waiting(self, rank: Rank) -> None:
         """Make the next cell wait for a rank, up to a time limit."""
         rank.state = "starting"
-        self.over(rank)
-        self._timers[rank] = self._loop.later(SETTLING_S, partial(self._end, rank))
+        self.stop_waiting(rank)
+        self._timers[rank] = self._loop.later(RESET_LIMIT_S, partial(self._end, rank))
         self._on_begin()
 
-    def over(self, rank: Rank) -> None:
+    def stop_waiting(self, rank: Rank) -> None:
         """Stop the time limit, because the rank is ready or gone."""
         if (timer := self._timers.pop(rank, None)) is not None:
             timer.cancel()
 
     def close(self) -> None:
         for rank in list(self._timers):
-            self.over(rank)
+            self.stop_waiting(rank)
 
     def _end(self, rank: Rank) -> None:
-        self.over(rank)
+        self.stop_waiting(rank)
         rank.process.kill()
 
 
@@ -60,7 +60,7 @@ class GroupStore:
         command: The command that asked for the worker group.
         ranks: The ranks of this node.
         tell: Sends an event to the kernel, or to the coordinator.
-        on_settling: Called whenever cells have to wait for a rank that resets its groups.
+        on_reset_awaited: Called whenever cells have to wait for a rank that resets its groups.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class GroupStore:
         *,
         tell: Tell,
         loop: Loop,
-        on_settling: Callable[[], object],
+        on_reset_awaited: Callable[[], object],
     ) -> None:
         self._command, self._ranks, self._tell = command, ranks, tell
-        self.settling = Settling(loop, on_settling)
+        self.resets = GroupResets(loop, on_reset_awaited)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
         self._unused: m.ResetGroups | None = None
@@ -140,8 +140,8 @@ class GroupStore:
 
     def _send(self, rank: Rank, command: m.ResetGroups, listener: socket.socket | None) -> None:
         rank.post(command, [] if rank.number or listener is None else [listener.fileno()])
-        if rank.settles and rank.state == "idle":
-            self.settling.begin(rank)
+        if rank.reports_reset and rank.state == "idle":
+            self.resets.start_waiting(rank)
 
 
 def _server(host: str) -> tuple[socket.socket, socket.socket | None]:

@@ -69,9 +69,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._states = StateMachine(State.STARTING, MOVES)
         self.ranks = RankTable()
         wait = partial(self._states.move, Trigger.REPAIR)
-        self.store = GroupStore(command, self.ranks, tell=tell, loop=loop, on_settling=wait)
+        self.store = GroupStore(command, self.ranks, tell=tell, loop=loop, on_reset_awaited=wait)
         self.debuggers = RankDebuggers(self.ranks, tell)
-        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
+        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._continue_if_ready)
         starter = RankStarter(command, gpus=gpus, overlay=overlay, loop=loop, forkservers=forkservers, owner=self)
         self.starts = GroupStart(
             starter,
@@ -81,7 +81,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             state=lambda: self.state,
             leave_after_s=0.0 if gpus else LEAVE_AFTER_S,
             before_start=self._before_start,
-            on_impossible=self._go_on_without,
+            on_impossible=self._restart_without,
         )
         StartReports(
             command,
@@ -133,7 +133,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._group_repair.cancel()
         self._states.move(Trigger.REPAIR)
 
-    def _go_on_without(self, rank: Rank, reason: str) -> None:
+    def _restart_without(self, rank: Rank, reason: str) -> None:
         """Restart the worker group with one rank less if the waiting cell allows that; else give it up."""
         pending, size = self.pending, self.command.size - 1
         if pending is None or self.store.spans_nodes or not pending.may_have(size):
@@ -150,7 +150,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         cls = m.WorkerGroupRefused if self.state is State.STARTING else m.WorkerGroupClosed
         if not self._states.move(Trigger.GIVE_UP):
             return
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.fail(reason)
         self.on_failed(reason)
         self.tell(cls(group=self.name, reason=reason), ())
@@ -160,18 +160,18 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         traceback.print_exc()  # into the agent's log
         self.fail(f"the agent failed at this worker group ({open_files.typed_reason(error)}).")
 
-    def _take_ready(self, rank: Rank, event: m.Ready) -> None:
-        rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
-        self.starts.note_ready(rank)
-        self._go_on_if_ready()
+    def _on_ready(self, rank: Rank, event: m.Ready) -> None:
+        rank.state, rank.early, rank.reports_reset = "idle", event.early, rank.has_device or event.reports_reset
+        self.starts.record_ready(rank)
+        self._continue_if_ready()
 
-    def _take_settled(self, rank: Rank) -> None:
-        self.store.settling.over(rank)
+    def _on_reset(self, rank: Rank) -> None:
+        self.store.resets.stop_waiting(rank)
         if rank.state == "starting":
             rank.state = "idle"
-            self._go_on_if_ready()
+            self._continue_if_ready()
 
-    def _go_on_if_ready(self) -> None:
+    def _continue_if_ready(self) -> None:
         """Report changes and start the waiting cell, once no rank is starting any more."""
         first = self.state is State.STARTING
         if self.ranks.starting or not self._states.move(Trigger.UP):
@@ -187,7 +187,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 notes=self._notes,
             )
             self.tell(opened, ())
-        if lost := self.ranks.take_lost():
+        if lost := self.ranks.pop_lost():
             self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         self._begin_pending()
 
@@ -195,7 +195,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _begin_pending(self) -> None:
         """Execute the cell that waits, if the ranks are ready for it."""
-        if self.state is State.READY and (pending := self.take_pending()) is not None:
+        if self.state is State.READY and (pending := self.pop_pending()) is not None:
             self.execute(pending.command, pending.descriptors, pending.tell)
 
     def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
@@ -218,17 +218,17 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             command,
             ranks=ranks,
             loop=self._loop,
-            output=self._output.begin(command.run, tell),
+            output=self._output.start_run(command.run, tell),
             tell=tell,
             spans_nodes=self.store.spans_nodes,
         )
-        self._output.tell_strays(command.run, self.ranks, tell)
+        self._output.send_stray_notes(command.run, self.ranks, tell)
         run.later(COUNT_AFTER_S, self._oom_kills.count)
         run.begin_watching(self.gpus)
 
     def stop(self, *, force: bool = False) -> None:
         """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.cancel()
         elif self.run is not None:
             self.run.stop(force=force)
@@ -238,7 +238,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.run.stacks.ask()
 
     def debug(self, command: m.Debug) -> None:
-        self.debuggers.obey(command)
+        self.debuggers.send(command)
 
     def cut_remote_sockets(self, command: m.CutRemoteSockets) -> None:
         """Cut sockets for the current run or the last one, see `NodeRun.cut_remote_sockets`."""
@@ -252,35 +252,35 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     # ------------------------------------------------------------------------------------------------ what ranks say
 
-    def take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
+    def on_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         try:
             if not Descriptors(fds).complete:
                 raise open_files.error()
-            self._take_message(rank, message, fds)
+            self._handle_message(rank, message, fds)
         except Exception as error:  # noqa: BLE001 - the ranks of others live on
             self.fail_for(error)
 
-    def _take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
+    def _handle_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         match message:
             case m.Ready():
-                self._take_ready(rank, message)
+                self._on_ready(rank, message)
             case m.DeviceSettled():
-                self._take_settled(rank)
+                self._on_reset(rank)
             case m.DeviceDrained():
-                self._group_repair.take(message, self.run)
+                self._group_repair.on_report(message, self.run)
             case m.Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
             case m.StreamsReplaced():
                 rank.streams.replace(message.run, fds)
             case m.Returned() | m.Failed() | m.Interrupted():
-                self._take_end_of_cell(rank, message, tuple(fds))
+                self._on_end_of_cell(rank, message, tuple(fds))
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
                 self.tell(message, ())  # of the failure of a run that has ended
             case _:
                 if self.run is not None:
-                    self.run.take_message(message, tuple(fds))
+                    self.run.on_message(message, tuple(fds))
 
-    def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
+    def on_output(self, rank: Rank, stream: str, data: bytes) -> None:
         """Take output of a rank."""
         run = self.run
         if run is not None and rank.number in run.command.ranks:
@@ -289,21 +289,21 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             rank.streams.note_idle_output()
             self._output.write_to_log(rank.number, stream, data)
 
-    def take_hang_up(self, rank: Rank) -> None:
-        self.lost(rank, None, 0)
+    def on_hang_up(self, rank: Rank) -> None:
+        self.on_rank_lost(rank, None, 0)
 
-    def _take_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
+    def _on_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Handle the end of the cell on a rank."""
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
         rank.state = "idle"
-        if not isinstance(event, m.Returned) and event.settles:
-            self.store.settling.begin(rank)
+        if not isinstance(event, m.Returned) and event.awaits_device:
+            self.store.resets.start_waiting(rank)
         rank.streams.end_run()
         if run is None or rank.number not in run.pending:
             return
-        run.take_end(rank, event, fds)
+        run.on_end_of_cell(rank, event, fds)
         if isinstance(event, m.Returned):
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
         self._finish_if_over(run)
@@ -334,11 +334,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if gone:
             self.starts.start(gone)
         else:
-            self._group_repair.begin(run)
+            self._group_repair.start(run)
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
+    def on_rank_lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         """Handle the unexpected end of a rank's process: report it to the run, stop the other ranks, replace the
         process."""
         try:
@@ -348,7 +348,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         rank.process.reaped = True
-        self.store.settling.over(rank)
+        self.store.resets.stop_waiting(rank)
         self.ranks.remove_replaced(rank)
         if not rank.process.ended:
             rank.read_rest()
@@ -361,14 +361,14 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if was_starting and self.state is State.STARTING:
             return self.fail(reason)
         rank.state = "gone"
-        self.ranks.note_lost(rank.number)
+        self.ranks.record_lost(rank.number)
         run = self.run
         if run is not None and rank.number in run.pending:
-            run.lost(rank, code, peak_rss_bytes, self._oom_kills)
+            run.on_rank_lost(rank, code, peak_rss_bytes, self._oom_kills)
             self.stop()
             self._finish_if_over(run)
         elif run is None:
-            self.debuggers.ended(rank.number)
+            self.debuggers.report_end(rank.number)
             if was_starting:
                 self.starts.start_again(rank, reason)
             else:
@@ -388,9 +388,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
         self._states.move(Trigger.CLOSE)
         self.store.close()
-        self.store.settling.close()
+        self.store.resets.close()
         self._group_repair.cancel()
-        if (pending := self.take_pending()) is not None:
+        if (pending := self.pop_pending()) is not None:
             pending.cancel()
         if self.run is not None:
             self.run.give_up(reason or "its ranks were stopped")
@@ -415,7 +415,7 @@ class RankDebuggers:
         self.failed_run = ""
         """Id of the last run if it failed, so that its ranks keep its state for a debugger; else empty."""
 
-    def obey(self, command: m.Debug) -> None:
+    def send(self, command: m.Debug) -> None:
         """Pass a debugger command on to its rank."""
         if command.action == "drop":
             self.failed_run = ""
@@ -423,9 +423,9 @@ class RankDebuggers:
         if rank is not None and rank.state in ("idle", "running"):
             rank.post(command)
         else:
-            self.ended(command.rank, command.run)
+            self.report_end(command.rank, command.run)
 
-    def ended(self, rank: int, run: str = "") -> None:
+    def report_end(self, rank: int, run: str = "") -> None:
         """Report the end of a rank to a user who is debugging the failure of a run: by default the last run, if it
         failed."""
         if not (run := run or self.failed_run):

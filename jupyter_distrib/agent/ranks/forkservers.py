@@ -97,7 +97,7 @@ class ForkOrders:
             case m.ForkFailed():
                 order.fail(answer.reason)
 
-    def take_back(self, link: WatchedLink, ended: str) -> None:
+    def requeue(self, link: WatchedLink, ended: str) -> None:
         """Requeue the orders of a dead forkserver; orders that were tried before fail, with a message on how it
         `ended`."""
         cut = [order for other, order in self._sent.values() if other is link]
@@ -140,10 +140,10 @@ class _Generation:
     def links(self) -> list[WatchedLink]:
         return [*([self.serving] if self.serving else ()), *self.coming]
 
-    def note_ready(self, link: WatchedLink, pid: int) -> None:
+    def record_ready(self, link: WatchedLink, pid: int) -> None:
         self._pids[link] = pid
 
-    def note_end(self, pid: int, code: int) -> None:
+    def record_end(self, pid: int, code: int) -> None:
         if pid == self.pid or pid in self._pids.values():
             self._codes[pid] = code
 
@@ -242,12 +242,12 @@ class Forkservers:
         self.start()
         self._send()
 
-    def ended(self, pid: int, code: int) -> None:
+    def on_child_ended(self, pid: int, code: int) -> None:
         """Handle the end of any child process: if the first forkserver ends before it was ready, torch may not be
         importable."""
         if self._generation is None:
             return
-        self._generation.note_end(pid, code)
+        self._generation.record_end(pid, code)
         if pid == self._generation.pid and not self._generation.proved:
             self._fail(self._generation)
 
@@ -255,8 +255,8 @@ class Forkservers:
         link: WatchedLink = WatchedLink(
             self._loop,
             sock,
-            on_message=lambda message, _: self._take_message(link, message),
-            on_end=lambda: self._take_end(link),
+            on_message=lambda message, _: self._on_message(link, message),
+            on_end=lambda: self._on_end(link),
         )
         return link
 
@@ -264,12 +264,12 @@ class Forkservers:
         if self._generation is not None and self._generation.serving is not None:
             self._orders.send(self._generation.serving)
 
-    def _take_message(self, link: WatchedLink, message: m.Message) -> None:
+    def _on_message(self, link: WatchedLink, message: m.Message) -> None:
         match message:
             case m.ForkserverReady():
                 self._take_ready(link, message)
             case m.Forked() | m.ForkFailed():
-                self._take_answer(link, message)
+                self._on_answer(link, message)
 
     def _take_ready(self, link: WatchedLink, message: m.ForkserverReady) -> None:
         generation = self._generation
@@ -278,7 +278,7 @@ class Forkservers:
         before = generation.serving
         generation.remove(link)
         generation.serving, generation.proved = link, True
-        generation.note_ready(link, message.pid)
+        generation.record_ready(link, message.pid)
         self._failures = 0
         self._send()
         if message.early:
@@ -288,7 +288,7 @@ class Forkservers:
             self._close_unless_forking(before)
         self._on_preloaded()
 
-    def _take_answer(self, link: WatchedLink, answer: m.Forked | m.ForkFailed) -> None:
+    def _on_answer(self, link: WatchedLink, answer: m.Forked | m.ForkFailed) -> None:
         self._orders.answer(answer)
         if self._generation is not None and link is not self._generation.serving:
             self._close_unless_forking(link)
@@ -310,12 +310,12 @@ class Forkservers:
         if not self._orders.are_with(link):
             link.close()
 
-    def _take_end(self, link: WatchedLink) -> None:
+    def _on_end(self, link: WatchedLink) -> None:
         """Handle the end of a forkserver: its orders go to the other one, or to a new one."""
         link.close()
         generation = self._generation
         ended = generation.end_of(link)[1] if generation is not None and self._orders.are_with(link) else ""
-        self._orders.take_back(link, ended)
+        self._orders.requeue(link, ended)
         if generation is None:
             return
         generation.remove(link)
@@ -333,7 +333,7 @@ class Forkservers:
         start. The next order starts anew."""
         code, ended = generation.end_of(None)
         self._close(generation)
-        said = self._take_log()
+        said = self._pop_log()
         explained = code == 1 and bool(said)
         if not self._orders.waiting:
             return
@@ -345,7 +345,7 @@ class Forkservers:
         self._failures = 0
         self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started:{reason}", said])))
 
-    def _take_log(self) -> str:
+    def _pop_log(self) -> str:
         """Return the end of the forkserver's log, and clear it."""
         self._log.seek(0)
         said = self._log.read().decode("utf-8", "replace").strip()[-SAID_CHARACTERS:]

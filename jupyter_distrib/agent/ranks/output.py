@@ -68,7 +68,7 @@ class RunOutput:
             self._timer = None
         now = time.monotonic()
         for (rank, stream), batch in self._batches.items():
-            for text, skipped in (batch.take_first(), batch.take()):
+            for text, skipped in (batch.pop_first(), batch.pop()):
                 if text or skipped:
                     self._send(
                         m.Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
@@ -94,7 +94,7 @@ class RunOutput:
         if rank not in self._logs:
             self._logs[rank] = LogFile(self.directory / f"rank{rank}.log")
         log = self._logs[rank]
-        for text in (log.write(data), log_folder.of(self.directory.parent).take_notice()):
+        for text in (log.write(data), log_folder.of(self.directory.parent).pop_notice()):
             if text:
                 self._send(m.Noted(run=self.run, rank=rank, text=text))
         if self._ended:
@@ -117,7 +117,7 @@ class _Batch:
         if len(self._data) > 8 * SHOWN_BYTES:
             self._trim()
 
-    def take_first(self) -> tuple[str, int]:
+    def pop_first(self) -> tuple[str, int]:
         """Return the first lines of a stream that starts with more output than can be shown; else nothing."""
         if len(self._data) > SHOWN_BYTES:
             self._trim()
@@ -125,7 +125,7 @@ class _Batch:
         self._first.clear()
         return text, 0
 
-    def take(self) -> tuple[str, int]:
+    def pop(self) -> tuple[str, int]:
         if len(self._data) > SHOWN_BYTES:
             self._trim()
         if self._first_left:

@@ -29,13 +29,13 @@ LEAVE_S = 1.0
 class RankOwner(Protocol):
     """The worker group of a rank."""
 
-    def take_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
+    def on_message(self, rank: Rank, message: m.Message, fds: Sequence[int]) -> None:
         """Handle a message from the rank; the descriptors are closed afterwards."""
 
-    def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
+    def on_output(self, rank: Rank, stream: str, data: bytes) -> None:
         """Handle output of the rank."""
 
-    def take_hang_up(self, rank: Rank) -> None:
+    def on_hang_up(self, rank: Rank) -> None:
         """Record that the rank has closed its link and the system will not report its end."""
 
 
@@ -53,16 +53,16 @@ class Rank:
         """`starting`, `idle`, `running`, `gone`."""
         self.early = False
         """Whether the base forkserver has forked the process."""
-        self.settles = order.visible_devices is not None
+        self.reports_reset = order.visible_devices is not None
         """Whether the rank sends `DeviceSettled` after a group reset (or ends), for which the next cell waits."""
         self.process = RankProcess(order.worker, sweep)
         self.notes = RankNotes()
         self.streams = RankStreams(
-            loop, on_data=lambda name, data: owner.take_output(self, name, data), on_late_text=self._take_late_text
+            loop, on_data=lambda name, data: owner.on_output(self, name, data), on_late_text=self._on_late_text
         )
         ours, theirs = socket.socketpair()
         self._loop, self._owner = loop, owner
-        self._link = WatchedLink(loop, ours, on_message=self._take_message, on_end=self._hung_up)
+        self._link = WatchedLink(loop, ours, on_message=self._on_message, on_end=self._hung_up)
         self.descriptors = Descriptors([theirs.detach(), *self.streams.write_ends, self.notes.descriptor()])
         """Descriptors for the process: link, standard output, standard error, crash notes. The starter of the process
         takes them."""
@@ -113,11 +113,11 @@ class Rank:
         self.streams.assign_to(run)
         self.post(m.ReplaceStreams(run=run))
 
-    def _take_message(self, message: m.Message, fds: Sequence[int]) -> None:
-        self._owner.take_message(self, message, fds)
+    def _on_message(self, message: m.Message, fds: Sequence[int]) -> None:
+        self._owner.on_message(self, message, fds)
 
-    def _take_late_text(self, run: str, stream: str, text: str) -> None:
-        self._owner.take_message(self, m.Wrote(run=run, rank=self.number, stream=stream, text=text), ())
+    def _on_late_text(self, run: str, stream: str, text: str) -> None:
+        self._owner.on_message(self, m.Wrote(run=run, rank=self.number, stream=stream, text=text), ())
 
     def _hung_up(self) -> None:
         if sys.platform != "linux":

@@ -64,7 +64,7 @@ class RankStreams:
         `sys.stdout`."""
         self._has_stray = self._has_stray or time.monotonic() > self._ended_at_s + STRAY_AFTER_S
 
-    def take_stray(self) -> bool:
+    def pop_stray(self) -> bool:
         """Return once whether the rank has written while idle, and so may write during the next cell."""
         has, self._has_stray = self._has_stray, False
         return has

@@ -93,21 +93,21 @@ class NodeRun:
         """Call a function later, unless the run has ended by then."""
         self._timers.later(delay_s, call)
 
-    def take_message(self, message: m.Message, fds: tuple[int, ...]) -> None:
+    def on_message(self, message: m.Message, fds: tuple[int, ...]) -> None:
         """Handle what a rank reports while it executes the cell."""
         match message:
             case m.ProbeAnswer():
                 if self.watch is not None and self.command.run == message.run:
-                    self.watch.take_answer(message)
+                    self.watch.on_answer(message)
             case m.StackSeen():
                 if self.command.run == message.run:
-                    self.stacks.take_answer(message)
+                    self.stacks.on_answer(message)
             case _:
                 if isinstance(message, m.DebuggerPrompted | m.DebuggerLeft):
-                    self._time_limit.take(message)
+                    self._time_limit.on_debugger_event(message)
                 self.tell(message, fds)  # type: ignore[arg-type]
 
-    def take_end(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
+    def on_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Handle the end of the cell on a rank, after all that the rank wrote before it."""
         rank.streams.drain()
         self.output.flush()
@@ -119,10 +119,10 @@ class NodeRun:
                 self.hang_up(rank)
             return
         self.health.clean = False
-        if event.settles:
+        if event.awaits_device:
             self.drains.expect(rank.number)
         if isinstance(event, m.Failed) and self.pending:
-            self._grace.begin()
+            self._grace.start()
 
     def end(self) -> None:
         """Report the end of the run, because every rank has come to the end of the cell."""
@@ -188,7 +188,7 @@ class NodeRun:
             # NCCL does not notice that a rank has left, and is aborted on all ranks or on none.
             self.watch.stop_at_a_stall()
 
-    def lost(
+    def on_rank_lost(
         self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills
     ) -> None:
         """Report the unexpected end of a rank's process, and why. `oom_kills` counts the kills before this run."""
@@ -248,7 +248,7 @@ class FailureGrace:
         self._until_s = 0.0
         """Latest end of the grace period (`time.monotonic`); 0 before the first exception."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start at the first exception; later ones have no effect."""
         if not self._until_s:
             self._until_s = time.monotonic() + GRACE_LIMIT_S

@@ -57,7 +57,7 @@ class StackRequests:
         if ranks:
             self._later(ANSWER_S, self._look_from_outside)
 
-    def take_answer(self, event: m.StackSeen) -> None:
+    def on_answer(self, event: m.StackSeen) -> None:
         """Forward the answer of a rank, even a late one."""
         self._asked.discard(event.rank)
         self._tell(event)

@@ -71,7 +71,7 @@ class Watch:
         self._timer.cancel()
         self._sampler.close()
 
-    def take_answer(self, event: m.ProbeAnswer) -> None:
+    def on_answer(self, event: m.ProbeAnswer) -> None:
         """Handle a rank's answer to a probe."""
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event

@@ -129,12 +129,12 @@ class PipeChannel:
             case m.RelayContent():
                 self._values.add(message)
             case m.RelayPassed():
-                content = self._values.take(0)[0] if message.has_content else None
+                content = self._values.pop(0)[0] if message.has_content else None
                 self._entries += [(frame, content) for frame in split(message.frames)]
             case m.RelayReturned():
                 value = message.value
                 if message.contents is not None:
-                    value = list(zip(message.contents, self._values.take(message.number), strict=True))
+                    value = list(zip(message.contents, self._values.pop(message.number), strict=True))
                 self._answer(message.number, lambda answer: answer.set_result(value))
             case m.RelayFailed():
                 self._answer(message.number, lambda answer: answer.set_exception(RaisedOnHost(message.text)))
@@ -218,6 +218,6 @@ class IncomingValues:
         if len(value) >= content.size_bytes:
             self._complete.setdefault(content.number, []).append(self._begun.pop(content.number))
 
-    def take(self, number: int) -> list[bytearray]:
+    def pop(self, number: int) -> list[bytearray]:
         """Return the complete values of a number."""
         return self._complete.pop(number, [])

@@ -64,7 +64,7 @@ class PipedInbox(RelayInbox):
             self._pass_on(b"")
             self._send(m.RelayEnded())
 
-    def take_at_once(self) -> None:
+    def wait_for_end(self) -> None:
         """Return nothing: the events of a cell are already on their way."""
 
 

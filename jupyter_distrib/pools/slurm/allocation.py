@@ -112,7 +112,7 @@ class Allocation:
         process.wait()
         process.stdout.close()
         if self._request is not None:
-            self._request.settle(certain=self._granted or command.has_answered(self._heard()))
+            self._request.finish(certain=self._granted or command.has_answered(self._heard()))
 
 
 def node_names(nodes: str) -> list[str]:
@@ -174,7 +174,7 @@ class Request:
         self._file.write(f"{_cluster()}\n{self.name}\n".encode())
         self._file.flush()
 
-    def settle(self, *, certain: bool) -> None:
+    def finish(self, *, certain: bool) -> None:
         """End the request: any job of this name is nobody's.
 
         Args:

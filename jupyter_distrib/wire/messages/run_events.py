@@ -227,7 +227,7 @@ class Failed(RunEvent):
     rank: int
     failure: Failure
     at_s: float
-    settles: bool = False
+    awaits_device: bool = False
     """Whether the rank must wait for its device before it is ready again: `DeviceDrained` follows, or its end."""
 
 
@@ -240,7 +240,7 @@ class Interrupted(RunEvent):
     frames: tuple[Frame, ...]
     """The frames at which it was interrupted."""
     at_s: float
-    settles: bool = False
+    awaits_device: bool = False
     """Whether the rank waits for its device, as in `Failed`."""
 
 

@@ -138,7 +138,7 @@ class Ready(Event):
     pid: int
     early: bool = False
     """Whether it was forked before the forkserver had imported everything an optimizer or FSDP needs."""
-    settles: bool = False
+    reports_reset: bool = False
     """Whether it sends `DeviceSettled` after each `ResetGroups` (or ends), although it has no device."""
 
 

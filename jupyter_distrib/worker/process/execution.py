@@ -83,7 +83,7 @@ class CellRunner:
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
         settles = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
         if isinstance(event, m.Failed | m.Interrupted):
-            event = replace(event, settles=settles)
+            event = replace(event, awaits_device=settles)
         failed = error if isinstance(event, m.Failed) else None
         del value, error
         self._late.end(run)

@@ -61,7 +61,7 @@ def run_worker(
         os.read(gone, 1)
         os.close(gone)
     process.die_with_parent(order.agent_pid)
-    messenger.send(m.Ready(rank=order.rank, pid=os.getpid(), early=early, settles=worker.settles))
+    messenger.send(m.Ready(rank=order.rank, pid=os.getpid(), early=early, reports_reset=worker.settles))
     worker.serve()
 
 
