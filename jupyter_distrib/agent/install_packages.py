@@ -94,7 +94,7 @@ def _lacking(missing: Sequence[m.Package]) -> str:
     return (
         f"the Python of the ranks ({sys.executable}) lacks {_count(missing)} that the "
         f"notebook has: {_named(missing)}. Install them there (`{sys.executable} -m pip install {' '.join(asked)}`), "
-        "or have this done by --environment sync."
+        "or let --environment sync do it."
     )
 
 

@@ -149,7 +149,7 @@ def _too_many(folder: str) -> str:
 
 def _too_slow(folder: str, took_s: float) -> str:
     return (
-        f"each cell waits {duration(took_s)} for a look through the files of {folder}, which the nodes get copies of: "
+        f"each cell waits {duration(took_s)} for a scan of the files of {folder}, which are copied to the nodes: "
         "start the notebook in a folder of its own, or in one that the nodes share."
     )
 

@@ -125,9 +125,9 @@ class MultiNodeGroupRepair:
     def _give_up(self) -> None:
         self._limit = None
         if self._undecided is not None:
-            silent, what = self._undecided.drains.awaited, "it did not say how far its ranks had come"
+            silent, what = self._undecided.drains.awaited, "it did not report how far its ranks had come"
         elif self._stores_awaited:
             silent, what = {0}, "it made no new store"
         else:
-            silent, what = self._users_awaited, "it did not take the new store"
+            silent, what = self._users_awaited, "it did not switch to the new store"
         self._lose(min(silent), f"{what} within {ANSWER_LIMIT_S:.0f} s")

@@ -326,6 +326,6 @@ def no_way(abouts: Sequence[Mapping[str, Any]], advice: str) -> str:
     if not stuck or len({about["machine"] for about in abouts}) == 1:
         return ""
     return (
-        f"node {stuck[0]} has no network interface by which it reaches the other nodes, so that ranks will not meet: "
-        f"{advice}, or name the interface by --env NCCL_SOCKET_IFNAME=NAME and GLOO_SOCKET_IFNAME=NAME."
+        f"node {stuck[0]} has no network interface that reaches the other nodes, so its ranks cannot connect to "
+        f"theirs: {advice}, or name the interface with --env NCCL_SOCKET_IFNAME=NAME and GLOO_SOCKET_IFNAME=NAME."
     )

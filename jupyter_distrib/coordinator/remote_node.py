@@ -142,7 +142,7 @@ class RemoteNode:
         if error is None:
             self._take(future.result())
         elif engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
-            self._fail(command, f"{self.name} could not take this cell: {engine.cause(error)}")
+            self._fail(command, f"{self.name} could not receive this cell: {engine.cause(error)}")
 
     def _fail(self, command: m.Execute, reason: str) -> None:
         """End a cell that did not reach the ranks, which stay for the next one."""
@@ -173,7 +173,7 @@ class RemoteNode:
         file_sync.forget([name for name, _ in failed])
         name, reason = failed[0]
         more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
-        self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
+        self._note(run, f"{name.partition('/')[2]} could not be copied to {self.name} ({reason}){more}.")
 
     def _note(self, run: str, text: str) -> None:
         self._holder.send_note(m.Noted(run=run, rank=None, text=text))

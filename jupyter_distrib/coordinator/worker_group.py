@@ -491,7 +491,7 @@ class AllocationEnd:
         """A sentence for the user if the end is near; else empty."""
         if self._ends_at_s is None or (left_s := self._ends_at_s - time.monotonic()) > WARNING_S:
             return ""
-        return f"the time limit ends these ranks in {duration(max(0.0, left_s))}: save what must stay."
+        return f"the time limit ends these ranks in {duration(max(0.0, left_s))}: save what you need."
 
     def cancel(self) -> None:
         if self._timer is not None:

@@ -91,7 +91,7 @@ ENVIRONMENT = Option(
 ENVIRONMENT_LIMIT = Option(
     flag="--environment-limit",
     metavar="SIZE",
-    meaning="the most that --environment sync installs",
+    meaning="the largest size that --environment sync installs",
     read=size_bytes,
     default="5GB",
 )
@@ -108,9 +108,9 @@ def packages_wanted(options: Mapping[str, str]) -> tuple[str, int]:
 IDLE = Option(
     flag="--idle",
     metavar="S",
-    meaning="give idle ranks that keep nothing back after S seconds",
+    meaning="release idle ranks without kept values after S seconds",
     read=seconds,
-    default="600; 1800 with local, where only ranks with GPUs are given back",
+    default="600; 1800 with local, where only ranks with GPUs are released",
 )
 
 

@@ -94,7 +94,7 @@ class Home:
 
     def _not_started(self, error: OSError) -> str:
         if not os.access(python := self.python or sys.executable, os.X_OK):
-            return f"there is no interpreter at {python} any more: make its environment again, or restart the kernel."
+            return f"there is no interpreter at {python} any more: recreate its environment, or restart the kernel."
         if limit := open_files.told(error):
             return f"the agent could not be started: {limit}"
         place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror

@@ -215,7 +215,7 @@ class _Scene:
             case "left":
                 return "has left the cell"
             case "silent":
-                return "is in C code that does not let go of Python's lock"
+                return "is in C code that does not release Python's lock"
             case "stopped":
                 return "is stopped (SIGSTOP)"
             case "traced":
@@ -255,13 +255,13 @@ def _stopped(look: m.RankSighting) -> str:
         return f"Rank {look.rank} is stopped in the debugger{f' at line {line}' if line else ''}."
     if look.state == "traced":
         return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
-    return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."
+    return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` resumes it."
 
 
 def _locked(look: m.RankSighting) -> str:
     line = _at(look)
     seen = "" if line is None else f" (seen last at line {line})"
-    return f"Rank {look.rank} does nothing, in C code that does not let go of Python's lock{seen}."
+    return f"Rank {look.rank} does nothing, in C code that does not release Python's lock{seen}."
 
 
 def _has_been(look: m.RankSighting, wait: _Wait) -> bool:

@@ -80,7 +80,7 @@ class SeenRun:
         if self.host != here.host:
             return ""
         if self.boot != here.boot:
-            return "the machine has been started again since"
+            return "the machine has been rebooted since then"
         if self.namespace != here.namespace:
             return "nothing has been heard of it since" if time.time() - self.seen_at_s > SILENT_S else ""
         return "" if began(self.pid) == self.process_began else "the process that looked after it was killed"

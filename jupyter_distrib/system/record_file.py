@@ -130,7 +130,7 @@ def _checked(value: Any, wanted: Any, name: str, *, any_number: bool) -> Any:
                 return value
             if 0 <= value <= LARGEST_NUMBER:
                 return value
-    raise DamagedFile(f"{name} is {str(value)[:40]!r}, which is no value for it")
+    raise DamagedFile(f"{name} is {str(value)[:40]!r}, which is not a valid value")
 
 
 def _plain(text: str) -> str:

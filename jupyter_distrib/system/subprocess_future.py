@@ -30,9 +30,7 @@ def subprocess_future(make: Callable[[], T], *fds: int) -> Future[T]:
             os._exit(0)
     os.close(writing)
     made: Future[T] = Future()
-    threading.Thread(
-        target=_take, args=(reading, pid, make, made), name="jupyter_distrib-make", daemon=True
-    ).start()
+    threading.Thread(target=_take, args=(reading, pid, make, made), name="jupyter_distrib-make", daemon=True).start()
     return made
 
 

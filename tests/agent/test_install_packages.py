@@ -53,7 +53,7 @@ def test_check_refuses_with_the_line_to_install() -> None:
         compare(packages("check", missing))
     assert str(raised.value) == (
         f"the Python of the ranks ({sys.executable}) lacks a package that the notebook has: tinypkg 1.2. Install them "
-        f"there (`{sys.executable} -m pip install tinypkg==1.2`), or have this done by --environment sync."
+        f"there (`{sys.executable} -m pip install tinypkg==1.2`), or let --environment sync do it."
     )
 
 

@@ -199,7 +199,7 @@ def test_a_look_that_takes_long_is_said_once_and_not_the_first_one(
     assert files.scan(str(tmp_path), []).left_out == ""
     said = files.scan(str(tmp_path), [])
     assert said.left_out == (
-        f"each cell waits 0 s for a look through the files of {tmp_path}, which the nodes get copies of: "
+        f"each cell waits 0 s for a scan of the files of {tmp_path}, which are copied to the nodes: "
         "start the notebook in a folder of its own, or in one that the nodes share."
     )
     assert files.scan(str(tmp_path), []) is said

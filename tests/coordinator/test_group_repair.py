@@ -104,9 +104,9 @@ def test_a_rank_that_dies_while_a_store_is_made_has_another_one_made(gathering: 
 @pytest.mark.parametrize(
     ("heard", "node", "why"),
     [
-        ("nothing", "node b", "it did not say how far its ranks had come within 20 s"),
+        ("nothing", "node b", "it did not report how far its ranks had come within 20 s"),
         ("unfinished", "node a", "it made no new store within 20 s"),
-        ("store", "node b", "it did not take the new store within 20 s"),
+        ("store", "node b", "it did not switch to the new store within 20 s"),
     ],
 )
 def test_a_node_that_does_not_answer_is_lost(gathering: Gathering, heard: str, node: str, why: str) -> None:

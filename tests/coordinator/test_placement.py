@@ -163,7 +163,7 @@ def test_nodes_of_several_machines_that_have_only_loopback_are_named() -> None:
     one, other = {"host": "10.0.0.1", "interface": "eth0", "machine": "a"}, {"host": "10.0.0.2", "machine": "b"}
     assert no_way([one, {**other, "interface": "eth1"}], "") == ""
     assert no_way([one, {**other, "interface": "lo"}], "start it with an address").startswith(
-        "node 10.0.0.2 has no network interface by which it reaches the other nodes, so that ranks will not meet: "
-        "start it with an address, or name the interface by"
+        "node 10.0.0.2 has no network interface that reaches the other nodes, so its ranks cannot connect to theirs: "
+        "start it with an address, or name the interface with"
     )
     assert no_way([{**one, "interface": "lo"}, {**other, "machine": "a", "interface": "lo"}], "") == ""

@@ -49,7 +49,7 @@ def test_ranks_are_where_the_numbers_say_though_cuda_counts_otherwise(bed: GpuBe
     outcome = book.ok("%%distributed --gpus 2\n1")
     assert sorted(bed.numbers().values()) == [[0], [6]]
     assert (
-        "CUDA_VISIBLE_DEVICES=0,6 is read as nvidia-smi counts: 0 is the NVIDIA H100 80GB HBM3, 6 is the NVIDIA H200."
+        "CUDA_VISIBLE_DEVICES=0,6 is read in nvidia-smi's numbering: 0 is the NVIDIA H100 80GB HBM3, 6 is the NVIDIA H200."
         in outcome.view
     )
 
@@ -127,7 +127,7 @@ def test_a_torch_for_the_cpu_beside_gpus() -> None:
 
 def test_a_driver_that_is_too_old() -> None:
     with GpuBed(count=8, cuda_driver=11040) as bed, bed.notebook() as book:
-        problem = "the GPU driver is too old: it knows CUDA 11.4, and this torch is built for CUDA 12.8"
+        problem = "the GPU driver is too old: it supports CUDA 11.4, and this torch is built for CUDA 12.8"
         assert book.fails("%%distributed --gpus 1\n1").evalue.startswith(f"--gpus 1, but {problem}; update the driver")
         outcome = book.ok("%%distributed\nstr(device)")
         assert outcome.result == "ranks 0-1: 'cpu'"
@@ -180,10 +180,7 @@ def test_the_commonest_type_is_the_default(bed: GpuBed, book: Notebook) -> None:
     outcome = book.ok("%%distributed\nworld_size")
     assert outcome.result == "ranks 0-1: 2"
     assert sorted(bed.numbers().values()) == [[1], [2]]
-    assert (
-        "of 1 NVIDIA T400, 2 NVIDIA A10, these ranks are given NVIDIA A10; --gpu-type takes another one."
-        in outcome.view
-    )
+    assert "of 1 NVIDIA T400, 2 NVIDIA A10, these ranks use NVIDIA A10; --gpu-type selects another one." in outcome.view
 
 
 def test_one_gpu_is_one_of_the_commonest_type(bed: GpuBed, book: Notebook) -> None:

@@ -95,8 +95,8 @@ def test_each_rank_keeps_its_surroundings_while_others_run(client: PoolClient) -
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        ("dist.barrier() if rank else dist.send(torch.ones(1), 1)", "no rank can go on: rank 0 waits in send to rank 1 (line 2); rank 1 waits in barrier (line 2) for 0."),
-        ("if rank: dist.barrier()", "no rank can go on: rank 1 waits in barrier (line 2) for 0; ended: 0."),
+        ("dist.barrier() if rank else dist.send(torch.ones(1), 1)", "no rank can continue: rank 0 waits in send to rank 1 (line 2); rank 1 waits in barrier (line 2) for 0."),
+        ("if rank: dist.barrier()", "no rank can continue: rank 1 waits in barrier (line 2) for 0; ended: 0."),
         ("dist.barrier() if rank else dist.all_reduce(torch.ones(1))", "ranks call different collectives: rank 0 all_reduce (sum) in line 2, rank 1 barrier in line 2."),
         ("dist.all_reduce(torch.ones(1 + rank))", "all_reduce (sum) does not fit together (rank 0 [1]; rank 1 [2])"),
     ],

@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: PoolCl
     finally:
         os.kill(pid, signal.SIGCONT)
     assert isinstance(stalled, m.Stalled)
-    assert f"Rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` lets it go on." in stalled.text
+    assert f"Rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` resumes it." in stalled.text
     assert stalled.at_s - began_s < 10
     run.until(m.Ended)
     assert len(run.of(m.Returned)) == 2
@@ -89,7 +89,7 @@ CASES = {
     ),
     "lock": (
         GROUP + "if rank == 0:\n    sum(range(10**11))\ndist.all_reduce(torch.ones(4))",
-        "ranks 1-2 wait there (line 6). Rank 0 is in C code that does not let go of Python's lock (line 5).",
+        "ranks 1-2 wait there (line 6). Rank 0 is in C code that does not release Python's lock (line 5).",
     ),
     "barrier": (
         GROUP + "if rank == 0:\n    dist.barrier()",
@@ -255,6 +255,6 @@ def test_a_rank_in_c_code_with_pythons_lock_counts_for_the_hang_timeout(shared_n
         "%%distributed --ranks 2 --hang-timeout 11\nimport ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(600)"
     )
 
-    assert "its --hang-timeout is 11 s. Rank 1 does nothing, in C code that does not let go of Python's lock" in (
+    assert "its --hang-timeout is 11 s. Rank 1 does nothing, in C code that does not release Python's lock" in (
         outcome.traceback
     )

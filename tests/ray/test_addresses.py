@@ -53,7 +53,7 @@ def test_of_several_clusters_none_is_chosen(
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         said = book.fails(CELL).traceback
-    assert "Ray clusters run on this machine: say which one by --address or RAY_ADDRESS; they are at" in said
+    assert "Ray clusters run on this machine: choose one with --address or RAY_ADDRESS; they are at" in said
     assert cluster.address in said
     assert other.address in said
     assert "\n" not in said.strip()

@@ -29,7 +29,7 @@ from tests.wheels import environment, install, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NO_TOKEN = "asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN"
-NOT_THIS = "does not take this token"
+NOT_THIS = "rejects this token"
 TOKEN = "a-token-that-is-long-enough-0123456789"
 
 
@@ -288,7 +288,7 @@ def test_a_port_that_is_no_cluster_is_said_within_seconds(tmp_path: Path) -> Non
         book.ok("%load_ext jupyter_distrib")
         address = "ray://127.0.0.1:" + str(mute.getsockname()[1])
         said = refused(book, f"--pool ray --insecure --address {address}")
-        assert f"{address} takes connections, and has not answered as a Ray cluster within" in said
+        assert f"{address} accepts connections, but has not answered as a Ray cluster within" in said
         assert "try again if its head is busy or just starting, or correct the address" in said
 
 

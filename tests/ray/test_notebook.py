@@ -257,7 +257,7 @@ def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) 
         (tmp_path / "folder").rmdir()
         (tmp_path / "folder").write_text("a file now")
         said = book.ok("%%distributed\nimport os\nos.unlink('folder/of_the_rank')\nos.rmdir('folder')").text
-        assert re.search(r"folder could not be brought to node 127\.0\.0\.[23] \(Is a directory\)\.", said), said
+        assert re.search(r"folder could not be copied to node 127\.0\.0\.[23] \(Is a directory\)\.", said), said
         outcome = book.ok(look)
         assert outcome.result == "rank 0: True"
         assert "could not be brought" not in outcome.text
@@ -281,7 +281,7 @@ def test_a_cell_that_a_node_cannot_take_fails_alone(cluster: Cluster, tmp_path: 
         book.ok(f"%%distributed --out projects\n{gone}open(project, 'w').close()\nproject")
         outcome = book.fails("%%distributed\nrank")
         assert re.search(
-            r"PoolError: node 127\.0\.0\.[23] could not take this cell: .*NotADirectory", outcome.traceback
+            r"PoolError: node 127\.0\.0\.[23] could not receive this cell: .*NotADirectory", outcome.traceback
         )
         book.ok("import os\nos.unlink(projects[0])")
         assert book.ok("%%distributed\nrank").result == "rank 0: 0"
@@ -306,7 +306,7 @@ def test_what_cannot_be_had_is_one_sentence(book: Notebook, cluster: Cluster) ->
     )
     assert "--ranks 6 on 1 nodes, but the Ray cluster has room for 8" in refused(book, f"{at} --ranks 6 --nodes 1")
     assert "--gpu-type A10, but the Ray cluster has no GPU at all" in refused(book, f"{at} --gpu-type A10")
-    assert "asks for no token, so that whoever reaches it can run code on it" in refused(
+    assert "asks for no token, so anyone who reaches it can run code on it" in refused(
         book, f"--pool ray --address {cluster.address}"
     )
     nowhere = refused(book, "--pool ray --insecure --address 127.0.0.2:9")

@@ -76,7 +76,7 @@ def test_the_notebook_on_collectives_shows_them_step_by_step(tmp_path: Path) -> 
     assert "step 3 of 3 · reduce_scatter_tensor (sum)" in outputs(cells[3])
     assert "rank 2  [20], [21], [22]  ->  [2], [12], [22]" in outputs(cells[4])
     assert outputs(cells[5]).count("send and recv") == 3
-    assert "no rank can go on: rank 0 waits in all_reduce (sum)" in outputs(cells[6])
+    assert "no rank can continue: rank 0 waits in all_reduce (sum)" in outputs(cells[6])
     pages = [output.data["text/html"] for cell in cells for output in cell.outputs if "data" in output]
     assert sum("<section>" in page for page in pages) == 5
 

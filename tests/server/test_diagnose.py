@@ -185,7 +185,7 @@ def test_a_message_between_two_ranks() -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("stopped", "Rank 2 is stopped (SIGSTOP); `kill -CONT 4002` lets it go on."),
+        ("stopped", "Rank 2 is stopped (SIGSTOP); `kill -CONT 4002` resumes it."),
         ("traced", "Rank 2 (pid 4002) is held by a debugger."),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_stopped_rank_is_named_at_once(state: str, words: str) -> None:
 def test_a_rank_that_does_not_answer_is_to_blame_only_if_others_wait() -> None:
     silent = look(0, seen(0, line=1, unmoved_s=1.0), state="silent", line=5)
     assert text(silent, computes(1)) is None
-    assert str(text(silent, waits(1))).endswith("Rank 0 is in C code that does not let go of Python's lock (line 5).")
+    assert str(text(silent, waits(1))).endswith("Rank 0 is in C code that does not release Python's lock (line 5).")
 
 
 def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
@@ -211,6 +211,6 @@ def test_a_rank_that_does_nothing_with_pythons_lock_is_told_of_though_nobody_wai
     told = diagnose([look(0, state="left"), silent(12.0)])
 
     assert told is not None
-    assert told.text == "Rank 1 does nothing, in C code that does not let go of Python's lock (seen last at line 4)."
+    assert told.text == "Rank 1 does nothing, in C code that does not release Python's lock (seen last at line 4)."
     assert told.waited_s == 12.0
     assert diagnose([look(0, state="left"), silent(9.0)]) is None

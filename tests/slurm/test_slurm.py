@@ -194,7 +194,7 @@ def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:
     with client(nodes="1", time="4") as one:
         group = one.group(1)
         [note] = one.run(group, "1").of(m.Noted)
-        assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: save what must stay.", note.text), (
+        assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: save what you need.", note.text), (
             note.text
         )
         one.close_group(group)

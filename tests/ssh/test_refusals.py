@@ -72,7 +72,7 @@ def test_the_host_key_has_changed(bed: Bed) -> None:
     known.write_text(f"[127.0.0.2]:{PORT} {' '.join(other)}\n")
     with config(bed, "changed.conf", f"UserKnownHostsFile {known}") as ssh:
         said = refusal(bed, hosts="host1", ssh=ssh)
-    assert said.startswith("the host key of host1 is not the one that was known"), said
+    assert said.startswith("the host key of host1 has changed"), said
     assert f"`ssh-keygen -R [127.0.0.2]:{PORT}`" in said
 
 
@@ -86,7 +86,7 @@ def test_a_password_would_be_needed(bed: Bed) -> None:
         text = Path(ssh.split()[-1]).read_text().replace(f"IdentityFile {bed.folder}/user\n", "IdentityFile none\n")
         Path(ssh.split()[-1]).write_text(text)
         said = refusal(bed, hosts="host1", ssh=ssh)
-    assert said.startswith("host1 takes none of your keys, and a pool cannot type passwords ("), said
+    assert said.startswith("host1 accepts none of your keys, and a pool cannot type passwords ("), said
     assert "`ssh-copy-id host1`" in said
 
 

@@ -105,8 +105,8 @@ def problem_of(inventory: Inventory, build: TorchBuild) -> str:
     if inventory.cuda_driver and inventory.cuda_driver // 1000 < needed:
         knows = f"{inventory.cuda_driver // 1000}.{inventory.cuda_driver % 1000 // 10}"
         return (
-            f"the GPU driver is too old: it knows CUDA {knows}, and this torch is built for CUDA {build.cuda}; update "
-            "the driver, install a torch for an older CUDA, or use --ranks N."
+            f"the GPU driver is too old: it supports CUDA {knows}, and this torch is built for CUDA {build.cuda}; "
+            "update the driver, install a torch for an older CUDA, or use --ranks N."
         )
     return ""
 
@@ -179,9 +179,9 @@ def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -
     taken, kinds = best[0], devices.types(seen)
     names = {gpu.name for gpu in taken}
     if len(names) > 1:
-        told.append(f"no {size} of these GPUs are alike ({kinds}); --gpu-type takes those of one type.")
+        told.append(f"no {size} of these GPUs are alike ({kinds}); --gpu-type selects those of one type.")
     elif any(gpu.name not in names for gpu in seen):
-        told.append(f"of {kinds}, these ranks are given {taken[0].name}; --gpu-type takes another one.")
+        told.append(f"of {kinds}, these ranks use {taken[0].name}; --gpu-type selects another one.")
     displays = [gpu for gpu in seen if gpu.name in names and gpu not in taken]
     if displays:
         told.append(f"{numbers(displays)} drives a display and is left out; --gpus {len(taken) + 1} takes it, too.")
@@ -195,7 +195,7 @@ def _order_told(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]
     if not unlike or not any(word.strip().isdecimal() for word in chosen):
         return ()
     named = ", ".join(f"{gpu.number} is the {gpu.name}" for gpu in seen)
-    return (f"CUDA_VISIBLE_DEVICES={','.join(chosen)} is read as nvidia-smi counts: {named}.",)
+    return (f"CUDA_VISIBLE_DEVICES={','.join(chosen)} is read in nvidia-smi's numbering: {named}.",)
 
 
 def numbers(gpus: Sequence[Gpu]) -> str:

@@ -14,8 +14,8 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 STRAY = (
-    "C code or a thread of an earlier cell is still writing to this rank's standard output, past Python's streams: "
-    "what it writes from now on cannot be told from the output of this cell"
+    "C code or a thread of an earlier cell is still writing to this rank's standard output, bypassing Python's "
+    "streams: what it writes from now on cannot be told apart from the output of this cell"
 )
 
 

@@ -158,7 +158,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def fail_for(self, error: Exception) -> None:
         """Close the worker group because of an internal error."""
         traceback.print_exc()  # into the agent's log
-        self.fail(f"the agent failed at this worker group ({open_files.typed_reason(error)}).")
+        self.fail(f"the agent met an internal error in this worker group ({open_files.typed_reason(error)}).")
 
     def _on_ready(self, rank: Rank, event: m.Ready) -> None:
         rank.state, rank.early, rank.reports_reset = "idle", event.early, rank.has_device or event.reports_reset
@@ -430,5 +430,5 @@ class RankDebuggers:
         failed."""
         if not (run := run or self.failed_run):
             return
-        gone = f"rank {rank} has ended, and its memory with it."
+        gone = f"rank {rank} has ended, so its memory is gone."
         self._tell(m.DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())

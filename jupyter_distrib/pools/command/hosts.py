@@ -41,9 +41,7 @@ def checked_hosts(name: str, text: str) -> str:
 def _host(name: str, text: str) -> Host:
     match = re.fullmatch(r"(\[[^\]\s]+\]|[^:\s\[\]-][^:\s]*)(?::([0-9]{1,4}))?", text)
     if match is None or match[2] == "0":
-        raise OptionsError(
-            f"{name} wants hosts such as a,b:2, each with the number of its ranks if need be; got {text!r}"
-        )
+        raise OptionsError(f"{name} must be hosts such as a,b:2, where :2 limits the ranks on a host; got {text!r}")
     return Host(name=match[1].strip("[]"), slots=int(match[2]) if match[2] else None)
 
 

@@ -37,13 +37,13 @@ HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up 
 SHARED = (
     Option(flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"),
     Option(
-        flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as can be"
+        flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as possible"
     ),
     Option(
         flag="--interface",
         metavar="NAME",
         meaning="the network interface by which hosts reach one another",
-        default="the one that the connection came by",
+        default="that of the connection",
     ),
     IDLE,
     *PACKAGES,

@@ -14,7 +14,7 @@ from jupyter_distrib.pools.command.hosts_pool import HOSTS, SHARED, HostsPool
 def template(name: str, text: str) -> str:
     """Read the command that starts a Python on a host; the reader of the option."""
     if missing := [each for each in ("{host}", "{python}") if each not in text]:
-        raise OptionsError(f"{name} wants a command with {{host}} and {{python}} in it; {text!r} has no {missing[0]}")
+        raise OptionsError(f"{name} must be a command with {{host}} and {{python}} in it; {text!r} has no {missing[0]}")
     return text
 
 

@@ -95,7 +95,7 @@ class Hosts:
 class HostsReservation:
     """See `coordinator.engine.Reservation`."""
 
-    address_advice = "name the network interface that leads to them by --interface (interface = ...)"
+    address_advice = "name the network interface that leads to them with --interface (interface = ...)"
 
     def __init__(self, of: Hosts, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> None:
         self._of, self._command, self._hello, self._say = of, command, hello, say
@@ -265,7 +265,7 @@ class HostsReservation:
             for each, has in zip(candidates, found, strict=True)
             for holder in dict.fromkeys(filter(None, has.holders))
         ]
-        return f"{error} Others have GPUs there ({'; '.join(held)}): wait for them by --wait S."
+        return f"{error} Others have GPUs there ({'; '.join(held)}): wait for them with --wait S."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ class Stage:
             waits = "; ".join(f"rank {each} {self._waiting[each][1]}" for each in sorted(order))
             ended = [each for each in self.ranks if each not in self._left]
             gone = f"; ended: {', '.join(map(str, ended))}" if ended else ""
-            self._trouble = f"no rank can go on: {waits}{gone}."
+            self._trouble = f"no rank can continue: {waits}{gone}."
         if order:
             self._now = (runnable or order)[0]
         self._turn.notify_all()

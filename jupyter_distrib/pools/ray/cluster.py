@@ -117,7 +117,7 @@ def _running_here() -> str:
         )
     if len(found) > 1:
         raise PoolError(
-            f"{len(found)} Ray clusters run on this machine: say which one by --address or RAY_ADDRESS; "
+            f"{len(found)} Ray clusters run on this machine: choose one with --address or RAY_ADDRESS; "
             f"they are at {', '.join(found)}."
         )
     return found[0]
@@ -168,13 +168,13 @@ def _mode(address: Address, *, insecure: bool) -> str:
             )
         if _refuses(address, token):
             raise PoolError(
-                f"the Ray cluster at {address.shown} does not take this token: put the right one into "
+                f"the Ray cluster at {address.shown} rejects this token: put the right one into "
                 "~/.ray/auth_token or RAY_AUTH_TOKEN."
             )
         return "token"
     if not insecure:
         raise PoolError(
-            f"the Ray cluster at {address.shown} asks for no token, so that whoever reaches it can run code on it: "
+            f"the Ray cluster at {address.shown} asks for no token, so anyone who reaches it can run code on it: "
             "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it."
         )
     return _DISABLED
@@ -195,8 +195,8 @@ def _refuses(address: Address, token: str) -> bool:
                 return True
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise PoolError(
-                    f"{address.shown} takes connections, and has not answered as a Ray cluster within {ANSWER_S:g} s: "
-                    "try again if its head is busy or just starting, or correct the address."
+                    f"{address.shown} accepts connections, but has not answered as a Ray cluster within {ANSWER_S:g} "
+                    "s: try again if its head is busy or just starting, or correct the address."
                 ) from None
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise PoolError(
@@ -257,7 +257,7 @@ def explained(address: Address, text: str) -> str:
         )
     if _HEAD_FAILED in text:
         return (
-            f"the Ray cluster at {address.shown} does not manage to start its side of the connection "
+            f"the Ray cluster at {address.shown} fails to start its side of the connection "
             f"({text.strip().splitlines()[-1].strip()}): start its head with GRPC_ENABLE_FORK_SUPPORT=0 set, "
             f"or use HOST:{GCS_PORT}."
         )

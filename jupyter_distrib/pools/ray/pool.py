@@ -29,12 +29,16 @@ class RayPool:
             default="auto: the one that runs here",
         ),
         Option(
-            flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as can be"
+            flag="--nodes",
+            metavar="N",
+            meaning="spread the ranks over N nodes",
+            read=count,
+            default="as few as possible",
         ),
         Option(
             flag="--cpus-per-rank",
             metavar="N",
-            meaning="CPUs that each rank takes, and threads that it uses then",
+            meaning="CPUs reserved for each rank, which then uses as many threads",
             read=at_least_zero,
             default="1",
         ),

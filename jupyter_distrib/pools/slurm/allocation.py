@@ -71,7 +71,7 @@ class Allocation:
             if advice := command.never(reason):
                 raise PoolError(f"Slurm will never start job {job}{reason}: {advice}.")
             if time.monotonic() > until_s:
-                raise PoolError(f"{text} Wait for it by --wait S.")
+                raise PoolError(f"{text} Wait for it with --wait S.")
             if text != self._said and job:
                 self._said = text
                 self._say(text)

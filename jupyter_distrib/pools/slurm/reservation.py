@@ -86,7 +86,7 @@ class SlurmReservation:
             return job, command.hosts(node_names(self._of.options["job_nodes"]), [])
         size = self._opening.ranks()
         if not 0 < size < 100_000:
-            raise PoolError(f"Slurm has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
+            raise PoolError(f"Slurm needs a number of ranks, not {size}: say --gpus N or --ranks N.")
         title = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"
         try:
             return self._allocation.obtain(size, gpus=self._opening.gpus, wait_s=self._opening.wait_s, title=title)

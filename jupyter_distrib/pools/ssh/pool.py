@@ -35,7 +35,9 @@ def words(name: str, text: str) -> str:
     try:
         shlex.split(text)
     except ValueError as error:
-        raise OptionsError(f"{name} wants a command such as 'ssh -F FILE'; {text!r} is none ({error})") from None
+        raise OptionsError(
+            f"{name} must be a command such as 'ssh -F FILE'; {text!r} cannot be read ({error})"
+        ) from None
     return text
 
 
@@ -100,15 +102,15 @@ def _meaning(host: str, ssh: str, said: str) -> str:
     try_it = f"try `{ssh} true`."
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
         return (
-            f"the host key of {host} is not the one that was known: if its owner has changed it, run "
+            f"the host key of {host} has changed: if its owner did that, run "
             f"`ssh-keygen -R {_key_name(said) or host}` and then `{ssh} true` to accept the new one."
         )
     if "Host key verification failed" in said:
         return f"the host key of {host} is not known here: run `{ssh} true` once by hand, and accept it."
     if "Permission denied" in said:
         return (
-            f"{host} takes none of your keys, and a pool cannot type passwords ({last}): load a key with `ssh-add`, or "
-            f"install one with `ssh-copy-id {host}`; then {try_it}"
+            f"{host} accepts none of your keys, and a pool cannot type passwords ({last}): load a key with `ssh-add`, "
+            f"or install one with `ssh-copy-id {host}`; then {try_it}"
         )
     if "Could not resolve hostname" in said:
         return f"there is no host {host} ({last}): correct hosts, or give it an entry in ~/.ssh/config; {try_it}"

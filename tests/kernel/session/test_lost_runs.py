@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_is_not_lost_and_one_that_has_ended_has_lost_its_valu
     [
         (DEAD, "the process that looked after it was killed"),
         ({"process_began": "1"}, "the process that looked after it was killed"),
-        ({"boot": "another"}, "the machine has been started again since"),
+        ({"boot": "another"}, "the machine has been rebooted since then"),
         ({"namespace": "another", "seen_s_ago": 3600.0}, "nothing has been heard of it since"),
         ({"namespace": "another"}, ""),
         ({"host": "another", **DEAD}, ""),
@@ -211,5 +211,5 @@ def test_after_a_reboot_it_is_told_which_run_was_lost(tmp_path: Path, run_folder
 
     refused, listed = attached(tmp_path)
     assert f"the detached run {run}" in refused
-    assert "was lost: the machine has been started again since. It was last seen on " in refused
+    assert "was lost: the machine has been rebooted since then. It was last seen on " in refused
     assert "lost" in listed

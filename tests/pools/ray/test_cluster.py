@@ -44,11 +44,11 @@ def test_a_cluster_of_another_user_is_not_joined_unasked(
 @pytest.mark.parametrize(
     ("wanted", "own", "insecure", "said"),
     [
-        ("", "", False, "asks for no token, so that whoever reaches it can run code on it"),
-        ("", "mine", False, "asks for no token, so that whoever reaches it can run code on it"),
+        ("", "", False, "asks for no token, so anyone who reaches it can run code on it"),
+        ("", "mine", False, "asks for no token, so anyone who reaches it can run code on it"),
         ("", "", True, cluster._DISABLED),
         ("right", "", True, "asks for a token: put it into"),
-        ("right", "wrong", True, "does not take this token"),
+        ("right", "wrong", True, "rejects this token"),
         ("right", "right", False, "token"),
     ],
 )
