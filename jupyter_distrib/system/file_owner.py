@@ -1,5 +1,5 @@
 """Determines the owner of a source file: this package, Python or an installed package, or the user. On any side; the
-kernel asks about files of other machines by `kernel/analysis/frame_owner.py`."""
+kernel asks about files of other machines by `kernel/analysis/traceback_text.py`."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@
     to_interrupt(...)     a KeyboardInterrupt that says where each rank was
     to_early_interrupt(.) a KeyboardInterrupt that says where the kernel was, before there was a run
     to_timeout(...)       a RunTimeout that says where each rank was
+    remote_error(...)     a RemoteError in place of an exception that the kernel cannot have, or must not raise
 
 Every exception of this module carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the
 instance (`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception
@@ -13,13 +14,16 @@ still pickles.
 
 from __future__ import annotations
 
+import asyncio
+import bdb
+import builtins
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from jupyter_distrib.errors import RankLost, RunTimeout
-from jupyter_distrib.kernel.analysis.stand_in_errors import SHOWN_ANOTHER_WAY, remote_error
+from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
 from jupyter_distrib.kernel.analysis.traceback_text import (
     Paint,
     Rendering,
@@ -205,7 +209,7 @@ def _object(failure: m.Failure, unpack: Unpack) -> BaseException:
             original = unpack(failure.parcel)
         except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
             original = None
-    if original is not None and not isinstance(original, SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
+    if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
         return original
     stand_in = remote_error(failure.type_name, failure.message)
     stand_in.__dict__["original"] = original
@@ -358,3 +362,44 @@ def _where(frames: Sequence[m.Frame], source_of: SourceOf | None) -> str:
     source = source_of(frame.filename) if source_of else None
     text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
     return where(frame) + (f": {clipped(text, 120)}" if text else "")
+
+
+_SHOWN_ANOTHER_WAY = (
+    SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError, bdb.BdbQuit
+)  # fmt: skip
+"""Types that IPython or ipykernel treat specially, without a call of `_render_traceback_`: they would print our frames
+or nothing, end the kernel, or count as cancelled. A `RemoteError` of the same name takes their place and has them as
+`original`."""
+
+
+def remote_error(type_name: str, message: str) -> RemoteError:
+    """Return a `RemoteError` that pickles, whose class has the name of the exception that it replaces.
+
+    In place of a builtin exception, it is also caught as that type: `except KeyError` works.
+    """
+    return _remote_type(type_name)(message)
+
+
+class _StandIn(RemoteError):
+    type_name = ""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # not super(): a builtin beside this class may require other arguments
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remote_error, (self.type_name, self.args[0]), dict(self.__dict__)
+
+
+@lru_cache(maxsize=256)
+def _remote_type(type_name: str) -> type[_StandIn]:
+    module, _, name = type_name.rpartition(".")
+    bases: tuple[type[_StandIn], ...] | tuple[type[_StandIn], type[Exception]] = (_StandIn,)
+    builtin = getattr(builtins, type_name, None)
+    if isinstance(builtin, type) and issubclass(builtin, Exception) and not issubclass(builtin, _SHOWN_ANOTHER_WAY):
+        bases = (_StandIn, builtin)
+
+    namespace = {"__module__": module or RemoteError.__module__, "type_name": type_name}
+    return type(name or "RemoteError", bases, namespace)

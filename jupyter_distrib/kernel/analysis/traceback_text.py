@@ -4,8 +4,11 @@
     opening(failure, ...)       its title and frames only
     frame_lines(frames, ...)    source around each line, with marks under the expression
     fingerprint(failure)        a key by which equal tracebacks are shown as one
+    owner(filename)             the cell, the user, a library or this package
 
-Of a stack only the user's frames are shown, and the library's frame that raised the exception; none of this package.
+Of a stack only the user's frames are shown, and the library's frame that raised the exception; none of this package. A
+frame's file may be on another machine, where Python is in other folders, so its owner is told by the name alone and no
+file is read.
 """
 
 from __future__ import annotations
@@ -13,13 +16,35 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from jupyter_distrib.kernel.analysis.frame_owner import owner
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
+
+_Owner = Literal["cell", "user", "library", "package"]
+"""The owner: a cell of the notebook, another file of the user, Python or an installed package, or this package."""
+
+_CELL = "Cell In["
+"""The prefix of the names of the notebook's cells."""
+_LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen")
+_PACKAGE = "/site-packages/jupyter_distrib/"
+"""The folder of this package on ranks with a Python of their own."""
+
+
+def owner(filename: str) -> _Owner:
+    """Return the owner of the code in a file."""
+    if filename.startswith(process_environment.OWN) or _PACKAGE in filename:
+        return "package"
+    if filename.startswith(_CELL):
+        return "cell"
+    is_library = _LIBRARY.search(filename) or filename.startswith(sysconfig.get_paths()["stdlib"])
+    return "library" if is_library else "user"
+
 
 SourceOf = Callable[[str], Sequence[str] | None]
 """A function from a file name in a traceback to the file's lines, from index 0; None if they are unknown."""

@@ -2,14 +2,18 @@
 
 Pure: runs in the kernel's main thread, executes nothing of the cell, pickles nothing. `kernel/capture/program.py` makes
 the program of the cell's text, `kernel/capture/names.py` finds out which names it reads before it binds them; this file
-looks them up."""
+looks them up, with the submodules that the cell reads as attributes: `import torch.distributed.checkpoint` in the
+notebook binds `torch` alone, and the cell reads `torch.distributed.checkpoint.save`.
+"""
 
 from __future__ import annotations
 import __future__
 
+import ast
 import builtins
 import dis
 import functools
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +23,6 @@ from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
-from jupyter_distrib.kernel.capture.submodules import read_submodules
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire import messages as m
@@ -250,3 +253,37 @@ _LOOKUPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "
 def _looked_up(code: CodeType) -> Iterator[str]:
     for nested in codes_in(code):
         yield from (each.argval for each in dis.get_instructions(nested) if each.opname in _LOOKUPS)
+
+
+def read_submodules(program: ast.AST, values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Return the loaded modules inside each value's module that the program reads, by the value's name."""
+    modules = {name: value for name, value in values.items() if isinstance(value, ModuleType)}
+    if not modules:
+        return {}
+    found: dict[str, dict[str, None]] = {}
+    for base, attributes in _chains(program):
+        if base in modules:
+            found.setdefault(base, {}).update(dict.fromkeys(_loaded(modules[base], attributes)))
+    return {name: tuple(names) for name, names in found.items() if names}
+
+
+def _chains(program: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the attributes of every `name.attribute.attribute`."""
+    for node in ast.walk(program):
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if attributes and isinstance(node, ast.Name):
+            yield node.id, attributes[::-1]
+
+
+def _loaded(module: ModuleType, attributes: list[str]) -> Iterator[str]:
+    """Yield the names of the modules among the attributes, from the outside in."""
+    for attribute in attributes:
+        name = f"{module.__name__}.{attribute}"
+        inner = getattr(module, attribute, None)
+        if not isinstance(inner, ModuleType) or inner.__name__ != name or sys.modules.get(name) is not inner:
+            return
+        yield name
+        module = inner

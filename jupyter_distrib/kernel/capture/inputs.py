@@ -3,6 +3,10 @@ large ones.
 
 Names that the ranks will not have, although the notebook has or had them, travel with the reason, which a `NameError`
 on one of them then gives. Kernel side, in the thread that runs the cell.
+
+The size of each variable is measured only for a warning about large inputs, since everything is pickled once more for
+it and thrown away. Values that functions lead to go first, so that they count for their own names and not for the
+functions; a value that several names hold counts for the first of them.
 """
 
 from __future__ import annotations
@@ -12,13 +16,15 @@ import linecache
 import re
 from collections.abc import Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import CaptureError, PayloadError
-from jupyter_distrib.kernel.capture import input_sizes
-from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input
+from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input, global_names, reachable
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization.picklers import InputPickler, Name, inputs_in_order
+from jupyter_distrib.serialization.tensors import Tensors
 from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.nested_code import names_in
 
 if TYPE_CHECKING:
@@ -79,7 +85,7 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes:
             left_out[problem.name] = sentence
             del travelling[problem.name]
         else:
-            if packed.size_bytes > min(input_sizes.LARGE_BYTES, most_bytes or input_sizes.LARGE_BYTES):
+            if packed.size_bytes > min(_LARGE_BYTES, most_bytes or _LARGE_BYTES):
                 sent = tuple(item for item in inputs if item.name in travelling)
                 _check_size(sent, namespace, packed.size_bytes, most_bytes)
             return PackedInputs(values=travelling, packed=packed, left_out=left_out)
@@ -90,9 +96,9 @@ def _check_size(
 ) -> None:
     """Raise `CaptureError` for inputs larger than `most_bytes`, and print a warning about large ones."""
     if most_bytes is not None and total_bytes > most_bytes:
-        raise CaptureError(input_sizes.refusal(inputs, namespace, total_bytes, most_bytes))
-    if total_bytes > input_sizes.LARGE_BYTES:
-        print(input_sizes.warning(inputs, namespace, total_bytes))
+        raise CaptureError(_refusal(inputs, namespace, total_bytes, most_bytes))
+    if total_bytes > _LARGE_BYTES:
+        print(_warning(inputs, namespace, total_bytes))
 
 
 def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:
@@ -133,7 +139,90 @@ def _sentence(problem: PickleProblem, item: Input) -> str:
         f"`{problem.name}`{where} {holds} a {problem.type_name}{inside}, which cannot be sent to the ranks "
         f"({problem.reason}). Build it inside the cell."
     )
-    if problem.name in input_sizes.CALLS:
+    if problem.name in _CALLS:
         for ours, theirs in _OF_CALLS.items():
             sentence = sentence.replace(ours, theirs)
     return sentence
+
+
+_LARGE_BYTES = 100_000_000
+_NAMED_BYTES = _LARGE_BYTES // 10
+"""The size below which the warning does not name a variable."""
+
+_CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
+"""The parts of the call of a distributed function, by the names under which they travel."""
+
+
+def _warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:
+    """Return a warning that names the variables which make the inputs large, the largest first."""
+    what, one = _largest(inputs, namespace, total_bytes, _NAMED_BYTES)
+    are, them = ("is", "it") if one else ("are", "them")
+    return f"{what} {are} captured and sent once per node. Load {them} in the cell to avoid this."
+
+
+def _refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, most_bytes: int) -> str:
+    """Return a sentence on inputs that are larger than `most_bytes`; it names the largest of them first."""
+    what, one = _largest(inputs, namespace, total_bytes, min(most_bytes // 10, _NAMED_BYTES))
+    are, them = ("is", "it") if one else ("are", "them")
+    return (
+        f"{what} {are} captured, {size(total_bytes)} with everything else, and no more than {size(most_bytes)} may be "
+        f"sent (max_capture). Load {them} on the ranks, or allow more."
+    )
+
+
+def _largest(
+    inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, named_bytes: int
+) -> tuple[str, bool]:
+    """Return the names of the variables from `named_bytes` on, the largest first, and whether it is a single one."""
+    ways = reachable(inputs, namespace)
+    values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
+    weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
+    named = []
+    for name, weight in weights:
+        way = f", used by {' -> '.join(ways[name])}" if name in ways else ""
+        named += [f"{_CALLS.get(name, f'`{name}`')} ({size(weight)}{way})"] if weight >= named_bytes else []
+    what = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
+    return what or f"{len(values)} variables ({size(total_bytes)})", len(named) == 1
+
+
+def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict[str, int]:
+    ordered = dict(sorted(values.items(), key=lambda item: bool(global_names(item[1]) & values.keys())))
+    meter = _Meter(namespace, Tensors(results=False))
+    try:
+        meter.dump(inputs_in_order(ordered))
+        if compact := meter.tensors.wasteful():
+            meter = _Meter(namespace, Tensors(results=False, compact=compact))
+            meter.dump(inputs_in_order(ordered))
+    except Exception:  # noqa: BLE001 - foreign code, which pickled well a moment ago
+        return {}
+    return meter.weights()
+
+
+class _Meter(InputPickler):
+    """A pickler that keeps no data and records its position at each name."""
+
+    def __init__(self, namespace: dict[str, object], tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._stream, self._buffers, self._marks = _Counter(), list[memoryview](), dict[str, int]()
+        super().__init__(namespace, self._stream, tensors, self._buffers)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Name:
+            self._marks[obj.name] = self._bytes()
+        return super().reducer_override(obj)
+
+    def weights(self) -> dict[str, int]:
+        ends = [*self._marks.values(), self._bytes()][1:]
+        return {name: end - begin for (name, begin), end in zip(self._marks.items(), ends, strict=True)}
+
+    def _bytes(self) -> int:
+        """Return the approximate number of bytes pickled so far: the pickler holds back up to 64 KB."""
+        return self._stream.count + sum(view.nbytes for view in self._buffers)
+
+
+class _Counter:
+    count = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.count += len(data)
+        return len(data)

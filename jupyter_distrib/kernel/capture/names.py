@@ -11,12 +11,36 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from jupyter_distrib.kernel.capture import syntax
-from jupyter_distrib.kernel.capture.scope import Scope
 from jupyter_distrib.system.data_class import data_class
+
+
+@dataclass(slots=True, eq=False)
+class _Scope:
+    """A module, class or function, with what is known of its names at the point that the pass has reached."""
+
+    kind: Literal["module", "class", "function"]
+    parent: _Scope | None = None
+    settled: set[str] = field(default_factory=set)
+    bound: dict[str, None] = field(default_factory=dict)
+    """The names bound so far on any path."""
+    declared_global: set[str] = field(default_factory=set)
+    hidden: frozenset[str] = frozenset()
+    """The variables of the comprehensions around this point, and type parameters: they hide outer names."""
+    in_comprehension: bool = False
+    in_generator: bool = False
+    dead: bool = False
+    """Whether no path leads to this point."""
+    straight: bool = True
+    """Whether every call of the function reaches this point, if nothing raises."""
+    breaks: list[list[set[str]]] = field(default_factory=list)
+    """The names settled at the `break`s of each loop around this point."""
+    reads: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """The reads in a function: name -> first line, whether every call reads it. Which names are local is known only at
+    its end."""
+
 
 LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 """Whether annotations are evaluated only on demand (PEP 649)."""
@@ -54,7 +78,7 @@ class _Walk:
     """One pass over a program: its findings so far, and the current scope."""
 
     def __init__(self, future_annotations: bool) -> None:
-        self.module = self.scope = Scope("module")
+        self.module = self.scope = _Scope("module")
         self.lazy_annotations = future_annotations or LAZY_ANNOTATIONS
         self.needs: dict[str, tuple[int, bool]] = {}
         self.later: list[tuple[str, int, bool, str | None]] = []
@@ -81,7 +105,7 @@ class _Walk:
     def read(self, name: str, line: int, *, later: bool = False, sure: bool = True, owner: str | None = None) -> None:
         """Find the scope of a name and record the read. `later`: the read is in a function made at this point, which
         does not see a class's names."""
-        scope: Scope | None = self.scope
+        scope: _Scope | None = self.scope
         while scope is not None and name not in scope.hidden:
             if name in scope.declared_global:
                 in_function = scope.kind == "function"
@@ -213,10 +237,10 @@ class _Walk:
 
     def visit_lambda(self, node: ast.Lambda) -> None:
         self.take(*node.args.defaults, *node.args.kw_defaults)
-        self.take_later(node.body, arguments=syntax.arguments_of(node.args))
+        self.take_later(node.body, arguments=_arguments_of(node.args))
 
     def visit_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        arguments = syntax.arguments_of(node.args)
+        arguments = _arguments_of(node.args)
         self.take(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         outside = self.enter_type_parameters(node)
         self.annotations(*(argument.annotation for argument in arguments), node.returns)
@@ -229,7 +253,7 @@ class _Walk:
         outer, outside = self.scope, self.enter_type_parameters(node)
         self.take(*node.bases, *node.keywords)
         implicit = {"__module__", "__qualname__"}
-        self.scope = Scope("class", outer, settled=implicit, bound=dict.fromkeys(implicit))
+        self.scope = _Scope("class", outer, settled=implicit, bound=dict.fromkeys(implicit))
         self.take(*node.body)
         self.scope, outer.hidden = outer, outside
         self.bind(node.name)
@@ -237,7 +261,7 @@ class _Walk:
     def take_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
         """Walk the body of a function made at this point, and pass on the reads of names that are not its own."""
         outer, guards = self.scope, self.guards
-        self.scope = inner = Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
+        self.scope = inner = _Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
         self.guards = 0
         self.take(*nodes)
         self.scope, self.guards = outer, guards
@@ -301,8 +325,8 @@ class _Walk:
         ends = []
         while True:  # an `elif` chain nests deeply too
             self.take(node.test)
-            always = syntax.is_constant(node.test, True)
-            ends.append(self.branch(*node.body, dead=syntax.is_constant(node.test, False)))
+            always = _is_constant(node.test, True)
+            ends.append(self.branch(*node.body, dead=_is_constant(node.test, False)))
             if always or len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
                 break
             node = node.orelse[0]
@@ -317,7 +341,7 @@ class _Walk:
     def visit_while(self, node: ast.While) -> None:
         self.take(node.test)
         breaks = self.loop(*node.body)
-        end = self.branch(*node.orelse, dead=syntax.is_constant(node.test, True), sometimes=False)
+        end = self.branch(*node.orelse, dead=_is_constant(node.test, True), sometimes=False)
         self.join(end, *breaks)
 
     def loop(self, *nodes: ast.AST) -> list[set[str]]:
@@ -336,7 +360,7 @@ class _Walk:
         self.scope.dead = True
 
     def visit_try(self, node: ast.Try) -> None:
-        expects = any(syntax.mentions_name_error(handler.type) for handler in node.handlers)
+        expects = any(_mentions_name_error(handler.type) for handler in node.handlers)
         self.guards += expects
         ends = [self.branch(*node.body, *node.orelse, sometimes=False)]
         self.guards -= expects
@@ -362,7 +386,7 @@ class _Walk:
     def visit_with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self.take(item.context_expr, item.optional_vars)
-        if any(syntax.suppresses_exceptions(item.context_expr) for item in node.items):
+        if any(_suppresses_exceptions(item.context_expr) for item in node.items):
             self.guards += 1
             self.branch(*node.body, sometimes=False)
             self.guards -= 1
@@ -396,3 +420,26 @@ def _plan(kind: type[ast.AST]) -> tuple[_Visit | None, tuple[str, ...]]:
     fields = () if kind in (ast.Constant, ast.MatchSingleton) else _ORDER.get(kind, kind._fields)
     _PLANS[kind] = plan = visit, tuple(field for field in reversed(fields) if field not in _NOT_NODES)
     return plan
+
+
+def _arguments_of(arguments: ast.arguments) -> list[ast.arg]:
+    """Return all parameters of a function."""
+    starred = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *starred]
+
+
+def _is_constant(test: ast.expr, truth: bool) -> bool:
+    """Return whether a condition is a constant with this truth."""
+    return isinstance(test, ast.Constant) and bool(test.value) is truth
+
+
+def _mentions_name_error(caught: ast.expr | None) -> bool:
+    """Return whether an `except` clause names NameError."""
+    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(isinstance(part, ast.Name) and part.id == "NameError" for part in parts)
+
+
+def _suppresses_exceptions(context: ast.expr) -> bool:
+    """Return whether a context manager is `contextlib.suppress`, by its name."""
+    function = context.func if isinstance(context, ast.Call) else None
+    return getattr(function, "id", getattr(function, "attr", "")) == "suppress"

@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_silenced
 
 from jupyter_distrib.interfaces.strategy import load as load_strategy
-from jupyter_distrib.kernel.analysis import stand_in_errors
+from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
@@ -216,7 +216,7 @@ def _configurations(options: Options, notebook: dict[str, Any]) -> list[sweep.Co
 def _shown_alone(error: SyntaxError) -> BaseException:
     """Return an exception to raise in place of a `SyntaxError`, which IPython would show with our frames."""
     place, *rest = "".join(traceback.format_exception_only(error)).splitlines()
-    stand_in = stand_in_errors.remote_error("SyntaxError", str(error))
+    stand_in = failures.remote_error("SyntaxError", str(error))
     lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
     stand_in.__dict__["_render_traceback_"] = Rendering(lines=lines)
     return stand_in

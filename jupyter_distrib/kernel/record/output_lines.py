@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import islice
 
-from jupyter_distrib.kernel.record.terminal_styles import Span
+from jupyter_distrib.kernel.record.terminal_stream import Span
 from jupyter_distrib.system.data_class import data_class
 
 HEAD_LINES = 200
@@ -30,7 +30,7 @@ class Line:
     text: str = ""
     skipped: int = 0
     spans: tuple[Span, ...] = ()
-    """The parts of the text that have a colour or weight; see `terminal_styles`."""
+    """The parts of the text that have a colour or weight; see `terminal_stream.py`."""
     cleared: bool = False
     """Whether it is no line, but the news that the rank has cleared this stream's lines before it."""
 

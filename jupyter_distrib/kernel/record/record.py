@@ -16,7 +16,7 @@ from math import isfinite
 from typing import cast
 
 from jupyter_distrib.kernel.record import nested_progress
-from jupyter_distrib.kernel.record.clearing import RankClearing
+from jupyter_distrib.kernel.record.displays import RankClearing
 from jupyter_distrib.kernel.record.output_lines import Line, Lines, line_of
 from jupyter_distrib.kernel.record.rank_record import OfOneRank, RankRecord, Sample
 from jupyter_distrib.kernel.record.terminal_stream import Stream

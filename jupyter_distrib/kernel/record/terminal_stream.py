@@ -1,19 +1,24 @@
 """The output of a rank as lines and as tqdm's bars. Kernel side; no thread, no clock, standard library only.
 
-    Stream.feed(text)   joins pieces, folds \\r and terminal codes   -->  complete lines, with their colours
+    Stream.feed(text)   joins pieces, folds \\r and terminal codes  -->  complete lines, with their colours
                                                                    -->  bars, drawn at a depth or cleared
                                                                    -->  the clearing that came before them
 
-Memory is bounded for any text: a line is cut at `LINE_CHARACTERS`.
+Memory is bounded for any text: a line is cut at `LINE_CHARACTERS`. Codes of colours and weights become spans:
+
+    "\\x1b[1;31mred\\x1b[0m plain"   -->   "red plain", ((0, 3, "B f1"),)
+
+A style is words: `f1` and `b1` are the colours of the text and of its ground (0 to 15, or `#rrggbb`), `B` is bold, `I`
+italic, `U` underlined. `static/output.js` reads the same words.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import chain
 from typing import NamedTuple
 
-from jupyter_distrib.kernel.record import terminal_styles
 from jupyter_distrib.libraries import tqdm
 from jupyter_distrib.system.data_class import data_class
 
@@ -84,7 +89,7 @@ class Stream:
         self._styled = False
         """Whether a code of a colour has come."""
         self._style = ""
-        """The style at the beginning of the current line; see `terminal_styles`."""
+        """The style at the beginning of the current line; the head of this file describes styles."""
 
     def feed(self, text: str) -> Fed:
         """Parse text. Return the lines that are complete now, and the changes to tqdm's bars."""
@@ -96,14 +101,14 @@ class Stream:
             text, cleared = self._after_clears(text)
         *complete, rest = self._decode(text).split("\n")
         for piece in complete:
-            plain = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece
-            if plain and not (self._line or self._over or self._on_bar):
+            is_simple = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece
+            if is_simple and not (self._line or self._over or self._on_bar):
                 lines.append(self._commit(piece) if self._styled else piece)
             else:
                 self._take(piece, bars)
                 self._newline(lines, bars)
         self._take(rest, bars)
-        if self._redrawn and (bar := parse_bar(terminal_styles.plain(self._line))):
+        if self._redrawn and (bar := parse_bar(plain(self._line))):
             bars.append((None, bar))
         return Fed(lines, bars, cleared)
 
@@ -143,20 +148,20 @@ class Stream:
 
     def peek(self) -> str:
         """Return the current line, unless it is a bar."""
-        if self._redrawn and parse_bar(terminal_styles.plain(self._line)):
+        if self._redrawn and parse_bar(plain(self._line)):
             return ""
         text = self._shown().strip("\n")
-        return terminal_styles.styled(text, self._style)[0] if self._styled else text
+        return _styled(text, self._style)[0] if self._styled else text
 
     def _decode(self, text: str) -> str:
         """Remove terminal codes, but for those of colours, which become marks; make other control characters visible,
         and hold back a code that is cut in two."""
-        text = terminal_styles.without_marks(text)
+        text = _without_marks(text)
         if _UP in text:
             if (cut := _UNFINISHED_CODE.search(text, max(0, len(text) - 256))) is not None:
                 text, self._code = text[: cut.start()], cut.group()
             text = _CODE.sub(_kept, text)
-            self._styled = self._styled or terminal_styles.BEGIN in text
+            self._styled = self._styled or BEGIN in text
         return _CONTROL.sub(_escaped, text)
 
     def _take(self, piece: str, bars: list[Draw]) -> None:
@@ -177,8 +182,8 @@ class Stream:
             self._redrawn = True
         room = LINE_CHARACTERS - len(self._line)
         if self._styled and len(text) > room:  # a line that is cut has no colours
-            self._style = terminal_styles.styled(self._line + text, self._style)[1]
-            self._line, text = terminal_styles.plain(self._line), terminal_styles.plain(text)
+            self._style = _styled(self._line + text, self._style)[1]
+            self._line, text = plain(self._line), plain(text)
             room = LINE_CHARACTERS - len(self._line)
         self._line += text[:room]
         self._cut += max(0, len(text) - room)
@@ -191,7 +196,7 @@ class Stream:
         self._on_bar = True
 
     def _newline(self, lines: list[str], bars: list[Draw]) -> None:
-        swallowed = self._on_bar and not terminal_styles.plain(self._line).strip()
+        swallowed = self._on_bar and not plain(self._line).strip()
         if not swallowed and not self._draw(0, bars):
             lines.append(self._commit(self._shown()) if self._styled else self._shown())
             self._line = ""
@@ -201,7 +206,7 @@ class Stream:
         """Record the change of a bar by the current text. Return False if the text is no bar and clears none."""
         if not self._redrawn or not self._line:
             return False
-        line = terminal_styles.plain(self._line)
+        line = plain(self._line)
         bar = parse_bar(line)
         if bar or not line.strip():
             bars.append((depth, bar))
@@ -214,7 +219,7 @@ class Stream:
 
     def _commit(self, text: str) -> str:
         """Return the text with its colours, and note the style that holds behind it."""
-        text, self._style = terminal_styles.styled(text, self._style)
+        text, self._style = _styled(text, self._style)
         return text
 
     def _reset(self) -> None:
@@ -230,7 +235,7 @@ def without_codes(text: str) -> str:
     return "\n".join(Stream().feed(f"{text}\n").lines)
 
 
-def styled_lines(text: str) -> list[tuple[str, tuple[terminal_styles.Span, ...]]]:
+def styled_lines(text: str) -> list[tuple[str, tuple[Span, ...]]]:
     """Return the lines of a whole text as a terminal would show them at the end, each with the spans of its colours."""
     lines = Stream().feed(text if text.endswith("\n") else f"{text}\n").lines if text else []
     return [(line, getattr(line, "spans", ())) for line in lines]
@@ -248,7 +253,7 @@ def _escaped(match: re.Match[str]) -> str:
 def _kept(code: re.Match[str]) -> str:
     """Return what stands for a code: a mark for a colour, a character for each move of the cursor upwards."""
     if code[2] == "m" and not code[1].startswith(("?", ">", "<", "=")):
-        return terminal_styles.marked(code[1])
+        return _marked(code[1])
     return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
 
 
@@ -256,3 +261,131 @@ def parse_bar(text: str) -> Progress | None:
     """Return the progress that a line shows, if it is a bar of tqdm."""
     bar = tqdm.parse_bar(text)
     return None if bar is None else Progress(**asdict(bar))
+
+
+BEGIN, END = "\ufdd0", "\ufdd1"
+"""Characters around the parameters of a code, in a line that is still being written. Unicode has them for internal
+use; those of a rank are taken out beforehand."""
+_MARK = re.compile(f"{BEGIN}([^{BEGIN}{END}]*)(?:{END}|$)")
+_RANK_MARKS = re.compile(f"[{BEGIN}{END}]")
+_WEIGHTS = {1: "B", 3: "I", 4: "U"}
+_ENDS = {22: "B", 23: "I", 24: "U", 39: "f", 49: "b"}
+_LEVELS = (0, 95, 135, 175, 215, 255)
+_PALETTE = (
+    "#6e6e6e", "#c62f33", "#2c7f3f", "#8f6500", "#2c6fd1", "#a047b5", "#0c7c8a", "#757575",
+    "#7a7a7a", "#d5393d", "#2f8544", "#986c00", "#3676d6", "#aa4fc0", "#0f8291", "#8a8a8a",
+)  # fmt: skip
+"""The sixteen colours of a terminal, of a lightness that can be read on white and on black."""
+
+Span = tuple[int, int, str]
+"""A part of a line: its beginning, its end, and its style."""
+
+
+class _StyledText(str):
+    """A text without codes that knows the spans of its colours."""
+
+    spans: tuple[Span, ...] = ()
+
+
+def _without_marks(text: str) -> str:
+    """Return the text of a rank without the characters that are marks here."""
+    return _RANK_MARKS.sub("\ufffd", text)
+
+
+def _marked(parameters: str) -> str:
+    """Return the mark of a code with these parameters."""
+    return f"{BEGIN}{parameters}{END}"
+
+
+def _marks(text: str) -> str:
+    """Return the marks of a text, without the text."""
+    return "".join(found[0] for found in _MARK.finditer(text))
+
+
+def plain(text: str) -> str:
+    return _MARK.sub("", text) if BEGIN in text else text
+
+
+def _styled(text: str, style: str) -> tuple[_StyledText, str]:
+    """Return a text without its marks and with its spans, and the style that holds behind it; `style` holds at its
+    beginning."""
+    spans: list[Span] = []
+    parts: list[str] = []
+    length = 0
+    for index, part in enumerate(_MARK.split(text)):
+        if index % 2:
+            style = _after(style, part)
+        elif part:
+            if style:
+                spans.append((length, length + len(part), style))
+            parts.append(part)
+            length += len(part)
+    result = _StyledText("".join(parts))
+    result.spans = tuple(spans)
+    return result, style
+
+
+def _after(style: str, parameters: str) -> str:
+    """Return the style that a code makes of the present one."""
+    words = {word[0]: word for word in style.split()}
+    numbers = [int(number) if number.isdigit() else 0 for number in re.split("[;:]", parameters)]
+    while numbers:
+        number = numbers.pop(0)
+        if number == 0:
+            words.clear()
+        elif number in _WEIGHTS:
+            words[_WEIGHTS[number]] = _WEIGHTS[number]
+        elif number in _ENDS:
+            words.pop(_ENDS[number], None)
+        elif number in (38, 48):
+            colour = _chosen(numbers)
+            words |= {"fb"[number == 48]: f"{'fb'[number == 48]}{colour}"} if colour else {}
+        else:
+            words |= _basic(number)
+    return " ".join(words[key] for key in sorted(words))
+
+
+def _basic(number: int) -> dict[str, str]:
+    for first, key, offset in ((30, "f", 0), (40, "b", 0), (90, "f", 8), (100, "b", 8)):
+        if first <= number < first + 8:
+            return {key: f"{key}{number - first + offset}"}
+    return {}
+
+
+def _chosen(numbers: list[int]) -> str:
+    """Take the parameters of a colour by number or by its parts; empty if they are none."""
+    kind = numbers.pop(0) if numbers else 0
+    if kind == 5 and numbers:
+        number = min(255, numbers.pop(0))
+        return str(number) if number < 16 else _hex(*_of_cube(number))
+    if kind == 2 and len(numbers) >= 3:
+        red, green, blue = (min(255, numbers.pop(0)) for _ in range(3))
+        return _hex(red, green, blue)
+    return ""
+
+
+def _of_cube(number: int) -> tuple[int, int, int]:
+    if number >= 232:
+        grey = 8 + 10 * (number - 232)
+        return grey, grey, grey
+    place = number - 16
+    return _LEVELS[place // 36], _LEVELS[place // 6 % 6], _LEVELS[place % 6]
+
+
+def _hex(red: int, green: int, blue: int) -> str:
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def css(style: str) -> str:
+    """Return the style as declarations of CSS that need no style sheet."""
+    words = {word[0]: word[1:] for word in style.split()}
+    names = {"f": "color", "b": "background-color"}
+    if "b" in words and "f" not in words:
+        words["f"] = "#ffffff" if not words["b"].startswith("#") else ""
+    colours = (f"{names[key]}:{_colour(words[key])}" for key in "fb" if words.get(key))
+    weights = {"B": "font-weight:bold", "I": "font-style:italic", "U": "text-decoration:underline"}
+    return ";".join(chain(colours, (weights[key] for key in "BIU" if key in words)))
+
+
+def _colour(word: str) -> str:
+    return word if word.startswith("#") else _PALETTE[int(word)]

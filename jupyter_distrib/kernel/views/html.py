@@ -14,8 +14,7 @@ from html import escape
 from jupyter_distrib.kernel.record.displays import Display
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.terminal_stream import visible
-from jupyter_distrib.kernel.record.terminal_styles import css
+from jupyter_distrib.kernel.record.terminal_stream import css, visible
 from jupyter_distrib.kernel.views import chart, markup, shares, timeline
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import TextTable

@@ -22,8 +22,7 @@ from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
-from jupyter_distrib.kernel.record.terminal_styles import Span
+from jupyter_distrib.kernel.record.terminal_stream import Progress, Span, visible, without_codes
 from jupyter_distrib.kernel.views import markup, shares
 from jupyter_distrib.kernel.views.folding import Folded, folded_lines
 from jupyter_distrib.system.data_class import data_class

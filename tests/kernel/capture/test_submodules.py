@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from jupyter_distrib.kernel.capture.submodules import read_submodules
+from jupyter_distrib.kernel.capture.capture import read_submodules
 
 
 @pytest.mark.parametrize(

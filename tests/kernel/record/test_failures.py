@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
-from jupyter_distrib.kernel.analysis.failures import cause, to_exception, to_interrupt, to_timeout
-from jupyter_distrib.kernel.analysis.stand_in_errors import remote_error
+from jupyter_distrib.kernel.analysis.failures import cause, remote_error, to_exception, to_interrupt, to_timeout
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system.formatting import duration, rank_list

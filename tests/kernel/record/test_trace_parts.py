@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
-from jupyter_distrib.kernel.analysis.trace_parts import merged, sentence
+from jupyter_distrib.kernel.session.runs.trace_writer import merged, sentence
 from jupyter_distrib.wire import messages as m
 
 

@@ -1,4 +1,4 @@
-// The colours and weights of what ranks print: words of a style (`terminal_styles.py`) as CSS. The sixteen colours of a
+// The colours and weights of what ranks print: words of a style (`terminal_stream.py`) as CSS. The sixteen colours of a
 // terminal are variables of the style sheet, so that they suit the theme.
 
 const WEIGHTS = { B: "font-weight: bold", I: "font-style: italic", U: "text-decoration: underline" };

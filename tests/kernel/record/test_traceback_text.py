@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from jupyter_distrib.kernel.analysis.frame_owner import owner
+from jupyter_distrib.kernel.analysis.traceback_text import owner
 from jupyter_distrib.kernel.session.runs import run
 
 INSTALLED = f"{sysconfig.get_paths()['purelib']}/torch/nn/modules/linear.py"
