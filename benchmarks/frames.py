@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from playwright.sync_api import sync_playwright  # noqa: E402 - found by the line above
 
 from jupyter_distrib.kernel.notebook import widget_model  # noqa: E402
-from jupyter_distrib.kernel.views.state_delta import StateDelta  # noqa: E402
+from jupyter_distrib.kernel.views.state import StateDelta  # noqa: E402
 from tests.browser import lab  # noqa: E402
 from tests.browser.test_run_view import MOUNT, a_record, move  # noqa: E402
 

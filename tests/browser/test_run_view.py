@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views.state_delta import StateDelta
+from jupyter_distrib.kernel.views.state import StateDelta
 from jupyter_distrib.wire import messages as m
 from tests.browser.conftest import Open
 from tests.browser.lab import ARTIFACTS, BAD, Lab, harmless, press_copy, until

@@ -37,6 +37,11 @@ _OF_CALLS = {
     "inside the cell": "inside the function",
 }
 """The words for the parts of the call of a distributed function, in a sentence on one that cannot be sent."""
+_LARGE_BYTES = 100_000_000
+_NAMED_BYTES = _LARGE_BYTES // 10
+"""The size below which the warning does not name a variable."""
+_CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
+"""The parts of the call of a distributed function, by the names under which they travel."""
 
 
 @data_class
@@ -143,14 +148,6 @@ def _sentence(problem: PickleProblem, item: Input) -> str:
         for ours, theirs in _OF_CALLS.items():
             sentence = sentence.replace(ours, theirs)
     return sentence
-
-
-_LARGE_BYTES = 100_000_000
-_NAMED_BYTES = _LARGE_BYTES // 10
-"""The size below which the warning does not name a variable."""
-
-_CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
-"""The parts of the call of a distributed function, by the names under which they travel."""
 
 
 def _warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:

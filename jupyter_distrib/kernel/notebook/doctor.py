@@ -1,5 +1,6 @@
-"""The report of `%distributed_status --doctor` on what is installed and what is missing, to read or to paste. Kernel
-side; loads neither torch nor CUDA.
+"""The report of `%distributed_status --doctor` on what is installed, what is missing, and where kernel, agent and ranks
+are (container, job and control group, with their limits), to read or to paste. Kernel side; loads neither torch nor
+CUDA.
 
 Of the environment's values it shows only those of this package's own variables.
 """
@@ -13,7 +14,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -21,13 +23,15 @@ from typing import Any
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.notebook import confinement_findings, live_view
+from jupyter_distrib.kernel.notebook import live_view
+from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.pages import page
 from jupyter_distrib.system import control_groups, paths
-from jupyter_distrib.system.formatting import duration, size
+from jupyter_distrib.system.confinement_report import ConfinementReport
+from jupyter_distrib.system.formatting import duration, rank_list, size
 from jupyter_distrib.system.process_environment import version
 from jupyter_distrib.wire import messages as m
 
@@ -71,6 +75,12 @@ EXPLAINED = {
 }
 """The page of the documentation, and the section, that explain what is wrong with a topic."""
 _OURS = "JUPYTER_DISTRIB_"
+_ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.told()"
+"""The source with which ranks of other machines tell where they are."""
+_AGENT = -1
+"""The agent, in a list of ranks."""
+_Line = tuple[str, str]
+"""A text, and the recommended action; empty if all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +154,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     }
     route = live_view.route()
     yield Finding(topic="live view", text=f"{route}: {routes[route]}")
-    yield Finding(topic=CONFINEMENT, text=confinement_findings.of_kernel())
+    yield Finding(topic=CONFINEMENT, text=_of_kernel())
     if kernel is not None:
         quick = hasattr(kernel, "control_handlers")
         told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
@@ -215,7 +225,7 @@ def _pool(session: Session) -> Iterator[Finding]:
     for group in status.groups:
         holder = "this notebook" if group.session == session.identity.name else group.holder
         yield Finding(topic="ranks", text=f"{len(group.workers)} of {holder}, {group.label or 'idle'}")
-    for text, advice in confinement_findings.of_pools(session):
+    for text, advice in _of_pools(session):
         yield Finding(topic=CONFINEMENT, text=text, advice=advice)
     yield from _devices(status)
     yield from _network(session)
@@ -304,3 +314,62 @@ def _machine() -> Iterator[Finding]:
         advice = "data loader workers and NCCL may fail: give the container a larger /dev/shm" if small else ""
         yield Finding(topic="shared memory", text=f"{size(free)} of {size(total)} free", advice=advice)
     yield Finding(topic="logs", text=str(paths.log_directory()))
+
+
+def _of_kernel() -> str:
+    """Return the line on this process."""
+    return f"kernel {os.getpid()}: {ConfinementReport.of()}"
+
+
+def _of_pools(session: Session) -> Iterator[_Line]:
+    """Yield the lines on the processes that serve this notebook, and on its ranks."""
+    for connection in session.pools.connections:
+        groups = list(connection.groups.values())
+        processes = [(_AGENT, connection.pid)]
+        if not connection.facts.remote:
+            processes += [(worker.rank, worker.pid) for group in groups for worker in group.workers]
+        yield from _compared(connection.facts.pool, processes)
+        for group in groups if connection.facts.remote else ():
+            yield from _asked(session, connection, group)
+
+
+def _compared(pool: str, processes: Iterable[tuple[int, int]]) -> Iterator[_Line]:
+    """Yield a line for each place that processes of this machine are in, given as rank and pid."""
+    own = ConfinementReport.of()
+    places: dict[tuple[str, ...], list[int]] = {}
+    for rank, pid in processes:
+        with suppress(OSError):  # it has just ended, or is about to start
+            report = ConfinementReport.of(pid)
+            places.setdefault((str(report), *own.differences(report)), []).append(rank)
+    for (text, *differences), ranks in places.items():
+        told = text if differences or text != str(own) else "as the kernel"
+        yield f"{_names(ranks)} of {pool}: {told}", _advice(differences) if differences else ""
+
+
+def _names(ranks: Sequence[int]) -> str:
+    named = sorted(set(ranks) - {_AGENT})
+    return " and ".join([*["agent"] * (_AGENT in ranks), *[rank_list(named)] * bool(named)])
+
+
+def _advice(differences: Sequence[str]) -> str:
+    return (
+        f"they do not share the kernel's {', '.join(differences)}, so other limits hold for them, or they end with "
+        "another job. Restart the kernel in the container, job or control group in which its ranks must be"
+    )
+
+
+def _asked(session: Session, connection: Connection, group: WorkerGroup) -> Iterator[_Line]:
+    """Yield what ranks of a pool of several machines tell, where they are idle."""
+    if group.busy:
+        yield f"of the ranks of {connection.facts.pool} is not known: they are busy", ""
+        return
+    try:
+        results = session.queries.ask_ranks(group, _ASK, "the place of the ranks")
+    except DistributedError as error:
+        yield f"of the ranks of {connection.facts.pool} is not known", str(error)
+        return
+    places: dict[str, list[int]] = {}
+    for rank, told in results.items() if results is not None else ():
+        places.setdefault(str(told), []).append(rank)
+    for told, ranks in places.items():
+        yield f"{rank_list(ranks)} of {connection.facts.pool}: {told}", ""

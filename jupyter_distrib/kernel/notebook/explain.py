@@ -1,20 +1,29 @@
 """The answer to `--explain`: the values that would travel to the ranks, with the reasons, and the effects of the
-strategy; nothing runs. Kernel side."""
+strategy. Kernel side.
+
+The effects are read from the text of the cell and of the functions and classes that travel with it; nothing runs. The
+calls inside a library cannot be seen in this text; the head of the run says what was really done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
+from types import FunctionType
 from typing import Any
 
+from jupyter_distrib.interfaces import by_hand
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
-from jupyter_distrib.kernel.notebook.strategy_preview import preview
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.formatting import size
 
 _HEAD = ("name", "type", "size", "why")
+_MAX_TEXT = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,7 @@ class Explanation:
                 for name, (value, reason) in names.items()
             ),
             strategy=strategy,
-            changes=tuple((each.where, each.what, each.effect) for each in preview(captured, namespace, *effects)),
+            changes=tuple((each.where, each.what, each.effect) for each in _preview(captured, namespace, *effects)),
         )
 
     def __repr__(self) -> str:
@@ -64,3 +73,110 @@ class Explanation:
             for each in (TextTable(head=_HEAD, rows=self.rows), TextTable(head=plan, rows=self.changes))
             if each.rows
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlannedChange:
+    """One place that a strategy will change, or leave unchanged."""
+
+    where: str
+    """The place: `line 5`, or `fit, its line 2` for a function of another cell."""
+    what: str
+    effect: str
+
+
+def _preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[_PlannedChange, ...]:
+    """Return the places, in the cell and in the code and values that travel with it, where a strategy takes effect.
+
+    Args:
+        captured: The cell.
+        namespace: The names of the notebook.
+        model: The strategy's effect on a model; empty if it has none.
+        data: Its effect on a data loader.
+    """
+    if not model:
+        return ()
+    effects = f"its model is {model}", data
+    changes = list(_in_source(captured.cell.source, "line {}", namespace, effects))
+    values = {item.name: item.value for item in captured.inputs}
+    values |= {name: namespace[name] for name in reachable(captured.inputs, namespace)}
+    for name, value in values.items():
+        if functions := _functions(name, value):
+            for place, function in functions.items():
+                changes += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
+        elif _is_a(value, "torch.optim.optimizer.Optimizer"):
+            changes.append(_PlannedChange(where="captured", what=name, effect=effects[0]))
+        elif _is_a(value, "torch.utils.data.dataloader.DataLoader"):
+            changes.append(_PlannedChange(where="captured", what=name, effect=effects[1]))
+    return tuple(changes)
+
+
+def _functions(name: str, value: object) -> dict[str, FunctionType]:
+    """Return a function itself, or the methods of a class: the source of a notebook's class is found only by those."""
+    if isinstance(value, FunctionType):
+        return {name: value}
+    if not isinstance(value, type) or value.__module__ != "__main__":
+        return {}
+    methods = {key: getattr(each, "__func__", each) for key, each in vars(value).items()}
+    return {f"{name}.{key}": each for key, each in methods.items() if isinstance(each, FunctionType)}
+
+
+def _source(function: FunctionType) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def _in_source(
+    source: str, where: str, namespace: Mapping[str, Any], effects: tuple[str, str]
+) -> Iterator[_PlannedChange]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        name = ast.unparse(node.func)
+        if effect := _effect(name, tree, namespace, effects):
+            text = ast.unparse(node)
+            short = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+            yield _PlannedChange(where=where.format(node.lineno), what=short, effect=effect)
+
+
+def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:
+    last = name.rpartition(".")[2]
+    if last in by_hand.EFFECTS:
+        return by_hand.EFFECTS[last]
+    if last == "DataLoader":
+        return effects[1]
+    if _is_optimizer(name, tree, namespace):
+        return effects[0]
+    return ""
+
+
+def _is_optimizer(name: str, tree: ast.AST, namespace: Mapping[str, Any]) -> bool:
+    first, *rest = name.split(".")
+    value = namespace.get(first)
+    for part in rest:
+        value = getattr(value, part, None) if inspect.ismodule(value) else None
+    if inspect.isclass(value):
+        return _has_base(value, "torch.optim.optimizer.Optimizer")
+    if "optim" in (first, *rest[:-1]):
+        return rest[-1][:1].isupper()
+    return name in _imported_from_optim(tree)
+
+
+def _imported_from_optim(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.optim":
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _is_a(value: object, base: str) -> bool:
+    return _has_base(type(value), base)
+
+
+def _has_base(kind: type, base: str) -> bool:
+    """Return whether a class has a base with this name; names need no import."""
+    return any(f"{each.__module__}.{each.__qualname__}" == base for each in kind.__mro__)

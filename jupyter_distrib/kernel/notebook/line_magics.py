@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.interfaces import stand_ins
+from jupyter_distrib.kernel.notebook.live_view import show_detached
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.results import Results
@@ -168,10 +169,10 @@ class LineMagics(Magics):
     def distributed_attach(self, line: str) -> Run:
         """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
         notebook, else of any notebook."""
-        from jupyter_distrib.kernel.notebook import detached_view, magic_requests
+        from jupyter_distrib.kernel.notebook import magic_requests
 
         run = session.current().attach(magic_requests.parse_attach(line).run)
-        detached_view.show(run)
+        show_detached(run)
         return run
 
     @line_magic

@@ -37,7 +37,8 @@ from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # a cell that shows nothing needs none of them
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
-    from jupyter_distrib.kernel.views.state_delta import StateDelta
+    from jupyter_distrib.kernel.views.state import StateDelta
+
 
 DRAW_EVERY_S = 0.25
 """The interval of drawing HTML and text; the first time is at once."""
@@ -270,7 +271,7 @@ class LiveView(View):
     def _open_widget(self) -> None:
         with interrupts.WholeImports():
             from jupyter_distrib.kernel.notebook.widget_model import RunWidget
-            from jupyter_distrib.kernel.views.state_delta import StateDelta
+            from jupyter_distrib.kernel.views.state import StateDelta
 
         self._pieces = StateDelta(self._run.pool)
         self._changed()
@@ -337,3 +338,21 @@ def route() -> str:
     chosen = os.environ.get(CHOICE)
     wanted = chosen if chosen in ("widget", "html", "lines") else way
     return "html" if wanted == "widget" and not importlib.util.find_spec("anywidget") else wanted
+
+
+def show_detached(run: Run) -> None:
+    """Show the run from a thread of its own, so that the cell ends as soon as the ranks have it or it is queued."""
+    try:
+        run.start.wait()
+    except KeyboardInterrupt:
+        run.cancel()
+        raise
+    view = LiveView(run).open_now()
+
+    def follow() -> None:
+        try:
+            run.wait(view)
+        except BaseException:  # noqa: BLE001 - `result()` raises it
+            return
+
+    threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()

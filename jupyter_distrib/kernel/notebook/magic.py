@@ -23,7 +23,7 @@ from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax
-from jupyter_distrib.kernel.notebook.live_view import LiveView
+from jupyter_distrib.kernel.notebook.live_view import LiveView, show_detached
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
@@ -82,9 +82,7 @@ class CellMagics(Magics):
         with open_files.as_pool_error():
             run = self._start(current, captured, options, settings)
         if options.detach:
-            from jupyter_distrib.kernel.notebook import detached_view
-
-            detached_view.show(run)
+            show_detached(run)
             if options.out:
                 self.shell.user_ns[options.out] = run
             return run

@@ -1,4 +1,4 @@
-"""The widget that shows a run in the browser: an anywidget whose state is the pieces of `kernel/views/state_delta.py`.
+"""The widget that shows a run in the browser: an anywidget whose state is the pieces of `kernel/views/state.py`.
 Kernel side.
 
 Imported when the first run is long enough to be watched, because it imports anywidget and ipywidgets. Its methods are

@@ -24,6 +24,28 @@ from jupyter_distrib.system.data_class import data_class
 
 LINE_CHARACTERS = 4000
 """The length at which a line is cut, with a note on the length of the rest: a line may have 100 MB."""
+_UP = "\x1b"
+"""The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
+_CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
+_UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
+_CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
+"""The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+BEGIN, END = "\ufdd0", "\ufdd1"
+"""Characters around the parameters of a code, in a line that is still being written. Unicode has them for internal
+use; those of a rank are taken out beforehand."""
+_MARK = re.compile(f"{BEGIN}([^{BEGIN}{END}]*)(?:{END}|$)")
+_RANK_MARKS = re.compile(f"[{BEGIN}{END}]")
+_WEIGHTS = {1: "B", 3: "I", 4: "U"}
+_ENDS = {22: "B", 23: "I", 24: "U", 39: "f", 49: "b"}
+_LEVELS = (0, 95, 135, 175, 215, 255)
+_PALETTE = (
+    "#6e6e6e", "#c62f33", "#2c7f3f", "#8f6500", "#2c6fd1", "#a047b5", "#0c7c8a", "#757575",
+    "#7a7a7a", "#d5393d", "#2f8544", "#986c00", "#3676d6", "#aa4fc0", "#0f8291", "#8a8a8a",
+)  # fmt: skip
+"""The sixteen colours of a terminal, of a lightness that can be read on white and on black."""
+Span = tuple[int, int, str]
+"""A part of a line: its beginning, its end, and its style."""
 
 
 @data_class
@@ -46,13 +68,6 @@ class Progress:
 
 
 Draw = tuple[int | None, Progress | None]
-_UP = "\x1b"
-"""The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
-_CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
-_UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
-_CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
-"""The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 class Fed(NamedTuple):
@@ -261,24 +276,6 @@ def parse_bar(text: str) -> Progress | None:
     """Return the progress that a line shows, if it is a bar of tqdm."""
     bar = tqdm.parse_bar(text)
     return None if bar is None else Progress(**asdict(bar))
-
-
-BEGIN, END = "\ufdd0", "\ufdd1"
-"""Characters around the parameters of a code, in a line that is still being written. Unicode has them for internal
-use; those of a rank are taken out beforehand."""
-_MARK = re.compile(f"{BEGIN}([^{BEGIN}{END}]*)(?:{END}|$)")
-_RANK_MARKS = re.compile(f"[{BEGIN}{END}]")
-_WEIGHTS = {1: "B", 3: "I", 4: "U"}
-_ENDS = {22: "B", 23: "I", 24: "U", 39: "f", 49: "b"}
-_LEVELS = (0, 95, 135, 175, 215, 255)
-_PALETTE = (
-    "#6e6e6e", "#c62f33", "#2c7f3f", "#8f6500", "#2c6fd1", "#a047b5", "#0c7c8a", "#757575",
-    "#7a7a7a", "#d5393d", "#2f8544", "#986c00", "#3676d6", "#aa4fc0", "#0f8291", "#8a8a8a",
-)  # fmt: skip
-"""The sixteen colours of a terminal, of a lightness that can be read on white and on black."""
-
-Span = tuple[int, int, str]
-"""A part of a line: its beginning, its end, and its style."""
 
 
 class _StyledText(str):

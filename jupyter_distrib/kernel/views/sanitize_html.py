@@ -1,18 +1,36 @@
 """The harmless part of HTML that a rank displayed. Kernel side; pure functions.
 
 The result is written anew from the parsed HTML: only tags and attributes of the lists below, every text escaped, every
-tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one. The colours
-of style sheets stay, as styles of the elements (`kernel/views/inline_styles.py`).
+tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one.
+
+pandas styles tables by a style sheet, and a saved notebook can have none: the rules become the style of each element.
+Colours, weights and alignment stay, by name, number or keyword; nothing that loads, moves or covers anything.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
 
-from jupyter_distrib.kernel.views.inline_styles import Element, Sheet
-
+_SHEET_CHARACTERS = 500_000
+"""The length of all sheets of a display together; beyond it rules are left out."""
+_COLOUR = r"#[0-9a-fA-F]{3,8}|[a-zA-Z]{3,30}|(?:rgb|hsl)a?\([\d\s.,%/]{1,40}\)"
+_ALLOWED = {
+    "color": _COLOUR,
+    "background-color": _COLOUR,
+    "background": _COLOUR,
+    "font-weight": r"bold|bolder|lighter|normal|[1-9]00",
+    "font-style": "italic|oblique|normal",
+    "text-align": "left|right|center|justify",
+    "text-decoration": "underline|line-through|none",
+}
+_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_SIMPLE = re.compile(r"([a-zA-Z][\w-]*|\*)?((?:[#.][\w-]+)*)")
+_PART = re.compile(r"([#.])([\w-]+)")
 _TEXT = {"a", "abbr", "b", "blockquote", "caption", "cite", "code", "dd", "del", "details", "div", "dl", "dt", "em",
          "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "i", "ins", "kbd", "li", "mark", "ol", "p", "pre",
          "s", "samp", "small", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "tfoot", "th",
@@ -27,6 +45,117 @@ _DEPTH = 200
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 _IMAGE = re.compile(rf"data:(?:{'|'.join(IMAGES)});base64,{_BASE64.pattern}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Element:
+    """The properties of an element that rules can name."""
+
+    tag: str
+    names: frozenset[str]
+    """Its id and classes: `#id`, `.class`."""
+    own: str = ""
+    """Its style attribute."""
+
+    @classmethod
+    def of(cls, tag: str, attrs: Sequence[tuple[str, str | None]]) -> _Element:
+        given = {name: value or "" for name, value in attrs}
+        names = {f".{name}" for name in given.get("class", "").split()}
+        return cls(
+            tag=tag,
+            names=frozenset(names | {f"#{given['id']}"} if "id" in given else names),
+            own=given.get("style", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    ancestors: tuple[_Simple, ...]
+    target: _Simple
+    declarations: Mapping[str, str]
+    weight: tuple[int, int]
+    """The specificity of its selector: the numbers of ids and of classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simple:
+    tag: str
+    names: frozenset[str]
+
+    def matches(self, element: _Element) -> bool:
+        return self.names <= element.names and self.tag in ("", "*", element.tag)
+
+
+class _Sheet:
+    """The style sheets of one display so far."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, list[_Rule]] = {}
+        """The rules by a name that their element must have, or by its tag, or by `*`."""
+        self._left = _SHEET_CHARACTERS
+
+    def add(self, css: str) -> None:
+        self._left -= len(css)
+        if self._left < 0:
+            return
+        for found in _RULE.finditer(_COMMENT.sub("", css)):
+            if declarations := _harmless(found[2]):
+                for selector in found[1].split(","):
+                    self._add(selector.split(), declarations)
+
+    def _add(self, selector: Sequence[str], declarations: Mapping[str, str]) -> None:
+        parts = [_simple(part) for part in selector]
+        if not parts or not all(parts):
+            return  # a state such as :hover, or a relation other than descent
+        *ancestors, target = [part for part in parts if part]
+        names = [name for part in parts if part for name in part.names]
+        ids = sum(name.startswith("#") for name in names)
+        rule = _Rule(
+            ancestors=tuple(ancestors), target=target, declarations=declarations, weight=(ids, len(names) - ids)
+        )
+        self._named.setdefault(min(target.names, default=target.tag or "*"), []).append(rule)
+
+    def style(self, path: Sequence[_Element]) -> str:
+        """Return the style of the last element of a path from the top, as the value of its attribute."""
+        element = path[-1]
+        if not self._named:
+            return _text(_harmless(element.own))
+        named = [rule for name in (*sorted(element.names), element.tag, "*") for rule in self._named.get(name, ())]
+        rules = [rule for rule in named if rule.target.matches(element) and _descends(path[:-1], rule.ancestors)]
+        declarations: dict[str, str] = {}
+        for rule in sorted(rules, key=lambda rule: rule.weight):
+            declarations |= rule.declarations
+        return _text(declarations | _harmless(element.own))
+
+
+def _harmless(style: str) -> dict[str, str]:
+    """Return the declarations of a style that may stay."""
+    kept: dict[str, str] = {}
+    for declaration in style.split(";"):
+        name, _, value = declaration.partition(":")
+        name, value = name.strip().lower(), value.replace("!important", "").strip()
+        if name in _ALLOWED and re.fullmatch(_ALLOWED[name], value):
+            kept["background-color" if name == "background" else name] = value
+    return kept
+
+
+def _text(declarations: Mapping[str, str]) -> str:
+    return ";".join(f"{name}:{value}" for name, value in declarations.items())
+
+
+def _simple(text: str) -> _Simple | None:
+    found = _SIMPLE.fullmatch(text)
+    if found is None:
+        return None
+    return _Simple(tag=(found[1] or "").lower(), names=frozenset("".join(part) for part in _PART.findall(found[2])))
+
+
+def _descends(path: Sequence[_Element], ancestors: Sequence[_Simple]) -> bool:
+    left = list(ancestors)
+    for element in reversed(path):
+        if left and left[-1].matches(element):
+            left.pop()
+    return not left
 
 
 def is_base64(content: str) -> bool:
@@ -46,9 +175,9 @@ class _Parser(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self.open: list[str] = []
-        self._elements: list[Element] = []
+        self._elements: list[_Element] = []
         """The elements of `open`, with the ids and classes that rules of style sheets may name."""
-        self._sheet = Sheet()
+        self._sheet = _Sheet()
         self._dropping: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -56,7 +185,7 @@ class _Parser(HTMLParser):
             if tag not in _NO_END:
                 self._dropping.append(tag)
         elif not self._dropping and (tag in _VOID or (tag in _TEXT and len(self.open) < _DEPTH)):
-            element = Element.of(tag, attrs)
+            element = _Element.of(tag, attrs)
             style = self._sheet.style([*self._elements, element])
             attributes = [*_attributes(tag, attrs), *([("style", style)] if style else [])]
             kept = "".join(f' {name}="{escape(value)}"' for name, value in attributes)

@@ -1,7 +1,7 @@
 """The view of a run as text, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
 
 Terminals, diffs and logs show it for a saved notebook, so it is short, complete in its counts, and says where the rest
-is. `kernel/views/html.py` says the same as HTML.
+is. `kernel/views/html.py` says the same as HTML. Equal lines of several ranks are merged.
 
     2 ranks · ddp · local · cpu · 0:41
     [0] epoch 1 loss 0.52
@@ -14,7 +14,8 @@ is. `kernel/views/html.py` says the same as HTML.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isnan, nan
 
 from jupyter_distrib.kernel.analysis.failures import cause, in_brief, is_consequence, own_traceback
@@ -24,7 +25,6 @@ from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Span, visible, without_codes
 from jupyter_distrib.kernel.views import markup, shares
-from jupyter_distrib.kernel.views.folding import Folded, folded_lines
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
@@ -42,6 +42,11 @@ QUIET_S = 1.0
 BAR_CELLS = 8
 DISPLAY_CHARACTERS = 2000
 TROUBLE_CHARACTERS = 100
+COLUMNS = ("ranks", "state", "progress", "metrics", "reason", "memory")
+Row = tuple[str, str, str, str, str, str]
+"""The texts of a row, by `COLUMNS`; the reason is that of a failure."""
+_FOLD_WINDOW = 64
+"""The number of last lines among which an equal line is looked for."""
 
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
@@ -96,7 +101,7 @@ def status_line(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
     """Return the lines completed after `since` (0 in the first call), with their ranks, and the next `since`."""
-    lines = [_shown_line(each, FINAL_CHARACTERS) for each in folded_lines(record.lines_since(since))]
+    lines = [_shown_line(each, FINAL_CHARACTERS) for each in _folded_lines(record.lines_since(since))]
     return [str(line) for line in lines], record.entry_count
 
 
@@ -171,15 +176,15 @@ def output_lines(record: RunRecord) -> list[OutputLine]:
     line says how much is left out."""
     first, last = FINAL_LINES if record.ended else LIVE_LINES
     characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
-    folded = folded_lines([*record.lines_since(), *record.partial_lines()])
+    folded = _folded_lines([*record.lines_since(), *record.partial_lines()])
     if len(folded) > first + last:
         beginning, left_out = _beginning(folded[:-last], first, len(record.ranks) if record.ended else 0)
-        gap = [Folded(Line(rank=None, skipped=left_out))] if left_out else []
+        gap = [_Folded(Line(rank=None, skipped=left_out))] if left_out else []
         folded = [*beginning, *gap, *folded[-last:]]
     return [_shown_line(each, characters, record.run) for each in folded]
 
 
-def _beginning(folded: Sequence[Folded], first: int, ranks: int) -> tuple[list[Folded], int]:
+def _beginning(folded: Sequence[_Folded], first: int, ranks: int) -> tuple[list[_Folded], int]:
     """Return the first lines, and the first ones of each rank, with the number of all others."""
     most = min(RANK_LINES, ALL_RANK_LINES // ranks) if ranks else 0
     counts: Counter[int] = Counter()
@@ -193,7 +198,7 @@ def _beginning(folded: Sequence[Folded], first: int, ranks: int) -> tuple[list[F
     return shown, left_out
 
 
-def _shown_line(folded: Folded, characters: int, run: str = "") -> OutputLine:
+def _shown_line(folded: _Folded, characters: int, run: str = "") -> OutputLine:
     line = folded.line
     if line.skipped:
         of_rank = "" if line.rank is None else f" of rank {line.rank}"
@@ -221,10 +226,6 @@ def displayed_text(data: Mapping[str, str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- status lines
-
-COLUMNS = ("ranks", "state", "progress", "metrics", "reason", "memory")
-Row = tuple[str, str, str, str, str, str]
-"""The texts of a row, by `COLUMNS`; the reason is that of a failure."""
 
 
 def _troubled(record: RunRecord) -> bool:
@@ -329,3 +330,81 @@ def amount(number: float) -> str:
         if number >= 10 * factor or (number >= factor and letter != "k"):
             return f"{number / factor:.3g}{letter}"
     return str(int(number)) if number == int(number) or number >= 100 else f"{number:.3g}"
+
+
+@dataclass(slots=True)
+class _Folded:
+    """A line of output, and the ranks that wrote exactly this line."""
+
+    line: Line
+    ranks: list[int] = field(default_factory=list)
+
+    @property
+    def weight(self) -> int:
+        return self.line.skipped or len(self.ranks)
+
+
+def _folded_lines(lines: Iterable[Line]) -> list[_Folded]:
+    """Merge equal lines of several ranks that are near each other; the lines of each rank keep their order.
+
+    Ranks send their lines in batches, so equal lines are rarely direct neighbours.
+    """
+    folding = _Folding()
+    for line in lines:
+        if line.skipped:
+            folding.add_gap(line)
+        elif not line.cleared:
+            folding.add(line)
+    return folding.folded
+
+
+class _Folding:
+    """The lines so far, of which equal ones are merged."""
+
+    def __init__(self) -> None:
+        self.folded: list[_Folded] = []
+        self._last: dict[tuple[str, str], int] = {}
+        """The last place of each text and stream: the first lines of a batch are often the same as the first ones of
+        the batch before, which is out of reach."""
+
+    def add_gap(self, gap: Line) -> None:
+        before = self.folded[-1].line if self.folded else None
+        if before is None or not before.skipped:
+            self.folded.append(_Folded(gap))
+            return
+        rank = gap.rank if gap.rank == before.rank else None
+        self.folded[-1].line = Line(rank=rank, skipped=before.skipped + gap.skipped)
+
+    def add(self, line: Line) -> None:
+        key = line.text, line.stream
+        if (place := self._equal_place(line, self._last.get(key, -1))) is None:
+            self._last[key] = len(self.folded)
+            self.folded.append(_Folded(line, _ranks(line)))
+        else:
+            self._join(place, line)
+
+    def _equal_place(self, line: Line, last: int) -> int | None:
+        """Return the place of the first equal line near the end that this rank may join: after the last one it shares.
+        `last` is the place of the last equal line."""
+        place, oldest = None, max(0, len(self.folded) - _FOLD_WINDOW)
+        for index in range(len(self.folded) - 1, oldest - 1, -1) if last >= oldest else ():
+            other = self.folded[index]
+            if other.line.skipped or (line.rank in other.ranks and len(other.ranks) > 1):
+                break
+            if other.line.text == line.text and other.line.stream == line.stream and line.rank not in other.ranks:
+                place = index
+        return place
+
+    def _join(self, place: int, line: Line) -> None:
+        """Add the rank to a line; the lines that it wrote alone before this line go in front of it."""
+        behind = self.folded[place:]
+        own = [each for each in behind if line.rank in each.ranks]
+        rest = [each for each in behind if line.rank not in each.ranks]
+        rest[0].ranks += _ranks(line)
+        if own:
+            self.folded[place:] = own + rest
+            self._last |= {(each.line.text, each.line.stream): at for at, each in enumerate(own + rest, place)}
+
+
+def _ranks(line: Line) -> list[int]:
+    return [] if line.rank is None else [line.rank]

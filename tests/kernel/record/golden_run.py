@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views.state import state_of
-from jupyter_distrib.kernel.views.state_delta import StateDelta
+from jupyter_distrib.kernel.views.state import StateDelta, state_of
 from jupyter_distrib.wire import messages as m
 
 FILE = Path(__file__).with_name("golden_run_state.json")

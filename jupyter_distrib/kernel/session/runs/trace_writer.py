@@ -25,6 +25,12 @@ from jupyter_distrib.wire import messages as m
 
 FOLDER = "runs"
 TRACE = "trace.json.gz"
+_LEAST_SHARE = 0.05
+"""The share of the time from which a phase or an operator is named."""
+_SLOWER = 1.2
+"""The factor by which a rank works longer than the fastest one, from which it is named."""
+_NAMES = {**PARTS, "collective": "collectives", "other": "code between its steps"}
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 def follow(run: ObservedRun) -> Observer | None:
@@ -94,14 +100,6 @@ def _new(path: Path) -> IO[bytes]:
         return os.fdopen(os.open(path.name, flags, 0o666, dir_fd=folder), "wb")
     finally:
         os.close(folder)
-
-
-_LEAST_SHARE = 0.05
-"""The share of the time from which a phase or an operator is named."""
-_SLOWER = 1.2
-"""The factor by which a rank works longer than the fastest one, from which it is named."""
-_NAMES = {**PARTS, "collective": "collectives", "other": "code between its steps"}
-_GZIP = 16 + zlib.MAX_WBITS
 
 
 def merged(parts: Mapping[int, m.Profiled]) -> Iterator[str]:

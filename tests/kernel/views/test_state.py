@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views.state import state_of
-from jupyter_distrib.kernel.views.state_delta import (
+from jupyter_distrib.kernel.views.state import (
     BATCH_LINES,
     CHUNK,
     FEWEST_CHARTS,
@@ -21,6 +20,7 @@ from jupyter_distrib.kernel.views.state_delta import (
     POINTS,
     RING,
     StateDelta,
+    state_of,
 )
 from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
