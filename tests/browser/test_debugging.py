@@ -20,8 +20,8 @@ def slow_step():
     time.sleep(0.05)
 while True:
     slow_step()"""
-FLAME = """from jupyter_distrib.kernel.notebook import flame_magic
-flame_magic.SECONDS = 0.5
+FLAME = """from jupyter_distrib.kernel.notebook import magic_answers
+magic_answers.FLAME_S = 0.5
 %distributed_flame"""
 ASKED = """() => {
     const fields = document.querySelectorAll('.jp-Stdin-input');

@@ -16,8 +16,7 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.session.runs.start import PoolLink
+from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire import link as links
 from jupyter_distrib.wire import messages as m

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session import detached, lost_runs
+from jupyter_distrib.kernel.session import detached, saved_runs
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings import trusted_files
 from jupyter_distrib.system import run_list
@@ -126,7 +126,7 @@ def test_whole_folders_may_be_anything(folders: tuple[Path, Path], damage: str) 
     state, _ = folders
     trusted_files.trust("/a", "1")
     replace_by(DAMAGES[damage], state / "detached")
-    assert lost_runs.lost() == []
+    assert saved_runs.lost() == []
     replace_by(DAMAGES[damage], state / "trusted_files.json")
     assert not trusted_files.is_trusted("/a", "1")
     trusted_files.trust("/a", "1")

@@ -195,7 +195,7 @@ HELD: dict[str, dict[str, str]] = {
         "| runs that have ended, with code and output | [the history](history.md) | you |": "kernel/history/test_history.py::test_only_the_user_can_read_it",
         "| detached runs: their cell's name, and the folders of logs and checkpoints | `detached` beside the history | you |": (
             "system/test_paths.py::test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link "
-            "kernel/session/test_lost_runs.py::test_after_the_loss_of_agent_ranks_and_kernel_it_is_told_which_run_was_lost"
+            "kernel/session/test_saved_runs.py::test_after_the_loss_of_agent_ranks_and_kernel_it_is_told_which_run_was_lost"
         ),
         "| captured values | shared memory without a name; for other hosts, as above | you |": (
             "serialization/test_shared_memory.py::test_the_memory_is_sealed_against_change_and_truncation "
@@ -228,7 +228,7 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "Damaged files are left out, and a message says how many (`system/record_file.py`).": (
             "kernel/history/test_history.py::test_damage_is_counted_in_one_note "
-            "kernel/session/test_lost_runs.py::test_damaged_files_are_left_out"
+            "kernel/session/test_saved_runs.py::test_damaged_files_are_left_out"
         ),
         "Addresses of services (Ray, MLflow, W&B, Spark, proxies, package indexes) are shown and saved without user names, passwords, queries and fragments (`addresses.py`).": (
             "test_addresses.py::test_an_address_is_shown_without_secrets "

@@ -19,8 +19,7 @@ from jupyter_distrib.compat.spark.lines import Printed, Reader
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.session.runs.start import PoolLink
+from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
 from jupyter_distrib.wire import messages as m

@@ -138,24 +138,24 @@ class LineMagics(Magics):
     @line_magic
     def distributed_diff(self, line: str) -> Differences:
         """Return how a kept value differs between ranks: `%distributed_diff model`."""
-        from jupyter_distrib.kernel.notebook import diff_magic
+        from jupyter_distrib.kernel.notebook import magic_answers
 
-        return diff_magic.answer(line, self.shell.user_ns)
+        return magic_answers.compare_ranks(line, self.shell.user_ns)
 
     @line_magic
     def distributed_flame(self, line: str) -> FlameGraph:
         """Sample where ranks of a run that goes on are, for 5 s: `%distributed_flame [RANK]`."""
-        from jupyter_distrib.kernel.notebook import flame_magic
+        from jupyter_distrib.kernel.notebook import magic_answers
 
-        return flame_magic.answer(line)
+        return magic_answers.sample_stacks(line)
 
     @line_magic
     def distributed_runs(self, line: str) -> RunList | Comparison:
         """Return saved runs, also those of earlier kernels: `%distributed_runs [WORD]...` with all of these words,
         `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more beside one another."""
-        from jupyter_distrib.kernel.notebook import runs_magic
+        from jupyter_distrib.kernel.notebook import magic_answers
 
-        return runs_magic.answer(line)
+        return magic_answers.find_runs(line)
 
     @line_magic
     def distributed_tour(self, line: str) -> None:
@@ -205,6 +205,6 @@ class LineMagics(Magics):
         `%distributed_pool resize N`            use N ranks from now on
         `%distributed_pool trust`               follow the settings file of this folder, which is not yours by itself
         """
-        from jupyter_distrib.kernel.notebook import pool_magic
+        from jupyter_distrib.kernel.notebook import magic_answers
 
-        return pool_magic.change(line)
+        return magic_answers.change_pools(line)

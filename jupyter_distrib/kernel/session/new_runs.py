@@ -1,17 +1,20 @@
 """Makes the runs of this kernel: one that waits in the queue, one on the ranks that it has got, and one for a detached
-run that goes on somewhere."""
+run that goes on somewhere; and the facts about each for its observers. In the thread that runs the cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.cell_order import Order
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
-from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.session.runs.start import PoolLink
+from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
+from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.libraries import settings
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
@@ -107,3 +110,43 @@ def _link(connection: Connection, run: str) -> PoolLink:
 def _debug(group: WorkerGroup, run: str) -> Callable[[int, str, str], object]:
     node = group.connection.node
     return lambda rank, action, line: node.send(m.Debug(run=run, group=group.name, rank=rank, action=action, line=line))
+
+
+def observed_facts(
+    run: Run,
+    cell: m.Cell | None = None,
+    options: Options | None = None,
+    *,
+    track: tuple[str, ...] = (),
+    context: Mapping[str, object] | None = None,
+) -> ObservedRun:
+    """Return the facts about a run for its observers; a run without its cell is an attached one, and `track` then are
+    the trackers that it writes to."""
+    record = run.record
+    return ObservedRun(
+        id=record.run,
+        label=record.label,
+        source=cell.source if cell is not None else "",
+        options=({"track": track} if track else {}) if options is None else options.given(),
+        strategy=record.strategy,
+        pool=run.link.pool,
+        ranks=tuple(record.ranks),
+        world_size=record.world_size,
+        gpus=record.gpus,
+        detached=run.detached,
+        attached=cell is None,
+        began_at_s=run.clock.began_at_s,
+        note=run.note,
+        context=context or {},
+    )
+
+
+@contextmanager
+def reporting_a_failed_start(run: Run) -> Iterator[None]:
+    """Pass the end of the run to its observers if any exception keeps the cell from being sent."""
+    try:
+        yield
+    except BaseException:
+        if not run.done():
+            run.observers.tell(m.Ended(run=run.id, at_s=time.monotonic()), run.record)
+        raise

@@ -27,7 +27,6 @@ from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import Beside, PoolManager, once_more
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
-from jupyter_distrib.kernel.session.runs import observed_runs
 from jupyter_distrib.kernel.session.runs.observers import Observers
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run, View
@@ -180,8 +179,8 @@ class Session:
                 run.values.held = request.inputs.sent
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                with observed_runs.told_of_a_failed_start(run):
-                    facts = observed_runs.facts(run, request.cell, options, context=order.context)
+                with new_runs.reporting_a_failed_start(run):
+                    facts = new_runs.observed_facts(run, request.cell, options, context=order.context)
                     given = self.observers.follow(facts, run) if request.observed else {}
                     command = cell_order.command(order, cell_order.with_variables(options, given), parcel, run, group)
                     self._send(run, group, command, content)
@@ -194,9 +193,9 @@ class Session:
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
         """Save runs in the history; called in the history's thread, which imports what no cell needs."""
-        from jupyter_distrib.kernel.session import saving
+        from jupyter_distrib.kernel.session import saved_runs
 
-        saving.save(runs, self.settings, self.identity.notebook)
+        saved_runs.save(runs, self.settings, self.identity.notebook)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""
@@ -273,17 +272,17 @@ class Session:
 
         listed = detached.choose(name, self.identity)
         if listed is None:
-            from jupyter_distrib.kernel.session import lost_runs
+            from jupyter_distrib.kernel.session import saved_runs
 
-            if told := lost_runs.told(name, self.identity):
-                lost_runs.save(self.settings)
+            if told := saved_runs.about_lost(name, self.identity):
+                saved_runs.save_lost(self.settings)
                 raise PoolError(told)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
         remark = f"runs on {where}" if listed is not None and (where := detached.elsewhere(listed)) else ""
 
         def make(event: m.Attached) -> Run:
             run = new_runs.attached(event, connection, remark)
-            self.observers.follow(observed_runs.facts(run, track=event.trackers), run)
+            self.observers.follow(new_runs.observed_facts(run, track=event.trackers), run)
             return run
 
         answer = connection.attach(name or "" if listed is None else listed.run, make)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues
+from jupyter_distrib.kernel.session.runs.results import ReturnedValues
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 

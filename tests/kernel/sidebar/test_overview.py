@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.session.runs.start import PoolLink
+from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
 from jupyter_distrib.kernel.settings.cell_options import Options

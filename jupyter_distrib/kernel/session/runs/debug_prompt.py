@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.runs.start import PoolLink
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
@@ -41,11 +40,20 @@ class Withdrawn(Exception):
     """The rank does not wait for a line any more, since its run is over."""
 
 
+class DebuggerLink(Protocol):
+    """The part of a run's `PoolLink` that a conversation uses."""
+
+    @property
+    def debug(self) -> Callable[[int, str, str], object]: ...
+
+
 class DebuggedRun(Protocol):
     """The part of a run that a conversation uses."""
 
     record: RunRecord
-    link: PoolLink
+
+    @property
+    def link(self) -> DebuggerLink: ...
 
     def done(self) -> bool: ...
 

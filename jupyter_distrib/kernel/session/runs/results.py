@@ -1,18 +1,24 @@
-"""The results of a run: the value of every rank, and handles to values that stay on the ranks. Kernel side; no thread.
+"""The results of a run: the value of every rank, and handles to values that stay on the ranks. Kernel side.
 
 `Results` is what a cell evaluates to. `RankValue` stands in the notebook for a name that was kept with `--keep`: the
-value itself lives in the ranks' processes.
+value itself lives in the ranks' processes. `ReturnedValues` are received in the pool's own thread, and unpacked by the
+thread that asks for them.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any, NoReturn, overload
 
 from jupyter_distrib.errors import ValueLost
+from jupyter_distrib.serialization import exceptions, payload
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import rank_list, size
+from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire.descriptors import Descriptors
 
 REPR_CHARACTERS = 600
 
@@ -220,3 +226,63 @@ class RankValue:
         details += [f"kept since {self._since}"] if self._since else []
         details += [f"gone on {rank_list(self.lost)}"] if self.lost else []
         return f"{self.name}: {types} on {rank_list(self.ranks)}" + (f" ({', '.join(details)})" if details else "")
+
+
+class ReturnedValues:
+    """The values that the ranks of one run returned. Owns the descriptors that came with them."""
+
+    def __init__(self) -> None:
+        self.held: object = ()
+        """The kernel's classes and functions that were sent, kept alive until the values have come."""
+        self._parcels: dict[int, tuple[m.Parcel, Descriptors]] = {}
+        self._results: Results | None = None
+
+    @property
+    def are_none(self) -> bool:
+        """Return whether no value is left to be unpacked."""
+        return not self._parcels
+
+    def taken(self, event: m.RunEvent, descriptors: Descriptors) -> m.RunEvent:
+        """Keep the event's value and return the event without it. Owns the descriptors."""
+        if isinstance(event, m.Returned) and event.value is not None:
+            self._parcels[event.rank] = event.value, descriptors
+            return replace(event, value=None)
+        if isinstance(event, m.Restarted):
+            self._close_parcels()
+        descriptors.close()
+        return event
+
+    def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
+        """Unpack and return the values of the ranks that have returned, once. Raises `OSError` if too many files are
+        open.
+
+        Args:
+            returned: The ranks that have returned.
+            keep: Whether to keep the results for further calls.
+        """
+        if self._results is not None:
+            return self._results
+        values: dict[int, Any] = dict.fromkeys(returned)
+        for rank, (parcel, descriptors) in self._parcels.items():
+            copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
+            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
+        self._close_parcels()
+        results = Results(values)
+        self._results = results if keep else None
+        return results
+
+    def _close_parcels(self) -> None:
+        while self._parcels:
+            _, (_, descriptors) = self._parcels.popitem()
+            descriptors.close()
+
+    def __del__(self) -> None:
+        try:
+            with interrupts.Uninterrupted(instead=interrupts.come_again):
+                self._close_parcels()
+        except KeyboardInterrupt:  # in the steps before the block
+            interrupts.come_again()
+
+
+def unpack_exception(parcel: m.Parcel) -> BaseException | None:
+    return exceptions.unpack_exception(*payload.from_parcel(parcel, None))

@@ -3,6 +3,12 @@
 Events arrive in the node's thread (`deliver`), which passes them to the observers; a caller waits in its own thread,
 usually the kernel's main one, where an interrupt of the kernel is raised. `RunRecord` folds the events; this class
 adds only what a fold must not have: a lock, a clock, and the connection to the agent.
+
+    Run           the whole
+    PoolLink      its connection to the pool of its ranks
+    RunStart      from the queue to its ranks: queued, starting, begun or refused. In any thread
+    RunClock      its beginning, end and duration. In any thread
+    StopOrder     the user's requests to stop it. From any thread, and from a signal handler
 """
 
 from __future__ import annotations
@@ -23,14 +29,11 @@ from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs import interrupt_presses
 from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
-from jupyter_distrib.kernel.session.runs.clock import RunClock
 from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.runs.program import Program
-from jupyter_distrib.kernel.session.runs.results import Results
-from jupyter_distrib.kernel.session.runs.returned_values import ReturnedValues, unpack_exception
-from jupyter_distrib.kernel.session.runs.start import PoolLink, RunStart
-from jupyter_distrib.kernel.session.runs.stop_order import StopOrder
+from jupyter_distrib.kernel.session.runs.results import Results, ReturnedValues, unpack_exception
 from jupyter_distrib.system import formatting, interrupts, log_folder, open_files, paths, record_file
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
@@ -38,9 +41,29 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.analysis.metrics import Metrics
     from jupyter_distrib.kernel.analysis.shares import Shares
 
+_UNANSWERED_S = 1.0
+"""The seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
 STACKS_S = 2.0
 """Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
 POLL_S = 0.02
+
+
+@data_class
+class PoolLink:
+    """The connection of a run to the pool of its ranks."""
+
+    pool: str
+    """The pool's name."""
+    stop: Callable[[bool], None] = lambda force: None
+    """Asks the pool to stop the run; with True, to kill it."""
+    ask_stacks: Callable[[], object] = lambda: None
+    """Asks the pool for the Python stacks of the ranks."""
+    debug: Callable[[int, str, str], object] = lambda rank, action, line: None
+    """Gives an order to the debugger of a rank, see `Debug`: the rank, the order, and its line."""
+    abandon: Callable[[], None] = lambda: None
+    """Gives up the pool, after a third press of Stop that nothing has followed."""
+    echoes_output: bool = False
+    """Whether its ranks print straight into the notebook."""
 
 
 class View(Observer, Protocol):
@@ -399,3 +422,104 @@ class Run:
         states = [rank.state for rank in self.record.ranks.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"Run {self.id} of {self.record.label}: {counts}, {formatting.duration(self.elapsed_s)}"
+
+
+# ---------------------------------------------------------------------------------------------------- parts of a run
+
+
+class RunStart:
+    """The start of one run."""
+
+    def __init__(self) -> None:
+        self.state = ""
+        """The state before it runs: `queued` or `starting`; empty once its ranks have been given their order."""
+        self.place = 0
+        """The place in the queue, counted from 1; 0 if it is not queued."""
+        self.refusal: BaseException | None = None
+        """The error with which the run was refused before it had ranks."""
+        self._settled = threading.Event()
+        """The event that is not set while a submitted run is on its way to its ranks and waits for nobody."""
+        self._settled.set()
+
+    def move_on(self, state: str, place: int) -> None:
+        if not self.state:
+            self._settled.clear()
+        self.state, self.place = state, place
+
+    def begin(self) -> None:
+        self.state, self.place = "", 0
+
+    def settle(self) -> None:
+        """Wake who waits for the start: the ranks have the cell, or the run waits for others, or was refused."""
+        self._settled.set()
+
+    def refuse(self, refusal: BaseException | None) -> None:
+        self.refusal, self.place = refusal, 0
+
+    def wait(self) -> None:
+        """Wait while the run is starting. Raises the error with which it was refused."""
+        while self.state != "queued" and not interrupts.wait(self._settled, interrupts.HEAR_S):
+            continue
+        if self.refusal is not None:
+            raise self.refusal
+
+
+class RunClock:
+    """The clock of one run, from its beginning, `age_s` ago, to its end."""
+
+    def __init__(self, age_s: float = 0.0) -> None:
+        self.began_at_s = time.time() - age_s
+        """The time of the beginning, in seconds since the epoch."""
+        self.ended = threading.Event()
+        """The event that is set when nothing of the run is left to do."""
+        self._began_s = time.monotonic() - age_s
+        self._stopped_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self._stopped_s or time.monotonic()) - self._began_s
+
+    def restart(self) -> None:
+        """Let the run begin now: until now it was queued."""
+        self.began_at_s, self._began_s = time.time(), time.monotonic()
+
+    def stop(self) -> None:
+        self._stopped_s = time.monotonic()
+
+
+class StopOrder:
+    """The user's wish to stop one run."""
+
+    def __init__(self, link: PoolLink) -> None:
+        self._link = link
+        self.asked_at_s: float | None = None
+        """The time of the first request, in seconds since the epoch; None without one."""
+        self.kill_asked = False
+        self._killed_at_s: float | None = None
+        """The time of the first order to kill, by `time.monotonic`."""
+        self.late = False
+        """Whether a request came after the end of the run."""
+
+    def give(self, *, force: bool, late: bool = False) -> None:
+        self.asked_at_s = self.asked_at_s or time.time()
+        self.kill_asked, self.late = self.kill_asked or force, self.late or late
+        now_s = time.monotonic()
+        if self._killed_at_s is not None and now_s - self._killed_at_s >= _UNANSWERED_S and not late:
+            # In a thread: a signal handler may have come amid a lock that this needs.
+            threading.Thread(target=self._link.abandon, name="jupyter_distrib-abandon", daemon=True).start()
+        elif force:
+            self._killed_at_s = self._killed_at_s or now_s
+        self._link.stop(force)
+
+    def redirect(self, link: PoolLink) -> None:
+        """Send requests, also one that was made before, another way from now on."""
+        self._link = link
+        if self.asked_at_s is not None:
+            link.stop(self.kill_asked)
+
+    def stage(self, now_s: float) -> str:
+        """Return the stage of the stop at this time since the epoch: `asked`; `killed` once ranks that have not stopped
+        are killed; empty without a request."""
+        if self.asked_at_s is None:
+            return ""
+        return "killed" if self.kill_asked or now_s >= self.asked_at_s + m.KILL_AFTER_S else "asked"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.kernel.history import run_files
-from jupyter_distrib.kernel.session import lost_runs
+from jupyter_distrib.kernel.session import saved_runs
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.settings import Settings, without_files
@@ -49,7 +49,7 @@ def seen(run: str = "aaa-1", *, seen_s_ago: float = 60.0, **fields: Any) -> Seen
 
 
 def told(name: str | None = None) -> str:
-    return lost_runs.told(name, KernelIdentity())
+    return saved_runs.about_lost(name, KernelIdentity())
 
 
 def settings(**fields: Any) -> Settings:
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_is_not_lost_and_one_that_has_ended_has_lost_its_valu
     assert told() == ""
     seen("aaa-3", ended=True, **DEAD)
     assert "(Cell In[1] of b.ipynb (kernel 7)) has ended, but what it returned was lost: the process" in told("3")
-    lost_runs.save(settings())
+    saved_runs.save_lost(settings())
     assert run_files.load() == []
 
 
@@ -98,11 +98,11 @@ def test_the_run_that_is_asked_for_is_told_or_that_of_this_notebook() -> None:
 
 def test_the_history_has_it_once_as_lost() -> None:
     run = seen(**DEAD)
-    lost_runs.save(settings(history=0))
+    saved_runs.save_lost(settings(history=0))
     assert run_files.load() == [], "the user saves nothing"
     last_seen.write(run)
     for _ in range(2):
-        lost_runs.save(settings())
+        saved_runs.save_lost(settings())
     (saved,) = run_files.load()
     assert (saved.run, saved.state, saved.label) == ("aaa-1", "lost", "Cell In[1]")
     assert saved.facts == {"logs": "/logs/aaa-1", "checkpoints": "/data/ckpt"}
@@ -110,7 +110,7 @@ def test_the_history_has_it_once_as_lost() -> None:
     assert saved.error.startswith("the process that looked after it was killed; last seen on ")
     assert told().startswith("the detached run aaa-1"), "it can be asked for as before"
     run_files.save([], run_files.Limits(runs=0, days=0.0))
-    lost_runs.save(settings())
+    saved_runs.save_lost(settings())
     assert run_files.load() == [], "what the user has removed does not come back"
 
 

@@ -1,20 +1,46 @@
-"""The detached runs that were lost with everything that knew them, by a reboot or the out-of-memory killer: the history
-gets them, and who asks for one is told where its logs and checkpoints are. Kernel side."""
+"""Saves runs in the history, as the settings have it: those that have ended, and detached runs that were lost with
+everything that knew them, by a reboot or the out-of-memory killer. A user who asks for a lost run is told where its
+logs and checkpoints are.
+
+Kernel side; in the history's thread, which imports what no cell needs, or in that of a magic.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.history import run_files, saved_run
+from jupyter_distrib.kernel.history.run_files import Limits
 from jupyter_distrib.kernel.history.saved_run import SavedRun
+from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import saving
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import last_seen
 from jupyter_distrib.system.last_seen import SeenRun
+
+
+def save(runs: Sequence[tuple[ObservedRun, RunRecord]], settings: Settings, notebook: str) -> None:
+    """Save runs that have ended, unless the settings say otherwise. Raises `OSError`, `PoolError`."""
+    _put([(saved_run.of(run, record, notebook, settings.project), record) for run, record in runs], settings)
+
+
+def _put(runs: Sequence[tuple[SavedRun, RunRecord]], settings: Settings) -> None:
+    """Save these runs, unless the settings say otherwise. Raises `OSError`, `PoolError`."""
+    own = settings.project_history
+    if settings.saves_runs:
+        limits = Limits(
+            runs=int(settings.history) or None,
+            days=settings.history_days,
+            project=settings.project,
+            project_runs=None if own is None else int(own) or None,
+            project_days=settings.project_history_days,
+        )
+        run_files.save(runs, limits)
 
 
 def lost() -> list[tuple[SeenRun, str]]:
@@ -22,7 +48,7 @@ def lost() -> list[tuple[SeenRun, str]]:
     return [(run, cause) for run in last_seen.runs() if (cause := run.cause_of_loss())]
 
 
-def told(name: str | None, identity: KernelIdentity) -> str:
+def about_lost(name: str | None, identity: KernelIdentity) -> str:
     """Return a sentence about the lost run with this id or number, or for None the last one of this notebook, else of
     any; empty if no such run was lost."""
     every = lost()
@@ -44,12 +70,12 @@ def _date(at_s: float) -> str:
     return time.strftime("on %d %b %Y at %H:%M", time.localtime(at_s))
 
 
-def save(settings: Settings) -> None:
+def save_lost(settings: Settings) -> None:
     """Put the lost runs that are not there yet into the history; where that cannot be written, the next call does."""
     new = [(run, cause) for run, cause in lost() if not (run.saved or run.ended)]
     if new:
         with suppress(OSError, PoolError):
-            saving.put([_saved(run, cause) for run, cause in new], settings)
+            _put([_saved(run, cause) for run, cause in new], settings)
             for run, _ in new:
                 last_seen.write(replace(run, saved=True))
 

@@ -1,0 +1,116 @@
+"""The answers of line magics that act on the session or read from it. Loaded with the first of them, in the kernel's
+main thread; all raise `DistributedError`.
+
+    change_pools     %distributed_pool     shows the pools or changes one
+    find_runs        %distributed_runs     lists, searches and compares saved runs
+    sample_stacks    %distributed_flame    samples the stacks of a run that goes on
+    compare_ranks    %distributed_diff     compares a kept value between ranks
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.kernel.history import run_files
+from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
+from jupyter_distrib.kernel.notebook import magic_requests
+from jupyter_distrib.kernel.notebook.status import PoolTable
+from jupyter_distrib.kernel.session import rank_differences, saved_runs, session
+from jupyter_distrib.kernel.session.rank_differences import Differences
+from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.settings import pool_definitions
+from jupyter_distrib.kernel.views.flame import FlameGraph
+from jupyter_distrib.options import split_words
+from jupyter_distrib.wire import messages as m
+
+FLAME_S = 5.0
+
+
+def change_pools(line: str) -> PoolTable:
+    """Carry out a line of `%distributed_pool`, and return the pools as they are then."""
+    current = session.current()
+    settings, pools = current.settings, current.pools
+    of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
+    request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
+    for text in current.choices.untold(settings) if request.action != "trust" else ():
+        print(text)
+    name = request.name or settings.pool
+    match request.action:
+        case "list":
+            pass
+        case "use":
+            current.choices.use(request.name)
+            current.changed()
+        case "add":
+            pools.add_pool(pool_definitions.add(settings, name, request.kind or "", request.values))
+        case "remove":
+            pools.remove_pool(name)
+        case "start":
+            pools.start_ranks(name, request.size)
+        case "stop":
+            pools.stop_ranks(name)
+        case "restart":
+            pools.restart_ranks(name)
+        case "resize":
+            pools.resize(name, request.size or request.count)
+        case "trust":
+            print(current.choices.trust(request.name))
+    return PoolTable.of(current)
+
+
+def find_runs(line: str) -> RunList | Comparison:
+    """Return the runs that a line asks for: `lr ddp`, `12`, `diff 12 15`. Raises `DistributedError`."""
+    current = session.current()
+    current.history_writer.flush()
+    saved_runs.save_lost(current.settings)
+    words = split_words(line)
+    first, names = "".join(words[:1]), words[1:]
+    if first == "diff":
+        if len(names) < 2:
+            raise OptionsError("%distributed_runs diff wants two or more runs: %distributed_runs diff 12 15")
+        return Comparison(tuple(run_files.find(name) for name in names))
+    if first.isdecimal() and not names:
+        return Comparison((run_files.find(first),))
+    found = run_files.look()
+    return matching(found.runs, words, found.note)
+
+
+def sample_stacks(line: str) -> FlameGraph:
+    """Return the flame graph of one rank, or of all, of the last run that goes on. Raises `DistributedError`."""
+    words = split_words(line)
+    if len(words) > 1 or not all(word.isdecimal() for word in words):
+        raise OptionsError(
+            f"%distributed_flame takes the number of a rank, or nothing for all ranks; got {line.strip()}"
+        )
+    run = next((run for run in reversed(session.current().history) if run.state == "running"), None)
+    if run is None:
+        raise PoolError("no run goes on: start one with --detach, and sample it meanwhile.")
+    ranks = {int(word) for word in words} or set(run.record.ranks)
+    if missing := ranks - run.record.ranks.keys():
+        raise PoolError(f"run {run.id} has no rank {min(missing)}.")
+    return _sampled(run, ranks)
+
+
+def _sampled(run: Run, ranks: set[int]) -> FlameGraph:
+    stacks: list[tuple[int, tuple[m.Frame, ...]]] = []
+    began_s = time.monotonic()
+    while (elapsed_s := time.monotonic() - began_s) < FLAME_S and not run.done():
+        stacks += [(rank, seen.frames) for rank, seen in run.stacks().items() if rank in ranks]
+    graph = FlameGraph.of(stacks, elapsed_s)
+    if not graph.samples:
+        raise PoolError(f"no rank of run {run.id} has answered; its ranks have not started the cell, perhaps.")
+    return graph
+
+
+def compare_ranks(line: str, notebook: Mapping[str, object]) -> Differences:
+    """Return how the value of a name differs between the ranks that keep it. Raises `DistributedError`."""
+    name = line.strip()
+    value = notebook.get(name)
+    if not isinstance(value, RankValue):
+        kept = sorted(name for name, each in notebook.items() if isinstance(each, RankValue))
+        known = f"names that ranks keep: {', '.join(kept)}" if kept else "no rank keeps a value: use --keep NAME"
+        raise OptionsError(f"%distributed_diff wants the name of a value that --keep has kept on the ranks; {known}")
+    return rank_differences.compare(session.current(), value)
