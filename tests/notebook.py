@@ -16,7 +16,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_distrib.kernel.sidebar import bridge, broadcast
+from jupyter_distrib.kernel.sidebar import bridge
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ROOT = Path(__file__).parent.parent
@@ -252,7 +252,7 @@ class Notebook:
             return bool(content["execution_state"] == "idle")
         if kind == "execute_input":
             return False
-        if content.get("comm_id") == broadcast.COMM:  # nothing of it can be seen below the cell
+        if content.get("comm_id") == bridge.COMM:  # nothing of it can be seen below the cell
             outcome.news.append(content["data"])
             return False
         outcome.messages += 1

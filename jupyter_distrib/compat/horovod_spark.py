@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jupyter_distrib.compat import launching, on_ranks
-from jupyter_distrib.kernel.session import pool_capacity, session
+from jupyter_distrib.kernel.session import session
 
 __all__ = ["run", "run_elastic"]
 
@@ -98,7 +98,7 @@ def _launch(
     pool = current.settings.pool_of_kind(KIND)
     if num_proc is not None:
         launching.check_whole("num_proc", num_proc)
-    room = pool_capacity.of(current.settings, current.pools, pool.name, pool.options)
+    room = current.pools.capacity(pool.name, pool.options)
     # GPUs are not asked for where there are none: an autoscaler could bring some, and the run would wait for it.
     size = {"gpus": num_proc or room.gpus} if room.gpus else {"ranks": num_proc or room.cpus}
     wait_s = start_timeout or int(os.environ.get(_START_TIMEOUT, _DEFAULT_TIMEOUT_S))

@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_distrib.kernel.session import detached, saved_runs
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.settings import trusted_files
+from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.system import run_list
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
@@ -124,13 +124,13 @@ def test_each_field_of_an_entry_may_be_anything(folders: tuple[Path, Path], fiel
 @pytest.mark.parametrize("damage", OTHERS)
 def test_whole_folders_may_be_anything(folders: tuple[Path, Path], damage: str) -> None:
     state, _ = folders
-    trusted_files.trust("/a", "1")
+    find_files.trust("/a", "1")
     replace_by(DAMAGES[damage], state / "detached")
     assert saved_runs.lost() == []
     replace_by(DAMAGES[damage], state / "trusted_files.json")
-    assert not trusted_files.is_trusted("/a", "1")
-    trusted_files.trust("/a", "1")
-    assert trusted_files.is_trusted("/a", "1")
+    assert not find_files.is_trusted("/a", "1")
+    find_files.trust("/a", "1")
+    assert find_files.is_trusted("/a", "1")
 
 
 def used(folder: Path, state: Path) -> None:

@@ -1,16 +1,19 @@
-"""A cell with all that it needs to be run, and the state of the kernel's process that goes with it. Kernel side; a run
-that is queued has both as they were when it was submitted."""
+"""A cell with all that it needs to be run, and the state of the kernel's process that goes with it: for ranks under
+another interpreter or on another machine, what is valid there. Kernel side; a run that is queued has both as they were
+when it was submitted."""
 
 from __future__ import annotations
 
 import os
+import site
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cache
 from typing import Any
 
 from jupyter_distrib.kernel import trackers
-from jupyter_distrib.kernel.session.pools import travelling_environment
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -27,6 +30,10 @@ CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """The variable with which torch compares the ranks' calls before each collective."""
 FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 Content = shared_memory.Content | shared_memory.Written
+_EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
+"""Prefixes of variables about the communication between ranks, which travel even if the notebook has not set them."""
+_NOWHERE = ("RAY_AUTH_",)
+"""Prefixes of variables that never travel: the key to the cluster, which a cell that runs on it does not need."""
 
 
 @data_class
@@ -54,7 +61,7 @@ class Surroundings:
         directory = os.getcwd()
         path = [folder or directory for folder in sys.path]
         return cls(
-            env=travelling_environment.that_travel() if remote else process_environment.variables(),
+            env=travelling_variables() if remote else process_environment.variables(),
             directory=directory,
             umask=process.umask(),
             path=tuple(path),
@@ -168,7 +175,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         path = (folder, *(each for each in path if each != folder))
     if facts.elsewhere:
         folders = connection.source_folders()
-        path = travelling_environment.without_own((*path, *(each for each in folders if each not in path)))
+        path = _user_folders((*path, *(each for each in folders if each not in path)))
     return m.Setting(
         env={
             **surroundings.env,
@@ -216,3 +223,50 @@ def without_effect(options: Options, connection: Connection) -> Iterator[str]:
     for option in OPTIONS if ignored else ():
         if option.name in ignored and getattr(options, option.name):
             yield f"{option.flag} has no meaning on the {connection.facts.kind} pool: {ignored[option.name]}"
+
+
+def travelling_variables() -> dict[str, str]:
+    """Return the variables for ranks on other machines: variables that the notebook has set or changed itself.
+
+    The variables with which the kernel was started are about its own machine, or are secrets that nobody asked to send.
+    """
+    at_start = _at_start()
+    return {
+        name: value
+        for name, value in process_environment.variables().items()
+        if not name.startswith(_NOWHERE)
+        if name.startswith(_EVERYWHERE) or at_start.get(name, value if not at_start else None) != value
+    }
+
+
+@cache
+def _at_start() -> dict[str, str]:
+    """Return the environment with which this process was started; empty if the system does not give it."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _user_folders(path: Iterable[str]) -> tuple[str, ...]:
+    """Return the user's own entries of a path: the notebook's folder, sources, packages installed in place."""
+    return tuple(folder for folder in path if not _is_own(folder))
+
+
+@cache
+def _is_own(folder: str) -> bool:
+    real = os.path.realpath(folder)
+    return real.endswith(".zip") or any(real == own or real.startswith(own + os.sep) for own in _own_folders())
+
+
+@cache
+def _own_folders() -> frozenset[str]:
+    """Return the folders of the standard library and of installed packages; without `sysconfig`'s `data`, which may be
+    all of `/usr`."""
+    paths = sysconfig.get_paths()
+    library = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    bases = [os.path.join(base, "lib", library) for base in (sys.base_prefix, sys.prefix)]
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return frozenset(map(os.path.realpath, (*installed, *bases, site.getusersitepackages())))

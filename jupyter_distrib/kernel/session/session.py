@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import cell_order, new_runs, pool_capacity
+from jupyter_distrib.kernel.session import cell_order, new_runs
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
@@ -63,9 +63,7 @@ class Session:
         self.observers = Observers()
         self.history_writer = HistoryWriter(self._save)
         self.observers.own.append(self.history_writer.follow)
-        self.queue = RunQueue(
-            lambda pool, options: pool_capacity.of(self.settings, self.pools, pool, options), self.changed
-        )
+        self.queue = RunQueue(self.pools.capacity, self.changed)
         self._numbers = itertools.count(1)
         self.queries = RankQueries(self.start, self.runs, self.pools)
         self._kept_values = KeptValues(self.queries.fetch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.settings import config_files, find_files, trusted_files
+from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, Settings
@@ -129,7 +129,7 @@ class Choices:
         if file is None:
             return "Nothing here waits for your trust."
         try:
-            trusted_files.trust(file.path, file.digest)
+            find_files.trust(file.path, file.digest)
         except OSError as error:
             raise PoolError(f"your trust cannot be remembered: {error}.") from None
         return f"{file.shown} is trusted until it changes: {(settings.waiting or file).sets}."

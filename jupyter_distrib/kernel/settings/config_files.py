@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import find_files, project_files, trusted_files
+from jupyter_distrib.kernel.settings import find_files, project_files
 from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, OPTIONS
 from jupyter_distrib.kernel.settings.find_files import LARGEST_BYTES, VARIABLES, File
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
@@ -117,7 +117,7 @@ def _of_project(
         options_of=lambda kind: options_of(kind, settings.kinds, settings.strategies),
         source=source,
     )
-    if taken.waiting is not None and trusted_files.is_trusted(file.path, digest):
+    if taken.waiting is not None and find_files.is_trusted(file.path, digest):
         return replace(settings, pools={**settings.pools, **defined}), content
     ignored = (*settings.ignored, taken.sentence) if taken.sentence else settings.ignored
     return replace(settings, pools=taken.pools, waiting=taken.waiting, ignored=ignored), taken.content

@@ -1,16 +1,25 @@
-"""The search for the files with settings: the user's and the project's. Kernel side; repeated for every cell."""
+"""The search for the files with settings, the user's and the project's, and the files of projects that the user trusts.
+Kernel side; the search is repeated for every cell.
+
+Trusted files are remembered by path and content in the user's own folder, so that the user is asked once about each
+content.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
-from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import trusted_files
+from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.system import paths, record_file
 from jupyter_distrib.system.other_users import writers
+from jupyter_distrib.system.record_file import DamagedFile
 
 LARGEST_BYTES = 1_000_000
 """The size of the largest file that is read."""
@@ -55,7 +64,7 @@ def state(*, directory: str | None = None) -> FilesState:
         files=tuple(filter(None, (user, project))),
         ignored=ignored,
         environment=tuple(map(os.environ.get, VARIABLES)),
-        trusted=None if project is None else trusted_files.state(),
+        trusted=None if project is None else trust_state(),
     )
 
 
@@ -138,3 +147,34 @@ def _writable_by_others(path: str) -> str:
         return "belongs to another user"
     who = writers(path)
     return f"can be written by {who}" if who else ""
+
+
+def is_trusted(path: str, digest: str) -> bool:
+    """Return whether the user has trusted this content of the file."""
+    return _read().get(path) == digest
+
+
+def trust(path: str, digest: str) -> None:
+    """Remember this content of the file as trusted, in place of an earlier content. Raises `OSError`, `PoolError`."""
+    paths.write_whole(_path(), json.dumps({**_read(), path: digest}, indent=1))
+
+
+def trust_state() -> tuple[int, int, int] | None:
+    """Return a key for what is trusted at present: it differs when that has changed."""
+    with suppress(OSError, PoolError):
+        info = os.lstat(_path())
+        return info.st_ino, info.st_mtime_ns, info.st_size
+    return None
+
+
+def _path() -> Path:
+    return paths.state_directory() / "trusted_files.json"
+
+
+def _read() -> dict[str, str]:
+    """Return the digests by path; none of a damaged file: then the user is asked again."""
+    with suppress(OSError, PoolError, DamagedFile):
+        content = record_file.json_of(record_file.text_of(_path()))
+        if isinstance(content, dict):
+            return {path: digest for path, digest in content.items() if isinstance(digest, str)}
+    return {}

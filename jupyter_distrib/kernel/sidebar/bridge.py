@@ -1,9 +1,16 @@
-"""The requests of front ends to this kernel: stop a run, choose a pool, start ranks, show a log.
+"""The requests of front ends to this kernel (stop a run, choose a pool, show a log ...), and the news for them.
 
-`handle` takes a request and answers at once; a longer action goes on in a thread, and its end is news
-(`kernel/sidebar/broadcast.py`). Requests come as `distrib_request` on the kernel's control channel, which is served in
-a thread of its own, also while a cell runs. `control_handlers` is an attribute of ipykernel and no documented
-interface: where it is missing, requests come on a comm on which the kernel never speaks."""
+`handle` takes a request and answers at once; a longer action goes on in a thread, and its end is news. Requests come
+as `distrib_request` on the kernel's control channel, which is served in a thread of its own, also while a cell runs.
+`control_handlers` is an attribute of ipykernel and no documented interface: where it is missing, requests come on a
+comm on which the kernel never speaks.
+
+News are messages on one comm with a fixed id, sent only when something has changed, from a thread of its own. Only the
+kernel sends on this comm, since a comm on which both sides send is served only when the running cell has ended
+(ipykernel 6, and 7.4). It is never opened, so that a front end without our sidebar does not notice it; the sidebar
+finds it with `comm_info_request` and listens on the iopub channel. The overview of an idle kernel does not change, so
+nothing is sent, and the server may end a kernel that is idle.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +32,6 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
-from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.system import record_file
 from jupyter_distrib.wire import messages as m
@@ -34,12 +40,75 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.status import PoolStatus
     from jupyter_distrib.kernel.sidebar.overview import UnchangedParts
 
+
+COMM = "jupyter_distrib-events"
+_GATHER_S = 0.1
+"""The time in which changes are sent together, so that there are at most ten messages a second."""
+_LOOK_S = 1.0
+"""The interval of reading the progress of a run."""
+_BEAT_S = 2.0
+"""The most seconds until a page that was reloaded gets news from a kernel that is busy with a cell."""
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
 """The size of the end of a rank's log that is shown at first."""
 WHOLE_LOG_BYTES = 20_000_000
 """The most that is shown of a rank's log; the file has all of it."""
+
+
+class _Broadcast:
+    """The sender of the overview that `look` returns, to front ends, whenever it has changed.
+
+    Args:
+        look: Returns the present overview.
+        active: Returns whether something runs, so that the overview changes by itself.
+    """
+
+    def __init__(self, look: Callable[[], dict[str, Any]], active: Callable[[], bool]) -> None:
+        from comm import create_comm, get_comm_manager
+
+        self._look, self._active = look, active
+        self._comm = create_comm(target_name=COMM, comm_id=COMM, primary=False)
+        get_comm_manager().register_comm(self._comm)
+        self._news, self._closing = threading.Event(), threading.Event()
+        self._last: Mapping[str, Any] = {}
+        self._sent_s = 0.0
+        threading.Thread(target=self._tell, name="jupyter_distrib-news", daemon=True).start()
+
+    def changed(self) -> None:
+        """Request that the overview be sent soon; from any thread."""
+        if not self._news.is_set():
+            self._news.set()
+
+    def send(self, kind: str, content: Mapping[str, Any], now_s: float | None = None) -> None:
+        """Send another message at once; from any thread. `now_s` is a time since the epoch, by default the present."""
+        # Never under the key "state": nbclient would take it for a widget's state and save it in the notebook.
+        self._comm.send({"kind": kind, kind: content, "now_s": time.time() if now_s is None else now_s})
+
+    def close(self) -> None:
+        from comm import get_comm_manager
+
+        self._closing.set()
+        self._news.set()
+        self.send("closed", {})
+        get_comm_manager().unregister_comm(self._comm)
+
+    def _tell(self) -> None:
+        while not self._closing.is_set():
+            self._news.wait(_LOOK_S if self._active() else None)
+            self._closing.wait(_GATHER_S)
+            self._news.clear()
+            if self._closing.is_set():
+                return
+            with suppress(Exception):  # it reads pools of other packages; the next change is sent all the same
+                self._tell_if_changed()
+
+    def _tell_if_changed(self) -> None:
+        at_s, now_s, overview = time.time(), time.monotonic(), self._look()
+        if overview == self._last and not (self._active() and now_s - self._sent_s >= _BEAT_S):
+            return
+        self._last, self._sent_s = overview, now_s
+        self.send("overview", overview, at_s)
 
 
 class SidebarObserver(Observer):
@@ -67,7 +136,7 @@ class FrontEnd:
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
-        self._news = Broadcast(self._look, self._active)
+        self._news = _Broadcast(self._look, self._active)
         self._route = self._listen()
         session.current().on_change = self._news.changed
         session.current().observers.own.append(self._follow)
@@ -206,12 +275,12 @@ class FrontEnd:
         return {}
 
     def _look_at_history(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        from jupyter_distrib.kernel.sidebar import saved_runs  # not needed before somebody looks
+        from jupyter_distrib.kernel.sidebar import overview  # not needed before somebody looks
 
         if op == "compare":
-            return saved_runs.compared([str(name) for name in request["runs"]])
+            return overview.compared_runs([str(name) for name in request["runs"]])
         session.current().history_writer.flush()
-        return saved_runs.listed(str(request.get("words", "")))
+        return overview.saved_runs(str(request.get("words", "")))
 
     def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
         """Start ranks in a thread: that may take seconds, and the front end can stop them meanwhile."""

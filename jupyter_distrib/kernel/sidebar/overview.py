@@ -1,5 +1,6 @@
 """The overview of this kernel for a front end, as JSON can carry it: the pools, the ranks that are up, the last runs,
-and the options of the next run. Kernel side; a function of the session."""
+and the options of the next run; and saved runs, as a list and compared. Kernel side; functions of the session and of
+the history."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.history import run_files
+from jupyter_distrib.kernel.history.listing import SHOWN, Comparison, matching, points
+from jupyter_distrib.kernel.history.saved_run import thinned
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
@@ -23,6 +27,8 @@ from jupyter_distrib.wire import messages as m
 PROTOCOL = 3
 """The version of the messages, raised when a page of another version would not understand the kernel."""
 LINE_CHARACTERS = 200
+_POINTS = 300
+"""The number of points of one line in a chart."""
 
 
 @dataclass(slots=True)
@@ -202,3 +208,27 @@ def _trouble(record: RunRecord) -> str:
 
 def _last_line(record: RunRecord) -> str:
     return next((clipped(rank.last_line, LINE_CHARACTERS) for rank in record.ranks.values() if rank.last_line), "")
+
+
+def saved_runs(words: str) -> dict[str, Any]:
+    """Return the newest saved runs in which all of these words stand, and the number of further ones."""
+    found = matching(run_files.load(), words.split())
+    return {"saved": found.as_dicts(), "more": max(0, len(found) - SHOWN)}
+
+
+def compared_runs(names: Sequence[str]) -> dict[str, Any]:
+    """Return what differs between saved runs, by their numbers. Raises `DistributedError`."""
+    comparison = Comparison(tuple(run_files.find(name) for name in names))
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for run in comparison:
+        for name, each in points(run):
+            lines.setdefault(name, []).append({"run": run.number, "points": thinned(each, _POINTS)})
+    table = comparison.table()
+    return {
+        "comparison": {
+            "head": table.head,
+            "rows": table.rows,
+            "charts": [{"name": name, "lines": each} for name, each in lines.items()],
+            "code": list(comparison.code()),
+        }
+    }

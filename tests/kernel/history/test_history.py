@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.sidebar import saved_runs
+from jupyter_distrib.kernel.sidebar import overview
 from jupyter_distrib.system.record_file import DamagedFile
 from jupyter_distrib.wire import messages as m
 
@@ -252,7 +252,7 @@ def everything_shown() -> list[str]:
     for run in found.runs:
         alone = listing.Comparison((run, found.runs[0]))
         shown += [repr(alone), alone._repr_html_()]
-        saved_runs.compared([str(run.number)])
+        overview.compared_runs([str(run.number)])
     for text in shown:
         text.encode()
     return shown

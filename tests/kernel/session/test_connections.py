@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.pools import connection_facts
-from jupyter_distrib.kernel.session.pools.connection import Connection
-from jupyter_distrib.kernel.session.pools.connection_facts import ConnectionFacts, PoolAddress
+from jupyter_distrib.kernel.session.pools import connection
+from jupyter_distrib.kernel.session.pools.connection import Connection, ConnectionFacts, PoolAddress
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.pools.base import Capabilities, Node
 from jupyter_distrib.pools.ray.pool import RayPool
@@ -43,7 +42,7 @@ class Elsewhere:
 
 
 def reached(monkeypatch: pytest.MonkeyPatch, node: Any = None, **options: str) -> Connection:
-    monkeypatch.setattr(connection_facts, "capabilities_of", lambda kind: Elsewhere.capabilities)
+    monkeypatch.setattr(connection, "capabilities_of", lambda kind: Elsewhere.capabilities)
     address = PoolAddress(name="lab", kind="elsewhere", options=options)
     hello = KernelIdentity().hello()
     return Connection(address, hello, opened=Elsewhere(node), on_lost=lambda _: None, on_change=lambda: None)
@@ -74,7 +73,7 @@ def test_a_changed_address_of_the_cluster_in_the_environment_is_taken(monkeypatc
 def test_packages_are_compared_only_where_ranks_have_another_interpreter(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], remote: bool, elsewhere: bool, mode: str
 ) -> None:
-    monkeypatch.setattr(connection_facts, "capabilities_of", lambda kind: Capabilities(remote=remote))
+    monkeypatch.setattr(connection, "capabilities_of", lambda kind: Capabilities(remote=remote))
     facts = ConnectionFacts.of(PoolAddress(name="lab", kind="some", options=options))
     assert (facts.remote, facts.elsewhere, facts.packages_mode) == (remote, elsewhere, mode)
     if "environment_limit" in options:

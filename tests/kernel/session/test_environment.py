@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session.pools import travelling_environment
+from jupyter_distrib.kernel.session import cell_order
 from tests.notebook import Notebook
 from tests.wheels import environment, install, wheel
 
@@ -110,6 +110,6 @@ def test_other_machines_get_what_the_notebook_has_set_and_no_key(monkeypatch: py
         "TORCH_DISTRIBUTED_DEBUG": "OFF",
     }
     now = {**at_start, "PATHS": "new", "OWN": "1", "RAY_AUTH_TOKEN": "secret"}
-    monkeypatch.setattr(travelling_environment, "_at_start", lambda: at_start)
-    monkeypatch.setattr(travelling_environment.process_environment, "variables", lambda: now)
-    assert travelling_environment.that_travel().keys() == now.keys() - {"HF_TOKEN", "RAY_AUTH_TOKEN"}
+    monkeypatch.setattr(cell_order, "_at_start", lambda: at_start)
+    monkeypatch.setattr(cell_order.process_environment, "variables", lambda: now)
+    assert cell_order.travelling_variables().keys() == now.keys() - {"HF_TOKEN", "RAY_AUTH_TOKEN"}

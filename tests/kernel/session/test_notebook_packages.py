@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.session.pools import missing_modules, notebook_packages
+from jupyter_distrib.kernel.session.pools import notebook_packages
 from jupyter_distrib.system import distributions
 from jupyter_distrib.wire import messages as m
 from tests.wheels import install, wheel
@@ -109,7 +109,9 @@ def failure(message: str, type_name: str = "ModuleNotFoundError", cause: m.Failu
 
 
 def test_the_side_that_lacks_a_module_is_named_with_the_line_to_install() -> None:
-    [note] = missing_modules.explained(failure("No module named 'cloudpickle.x'"), "~/env/bin/python", "host1").notes
+    [note] = notebook_packages.explain_missing_modules(
+        failure("No module named 'cloudpickle.x'"), "~/env/bin/python", "host1"
+    ).notes
     version = distributions.installed(sys.path)["cloudpickle"].version
     assert note == (
         f"The notebook has cloudpickle {version}, and the Python of this rank (~/env/bin/python on host1) has none: run "
@@ -119,7 +121,7 @@ def test_the_side_that_lacks_a_module_is_named_with_the_line_to_install() -> Non
 
 
 def test_a_module_that_neither_side_has() -> None:
-    told = missing_modules.explained(failure("No module named 'nosuchmodule'"), "", "")
+    told = notebook_packages.explain_missing_modules(failure("No module named 'nosuchmodule'"), "", "")
     assert told.notes == (
         "The notebook does not have nosuchmodule either: install it there and in the Python of this rank (python3).",
     )
@@ -128,14 +130,17 @@ def test_a_module_that_neither_side_has() -> None:
 def test_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    [note] = missing_modules.explained(failure("No module named 'mine'"), "", "host1").notes
+    [note] = notebook_packages.explain_missing_modules(failure("No module named 'mine'"), "", "host1").notes
     assert note.startswith("The notebook has a module mine that no installed package has brought, and the Python")
 
 
 def test_the_cause_of_another_exception_is_explained_and_nothing_else() -> None:
     inner = failure("No module named 'cloudpickle'")
-    outer = missing_modules.explained(failure("broken", "RuntimeError", inner), "", "")
+    outer = notebook_packages.explain_missing_modules(failure("broken", "RuntimeError", inner), "", "")
     assert outer.notes == ()
     assert outer.cause is not None
     assert len(outer.cause.notes) == 1
-    assert missing_modules.explained(failure("No module named 'cloudpickle'", "KeyError"), "", "").notes == ()
+    assert (
+        notebook_packages.explain_missing_modules(failure("No module named 'cloudpickle'", "KeyError"), "", "").notes
+        == ()
+    )

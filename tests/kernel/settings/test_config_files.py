@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import config_files, find_files, project_files, trusted_files
+from jupyter_distrib.kernel.settings import config_files, find_files, project_files
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings, built_in
 from jupyter_distrib.options import Option, count, json_object
@@ -257,7 +257,7 @@ def project(place: Place, text: str) -> Settings:
 
 def trust(settings: Settings) -> None:
     assert settings.waiting is not None
-    trusted_files.trust(settings.waiting.path, settings.waiting.digest)
+    find_files.trust(settings.waiting.path, settings.waiting.digest)
 
 
 def test_a_program_that_a_projects_file_names_has_to_be_trusted(place: Place) -> None:

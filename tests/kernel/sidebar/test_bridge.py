@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.kernel.sidebar import bridge, broadcast
+from jupyter_distrib.kernel.sidebar import bridge
 from tests.notebook import Notebook, ask
 from tests.processes import wait_until
 
@@ -41,7 +41,7 @@ def news_until(book: Notebook, wanted: Any, limit_s: float = 20.0) -> dict[str, 
         content = message["content"]
         seen.append(content)
         data: dict[str, Any] = content.get("data") or {}  # empty where a comm was opened or closed
-        if content.get("comm_id") == broadcast.COMM and data and wanted(data):
+        if content.get("comm_id") == bridge.COMM and data and wanted(data):
             return data
     raise AssertionError(f"the kernel did not tell it, but this: {seen}")
 
@@ -58,8 +58,8 @@ def drain(book: Notebook) -> None:
 
 
 def test_a_page_finds_the_kernel_without_opening_anything(book: Notebook) -> None:
-    book.client.comm_info(target_name=broadcast.COMM)
-    assert list(book.client.get_shell_msg(timeout=20)["content"]["comms"]) == [broadcast.COMM]
+    book.client.comm_info(target_name=bridge.COMM)
+    assert list(book.client.get_shell_msg(timeout=20)["content"]["comms"]) == [bridge.COMM]
 
 
 def test_the_overview_tells_pools_strategies_and_what_comes_next(book: Notebook) -> None:
@@ -523,7 +523,7 @@ def test_loading_twice_is_harmless_and_unloading_leaves_nothing(notebook: Notebo
         "print('distrib_request' in kernel.control_handlers, 'jupyter_distrib-events' in comm.get_comm_manager().comms)"
     )
     assert left.stdout.strip() == "False False"
-    notebook.client.comm_info(target_name=broadcast.COMM)
+    notebook.client.comm_info(target_name=bridge.COMM)
     assert notebook.client.get_shell_msg(timeout=20)["content"]["comms"] == {}
 
 

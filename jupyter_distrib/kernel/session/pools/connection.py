@@ -1,29 +1,33 @@
 """One pool that a kernel has reached, the worker groups in it, the runs on them, and the routing of events to both.
 
+    PoolAddress, ConnectionFacts    properties that stay while the kernel has the pool
+    Connection                      the link; passes each event to its run and worker group
+    WorkerGroup                     ranks of this notebook in the pool
+    Requests                        questions of this kernel that await an answer of the pool's process
+
 `Connection.take` is called in the pool's own thread, everything else in the thread that runs the cell. Both change the
 worker groups.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.pools.connection_facts import ConnectionFacts, PoolAddress
 from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables, GpuVisibility
 from jupyter_distrib.kernel.session.pools.kernel_identity import VersionCheck
-from jupyter_distrib.kernel.session.pools.requests import Requests
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.pools.base import Node, Pool, open_pool
+from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import rank_list
@@ -41,6 +45,51 @@ GroupEvent = (
     | m.WorkerGroupQueued
     | m.WorkerGroupStarting
 )
+ANSWER_S = 5.0
+
+
+@data_class
+class PoolAddress:
+    """The name and the options under which a pool was reached."""
+
+    name: str
+    kind: str
+    options: dict[str, str]
+
+
+@data_class
+class ConnectionFacts:
+    """The unchanging properties of a pool that this kernel has reached."""
+
+    pool: str
+    """The name under which it was reached."""
+    kind: str
+    options: Mapping[str, str]
+    """The options of its kind with which it was reached."""
+    capabilities: Capabilities
+    remote: bool
+    """Whether its ranks may be on other machines."""
+    elsewhere: bool
+    """Whether its ranks run, or may run, under another interpreter than the kernel."""
+    packages_mode: str
+    """The policy for packages that its ranks lack; `off` if they are not compared, or none can be missing."""
+    packages_limit_bytes: int
+
+    @classmethod
+    def of(cls, address: PoolAddress) -> ConnectionFacts:
+        capabilities = capabilities_of(address.kind)
+        elsewhere = capabilities.remote or bool(address.options.get("python"))
+        mode, limit_bytes = packages_wanted(address.options) if elsewhere else ("off", 0)
+        return cls(
+            pool=address.name,
+            kind=address.kind,
+            options=address.options,
+            capabilities=capabilities,
+            remote=capabilities.remote,
+            elsewhere=elsewhere,
+            packages_mode=mode,
+            packages_limit_bytes=limit_bytes,
+        )
 
 
 @data_class
@@ -214,12 +263,12 @@ class Connection:
 
     def _explained(self, event: m.Failed, run: Run) -> m.Failed:
         """Return the event with what is known of a module that its rank lacks."""
-        from jupyter_distrib.kernel.session.pools import missing_modules
+        from jupyter_distrib.kernel.session.pools import notebook_packages
 
         workers = next((group.workers for group in self.groups.values() if group.run is run), ())
         node = next((each.node for each in workers if each.rank == event.rank), "")
         python = self.facts.options.get("python", "")
-        return replace(event, failure=missing_modules.explained(event.failure, python, node))
+        return replace(event, failure=notebook_packages.explain_missing_modules(event.failure, python, node))
 
     def abandon(self) -> None:
         """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""
@@ -364,3 +413,60 @@ class WorkerGroup:
         """Wake the threads that wait for the group, which is open or closed now."""
         self.opened.set()
         self.news.put("")
+
+
+class Requests:
+    """The requests that await an agent's answer, and the answers."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._answers: dict[int, queue.SimpleQueue[m.ServerStatus | PoolError]] = {}
+        self._numbers = itertools.count(1)
+        self._attachments: queue.SimpleQueue[Run | m.NotAttached | PoolError] = queue.SimpleQueue()
+        self._make: Callable[[m.Attached], Run] | None = None
+
+    def ask(self, node: Node) -> m.ServerStatus:
+        """Return the status that the pool's process tells. Raises `PoolError`."""
+        number = next(self._numbers)
+        answers = self._answers[number] = queue.SimpleQueue()
+        node.send(m.Ask(question=number))
+        status: m.ServerStatus = self._within(answers)
+        return status
+
+    def attach(self, node: Node, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
+        """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
+        self._make = make
+        node.send(m.Attach(run=run))
+        answer: Run | m.NotAttached = self._within(self._attachments)
+        return answer
+
+    def _within(self, box: queue.SimpleQueue[Any]) -> Any:
+        try:
+            answer = interrupts.take(box, ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
+        if isinstance(answer, PoolError):
+            raise answer
+        return answer
+
+    def give_up(self, reason: str) -> None:
+        """Make the threads that wait for an answer raise, since none will come."""
+        refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
+        for box in list(self._answers.values()):
+            box.put(refusal)
+        self._attachments.put(refusal)
+
+    def answered(self, event: m.Answered) -> None:
+        if (box := self._answers.pop(event.question, None)) is not None:
+            box.put(event.status)
+
+    def attached(self, event: m.Attached) -> Run | None:
+        """Return the run that `attach` has requested; None without such a request."""
+        if self._make is None:
+            return None
+        run = self._make(event)
+        self._attachments.put(run)
+        return run
+
+    def not_attached(self, event: m.NotAttached) -> None:
+        self._attachments.put(event)

@@ -1,8 +1,9 @@
-"""The packages of the notebook's environment that ranks under another Python must have as well (`--environment`).
-Kernel side, standard library only.
+"""The packages of the notebook's environment that ranks under another Python must have as well (`--environment`), and
+for a module that a rank cannot import, which side lacks which package. Kernel side, standard library only.
 
 These are the packages that somebody has asked for, and what they need in turn; not torch, which comes with the ranks'
-Python, nor the notebook's front end.
+Python, nor the notebook's front end. The package of a module is looked for only after a failure, since that takes a
+while.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -17,7 +19,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from jupyter_distrib.errors import PoolError
@@ -33,6 +35,7 @@ _TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "distribute", "pkg-resou
 _FRONT_END = re.compile(r"(jupyter|ipy|notebook|nb|voila|papermill|debugpy)")
 """Beginnings of the names of what makes a notebook, rather than what is computed in it."""
 _REQUIREMENT = re.compile(r"Requires-Dist:\s*([A-Za-z0-9._-]+)(.*)")
+_NO_MODULE = re.compile(r"No module named '([^'.]+)")
 
 
 @dataclass(slots=True)
@@ -182,3 +185,60 @@ def _files(each: Distribution) -> Iterator[str]:
         inside = bool(name) and not os.path.isabs(name) and ".." not in name.split("/")
         if inside and name not in left_out and not name.endswith(".pyc") and os.path.isfile(os.path.join(base, name)):
             yield name
+
+
+def explain_missing_modules(failure: m.Failure, python: str, node: str) -> m.Failure:
+    """Return the failure with a note for each missing module in it and its causes.
+
+    Args:
+        failure: The exception of a rank.
+        python: The interpreter of the ranks; empty if it is not known.
+        node: The machine of the rank; empty if it is the notebook's.
+    """
+    cause = failure.cause and explain_missing_modules(failure.cause, python, node)
+    match = _NO_MODULE.match(failure.message) if failure.type_name == "ModuleNotFoundError" else None
+    notes = failure.notes if match is None else (*failure.notes, _note(match[1], python, node))
+    return replace(failure, cause=cause, notes=notes)
+
+
+def _note(module: str, python: str, node: str) -> str:
+    named = python or "python3"
+    place = f"the Python of this rank ({f'{named} on {node}' if node else named})"
+    if _spec(module) is None:
+        return f"The notebook does not have {module} either: install it there and in {place}."
+    owner = _owner_of(module)
+    if owner is None:
+        return (
+            f"The notebook has a module {module} that no installed package has brought, and {place} has none: "
+            "put its file into the notebook's folder."
+        )
+    if is_editable(owner):
+        return (
+            f"The notebook has {owner.name} {owner.version} as a folder of sources, and {place} has none: "
+            "add that folder to sys.path in the notebook, or install it there."
+        )
+    asked = requirement(owner) or "FILE"
+    return (
+        f"The notebook has {owner.name} {owner.version}, and {place} has none: run `{named} -m pip install {asked}` "
+        "there, or have missing packages installed by --environment sync."
+    )
+
+
+def _spec(module: str) -> object | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return sys.modules.get(module)
+
+
+def _owner_of(module: str) -> Distribution | None:
+    """Return the package that has brought a module to the notebook; None for one that no package has."""
+    found = distributions.installed(sys.path)
+    own = found.get(distributions.normalized(module))
+    for each in ([own] if own else []) + list(found.values()):
+        listed = each.read("RECORD")
+        if any(line.startswith((f"{module}/", f"{module}.")) for line in listed.splitlines()):
+            return each
+        if module in each.read("top_level.txt").split():
+            return each
+    return own
