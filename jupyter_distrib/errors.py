@@ -1,4 +1,4 @@
-"""The errors of this package.
+"""The errors of this package, and the addresses of the documentation's pages that explain them.
 
     DistributedError          shown in a notebook as its message alone, without our frames
     ├ OptionsError            the magic line or a keyword is wrong; names a similar one
@@ -19,7 +19,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.pages import page
+
+SITE = "https://jupyter-distrib.readthedocs.io/en/latest/"
+
+
+def page(name: str, section: str = "") -> str:
+    """Return the address of a page of docs/.
+
+    Args:
+        name: The file's name without `.md`.
+        section: The anchor of a heading in it: `poolerror`.
+    """
+    return f"{SITE}{name}.html" + (f"#{section}" if section else "")
 
 
 class DistributedError(Exception):

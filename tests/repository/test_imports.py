@@ -30,8 +30,7 @@ MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.output.displayin
 MAY_IMPORT: dict[str, set[str]] = {
     # at the top: what users, and authors of pools, strategies and observers, import
     "addresses": set(),
-    "pages": set(),
-    "errors": {"addresses", "pages"},
+    "errors": {"addresses"},
     "gpu_types": set(),
     "options": {"errors", "system"},
     "runtime": set(),
@@ -152,7 +151,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/views": {"kernel/analysis", "kernel/record", "system", "wire"},
     "kernel/history": {"errors", "kernel/analysis", "kernel/record", "kernel/views", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
-    "kernel/settings": {"errors", "interfaces", "kernel/trackers", "options", "pages", "pools", "system", "wire"},
+    "kernel/settings": {"errors", "interfaces", "kernel/trackers", "options", "pools", "system", "wire"},
     "kernel/session/runs": {
         "addresses",
         "errors",
@@ -239,7 +238,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/sidebar",
         "kernel/views",
         "options",
-        "pages",
         "serialization",
         "system",
         "wire",

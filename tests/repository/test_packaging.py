@@ -20,7 +20,7 @@ import nbformat
 import pytest
 
 import jupyter_distrib
-from jupyter_distrib import pages
+from jupyter_distrib import errors
 from jupyter_distrib.libraries import known
 
 TOP = Path(__file__).parent.parent.parent
@@ -131,7 +131,7 @@ def test_version_and_address_are_the_same_everywhere():
     citation = dict(re.findall(r"^(version|url): (.*)$", (TOP / "CITATION.cff").read_text(), re.MULTILINE))
     assert PROJECT["dynamic"] == ["version"]
     assert sidebar["version"] == citation["version"] == jupyter_distrib.__version__
-    assert PROJECT["urls"]["Documentation"] == sidebar["homepage"] == citation["url"] == pages.SITE
+    assert PROJECT["urls"]["Documentation"] == sidebar["homepage"] == citation["url"] == errors.SITE
 
 
 def normal(name: str) -> str:

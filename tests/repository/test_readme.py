@@ -106,17 +106,17 @@ def test_every_test_that_the_docs_name_exists() -> None:
 
 
 def test_every_address_that_the_product_names_is_a_heading_of_the_docs() -> None:
-    from jupyter_distrib import errors, pages
+    from jupyter_distrib import errors
     from jupyter_distrib.kernel.notebook import doctor
 
     public = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, DistributedError)]
     assert {each.__name__: each("text")._render_traceback_()[-1] for each in public} == {
-        each.__name__: f"More: {pages.page('errors', each.__name__.lower() if each is not DistributedError else '')}"
+        each.__name__: f"More: {errors.page('errors', each.__name__.lower() if each is not DistributedError else '')}"
         for each in public
     }
-    addresses = {each("text").page for each in public} | {pages.page(*each) for each in doctor.EXPLAINED.values()}
+    addresses = {each("text").page for each in public} | {errors.page(*each) for each in doctor.EXPLAINED.values()}
     for address in sorted(addresses):
-        name, _, section = address.removeprefix(pages.SITE).partition(".html")
+        name, _, section = address.removeprefix(errors.SITE).partition(".html")
         text = (DOCS / f"{name}.md").read_text("utf-8")
         headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
         assert section.removeprefix("#") in {"", *headings}, address

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.errors import DistributedError, page
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
-from jupyter_distrib.pages import page
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.confinement_report import ConfinementReport
 from jupyter_distrib.system.formatting import duration, rank_list, size

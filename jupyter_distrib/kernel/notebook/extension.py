@@ -1,5 +1,6 @@
-"""Loads the extension into a shell and takes it out again: `%load_ext jupyter_distrib`, `%unload_ext jupyter_distrib`.
-Runs in the kernel's main thread."""
+"""Loads the extension into a shell and removes it again (`%load_ext jupyter_distrib`, `%unload_ext jupyter_distrib`),
+with the tab completion of options in `%%distributed` lines: only our options, none of Python's names. Runs in the
+kernel's main thread."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib.errors import DistributedError
@@ -17,10 +19,13 @@ from jupyter_distrib.kernel.notebook.line_magics import LineMagics
 from jupyter_distrib.kernel.notebook.magic import CellMagics
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs import prompts
+from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+from jupyter_distrib.kernel.settings.help import complete
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 
 _OURS = ("distributed", "distrib")
 _replaced: dict[str, Callable[..., Any]] = {}
+_MAGICS = ("%%distributed", "%%distrib")
 
 
 def load(shell: InteractiveShell) -> None:
@@ -32,9 +37,7 @@ def load(shell: InteractiveShell) -> None:
             _replaced[name] = other
             print(f"%%{name} was {_home(other)}'s; it is jupyter_distrib's until %unload_ext jupyter_distrib.")
     shell.register_magics(CellMagics, LineMagics)
-    from jupyter_distrib.kernel.notebook import completion
-
-    completion.install(shell)
+    _install_completion(shell)
     bridge.install(shell)
     comment_syntax.install(shell)
     shell.events.register("post_run_cell", _pass_on)
@@ -56,11 +59,9 @@ def _home(magic: Callable[..., Any]) -> str:
 
 def unload(shell: InteractiveShell) -> None:
     """Unload the extension (`%unload_ext jupyter_distrib`): end the ranks, and restore the magics that it replaced."""
-    from jupyter_distrib.kernel.notebook import completion
-
     bridge.remove()
     prompts.front_end = prompts.terminal
-    completion.remove(shell)
+    _remove_completion(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)
     for kind, names in {"cell": _OURS, "line": tuple(LineMagics.magics["line"])}.items():
@@ -69,3 +70,41 @@ def unload(shell: InteractiveShell) -> None:
     shell.magics_manager.magics["cell"].update(_replaced)
     _replaced.clear()
     session.close()
+
+
+@context_matcher(identifier="jupyter_distrib", priority=100)  # type: ignore[untyped-decorator]  # IPython's has no types
+def _matcher(context: CompletionContext) -> SimpleMatcherResult:
+    """Return the words that can complete the magic line at the cursor."""
+    line = context.line_with_cursor[: context.cursor_position]
+    rest = _options_in(line)
+    if rest is None or context.cursor_line != 0:
+        return {"completions": []}
+    word = rest.rpartition(" ")[2]
+    try:
+        words = complete(rest, **session.current().settings.possible)
+    except DistributedError:  # a settings file that is wrong: the cell will say so
+        words = complete(rest, strategies=STRATEGIES, pools=POOLS)
+    return {
+        "completions": [SimpleCompletion(text, type="option") for text in words],
+        "matched_fragment": word,
+        "suppress": True,
+    }
+
+
+def _options_in(line: str) -> str | None:
+    """Return the text behind the magic, or behind the comment that stands for it; None where no option can stand."""
+    magic, space, rest = line.partition(" ")
+    if magic in _MAGICS:
+        return rest if space else None
+    start, colon, rest = line.partition(":")
+    return rest if comment_syntax.magic_line(start + colon) else None
+
+
+def _install_completion(shell: InteractiveShell) -> None:
+    if _matcher not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_matcher)
+
+
+def _remove_completion(shell: InteractiveShell) -> None:
+    if _matcher in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_matcher)

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.interfaces import stand_ins
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, GroupSize, Options
 from jupyter_distrib.options import (
     Arguments,
     Declared,

@@ -7,8 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.pages import SITE, page
+from jupyter_distrib.errors import SITE, OptionsError, page
 
 FILE = "distributed_tour.ipynb"
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.kernel.settings.find_files import FilesState
-from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, Settings
 from jupyter_distrib.system.data_class import data_class
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.errors import OptionsError, page
 from jupyter_distrib.kernel.settings.cell_options import (
     DEFAULT_POOL,
     DEFAULT_STRATEGY,
@@ -15,7 +15,6 @@ from jupyter_distrib.kernel.settings.cell_options import (
     value_after,
 )
 from jupyter_distrib.options import Declared, Option, as_flag, split_words
-from jupyter_distrib.pages import page
 
 _CURSOR = "\0"
 

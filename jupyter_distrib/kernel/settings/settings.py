@@ -10,11 +10,11 @@ from typing import Any
 from jupyter_distrib.kernel.settings.cell_options import (
     DEFAULT_POOL,
     DEFAULT_STRATEGY,
+    GroupSize,
     Options,
     parse_command,
     parse_line,
 )
-from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import Declared, DeclaredOnDemand
 from jupyter_distrib.system.data_class import data_class
 

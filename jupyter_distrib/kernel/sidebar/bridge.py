@@ -30,7 +30,7 @@ from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.system import record_file

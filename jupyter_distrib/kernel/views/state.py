@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.failures import is_consequence
@@ -33,12 +33,6 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import markup, shares, stacks, timeline
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
-
-if TYPE_CHECKING:
-    from jupyter_distrib.kernel.record.displays import Display
-    from jupyter_distrib.kernel.record.output_lines import Line
-    from jupyter_distrib.kernel.record.rank_record import RankRecord
-    from jupyter_distrib.kernel.record.record import RunRecord
 
 CHUNK = 50
 RING = 24

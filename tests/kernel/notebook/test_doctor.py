@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.errors import OptionsError, PoolError, page
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.kernel.notebook.doctor import Finding, Report
-from jupyter_distrib.pages import page
 from tests.notebook import Notebook
 
 

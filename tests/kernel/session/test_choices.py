@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.settings.choices import Choices
-from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool
 
 FOUR_GPUS = GroupSize(count=4)

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_distrib.kernel.session.pools.connection import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.session.pools.selection import fits
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.wire import messages as m
 
 TWO_CPUS = GroupSize(count=2, gpus=False)

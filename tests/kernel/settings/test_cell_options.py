@@ -19,8 +19,7 @@ from jupyter_distrib.kernel.notebook.magic_requests import (
     parse_pool,
     parse_status,
 )
-from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, Options, parse_line
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, GroupSize, Options, parse_line
 from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_table
 from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.kernel.settings.written_options import to_line

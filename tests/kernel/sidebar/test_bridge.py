@@ -311,7 +311,7 @@ def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2\nrank")
     book.ok(
         "from jupyter_distrib.kernel.session import session\n"
-        "from jupyter_distrib.kernel.settings.group_size import GroupSize\nfrom dataclasses import replace\n"
+        "from jupyter_distrib.kernel.settings.cell_options import GroupSize\nfrom dataclasses import replace\n"
         "group = session.current().pools.groups()[-1]\n"
         "group.gpus, group.asked = True, replace(group.asked, size=GroupSize(count=2, gpu_type='A10'))"
     )

@@ -17,8 +17,7 @@ from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
-from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.sidebar import overview as module
 from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview
 from jupyter_distrib.wire import messages as m

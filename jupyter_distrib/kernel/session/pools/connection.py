@@ -26,7 +26,7 @@ from jupyter_distrib.kernel.session.pools.gpu_variables import GpuVariables, Gpu
 from jupyter_distrib.kernel.session.pools.kernel_identity import VersionCheck
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import confinement, interrupts, process
 from jupyter_distrib.system.data_class import data_class

@@ -22,9 +22,8 @@ from jupyter_distrib.kernel.session.pools.connection import Connection, GroupReq
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, GroupSize, Options
 from jupyter_distrib.kernel.settings.choices import Choices
-from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
 from jupyter_distrib.pools.local import RunningServer
 from jupyter_distrib.pools.server_home import AGENT_NAME

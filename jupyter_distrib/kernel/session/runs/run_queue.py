@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.runs.observers import EndObserver
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.system.data_class import data_class
 
 
