@@ -1,4 +1,4 @@
-"""Removes the secrets of addresses before they are shown, logged or saved. On any side; standard library only.
+"""Removes the secrets in addresses before these are shown, logged or saved. On any side; standard library only.
 
 An address is shown without user names, passwords, queries, fragments and parameters. Where it does not follow the rules
 of RFC 3986, as with an `@` or `/` in a password, rather too much is left out than too little: `...` takes its place.
@@ -31,12 +31,13 @@ _NAMED = (
 """`password=hunter2`, and its like."""
 _BEARER = r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"
 _LEAST, _LEAST_ALONE = 6, 8
-"""Characters of a secret that is looked for in a text, and of one that may be a mere user name: shorter ones are also
-parts of words."""
+"""Minimum length of a secret that is searched for in a text, and of one that may be a mere user name: shorter ones
+occur inside words."""
 
 
 def shown(address: str) -> str:
-    """Return an address as it may be shown. What is no address, such as a path, a word or `host:port`, stays."""
+    """Return an address without its secrets. Anything else, such as a path, a word or `host:port`, is returned
+    unchanged."""
     text = "".join(each if each.isprintable() else " " for each in str(address)[:ADDRESS_CHARACTERS])
     if scheme := re.match(_SCHEME, text):
         return scheme.group() + _without_user(text[scheme.end() :])
@@ -49,8 +50,8 @@ def shown(address: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text, such as the message of a library, with every address in it as it may be shown, and without the
-    passwords of addresses in the environment, in whatever form they are in it."""
+    """Return a text, such as a library's message, without the secrets of the addresses in it, and without the passwords
+    of addresses in the environment, in any spelling."""
     text = text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}{LEFT_OUT}"
     for address in [value for value in os.environ.values() if "://" in value]:
         for secret in sorted(_secrets(address), key=len, reverse=True):
@@ -63,7 +64,7 @@ def _without_values(text: str) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Return what follows `scheme://`, as it may be shown."""
+    """Return the part after `scheme://`, without its secrets."""
     authority, path = _split(rest)
     if "@" in path and (":" in authority or "@" in authority or "." not in authority):
         # Either it belongs to the path, or authority and path are parts of a password.
@@ -81,13 +82,13 @@ def _is_host(text: str) -> bool:
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """Return what names the host, with a user, and what follows it."""
+    """Return the host, with a user, and the rest."""
     found = re.search(_END, rest)
     return (rest, "") if found is None else (rest[: found.start()], rest[found.start() :])
 
 
 def _secrets(address: str) -> set[str]:
-    """Return the texts in an address that nobody may see: its password in all spellings, and what a query names so."""
+    """Return the secrets in an address: its password in all spellings, and secret values of its query."""
     from urllib.parse import unquote
 
     scheme = re.match(_SCHEME, address)

@@ -37,7 +37,7 @@ class DistributedError(Exception):
     """The base of all errors that this package raises on its own account."""
 
     shows_addresses: ClassVar = False
-    """Whether its message may hold addresses of services, whose secrets it leaves out."""
+    """Whether its message may contain addresses of services, from which secrets are removed."""
 
     def __init__(self, *message: object) -> None:
         super().__init__(*((without_secrets(str(each)) for each in message) if self.shows_addresses else message))
@@ -48,7 +48,7 @@ class DistributedError(Exception):
 
     @property
     def page(self) -> str:
-        """The address of what the documentation says of this error."""
+        """Address of the documentation's section on this error."""
         public = next(each for each in type(self).__mro__ if globals().get(each.__name__) is each)
         return page("errors", public.__name__.lower() if public is not DistributedError else "")
 

@@ -22,7 +22,7 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.system.data_class import data_class
 
 HIGHEST_RANK = 65_535
-"""The highest rank allowed: `--on 0-999999999` is a typing error, and would be a tuple of some gigabytes."""
+"""Highest rank allowed: `--on 0-999999999` is a typing error, and would be a tuple of some gigabytes."""
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+(?=\s|\Z)""", re.DOTALL)
 
@@ -161,7 +161,7 @@ class Option:
     metavar: str = ""
     """The name of the value in the help; empty for a switch, which takes none."""
     bare: str = ""
-    """The value that the flag alone stands for, of an option whose value is a number and may be left out."""
+    """The value of the bare flag, for an option whose number may be left out."""
     default: str = ""
     """A phrase on the effect of leaving it out."""
     read: Callable[[str, str], Any] = string
@@ -190,8 +190,8 @@ Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
 
 
 class DeclaredOnDemand(Declared):
-    """Declared options that are read when a name is asked for: few cells name more than one strategy and one pool, and
-    reading a declaration imports its module."""
+    """Declared options that are read at the first use of a name: few cells name more than one strategy and one pool,
+    and reading a declaration imports its module."""
 
     __slots__ = ("_names", "_read")
 
@@ -265,7 +265,7 @@ def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = di
 
 
 def takes(option: Option, word: str) -> bool:
-    """Return whether the word behind an option is its value."""
+    """Return whether the word after an option is its value."""
     return bool(option.metavar) and not word.startswith("--") and (not option.bare or word[:1].isdigit())
 
 

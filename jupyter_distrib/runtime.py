@@ -51,5 +51,5 @@ def get_num_nodes() -> int:
 
 
 def _number(variable: str, outside: int) -> int:
-    """Return a variable of torchrun. One that stands there without torchrun's id of the run is not of a run."""
+    """Return a variable of torchrun. A variable without torchrun's run id beside it does not belong to a run."""
     return int(os.environ.get(variable, outside)) if "TORCHELASTIC_RUN_ID" in os.environ else outside

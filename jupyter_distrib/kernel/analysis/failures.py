@@ -56,7 +56,7 @@ _PEER_LOST = re.compile(
     r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
     re.IGNORECASE,
 )
-"""The messages of gloo, NCCL and TCPStore about another rank that is gone."""
+"""Messages of gloo, NCCL and TCPStore that mean another rank has gone."""
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 
@@ -148,7 +148,7 @@ def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None
 
 
 def to_early_interrupt(frames: Sequence[m.Frame]) -> KeyboardInterrupt:
-    """Return the KeyboardInterrupt of a cell that was stopped during its preparation; `frames` are the kernel's."""
+    """Return the KeyboardInterrupt for a cell that was stopped while being prepared; `frames` are the kernel's."""
     message = "Stopped by you before the ranks had begun."
     inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
     stopped = KeyboardInterrupt(message)
@@ -172,7 +172,7 @@ def _stall(record: RunRecord) -> list[str]:
 
 
 def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
-    """Return a sentence on the end of a run that no rank caused."""
+    """Return a sentence on the end of a run if no rank caused it."""
     for rank in record.ranks.values():
         if rank.exit is not None and rank.exit.reason:
             return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
@@ -232,7 +232,7 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
 
 
 def describe_exit(ended: m.Exited) -> str:
-    """Return a phrase on the end of a process, to follow `rank 2 `."""
+    """Return a phrase on how a process ended, to follow `rank 2 `."""
     return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
 
 
@@ -275,7 +275,7 @@ def own_traceback(rank: RankRecord) -> str:
 
 
 def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
-    """Return the root, and the ranks with a traceback that is exactly equal."""
+    """Return the root, and the ranks whose traceback is identical to its."""
     assert root.failure is not None
     key = fingerprint(root.failure)
     return tuple(
@@ -284,7 +284,7 @@ def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
 
 
 def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
-    """Return one line for each group of ranks that have the same story."""
+    """Return one line for each group of ranks that ended alike."""
     has_root = bool(shown)
     waited = any(_operation(_last_frames(rank)) for rank in record.ranks.values())
     groups: dict[tuple[str, str], list[int]] = {}
@@ -311,7 +311,7 @@ def _last_frames(rank: RankRecord) -> tuple[m.Frame, ...]:
 
 
 def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
-    """Return a phrase on the end of a rank, to follow its number."""
+    """Return a phrase on how a rank ended, to follow its number."""
     if rank.failure is not None:
         return _failure_story(rank, has_root, source_of)
     if rank.exit is not None and not (rank.exit.asked and rank.returned):

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 
 GIT_S = 2.0
-"""The most seconds to wait for git, which may have a large folder to look at."""
+"""Timeout for git in seconds: the folder may be large."""
 _HARMLESS = {
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
@@ -24,13 +24,13 @@ _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "",
     "GIT_TERMINAL_PROMPT": "0",
 }
-"""Variables by which git fetches nothing that is missing, and writes nothing: there is a hook for that, too."""
+"""Variables that keep git from fetching missing objects and from writing; either could run a hook."""
 _OF_FILTERS = {"clean": "", "process": "", "required": "false"}
 
 
 def state(folder: str) -> dict[str, str]:
-    """Return commit and branch of the git folder that this folder is in, and whether files in it have changed since;
-    empty for a folder that is in none, or that git takes too long to look at."""
+    """Return commit and branch of the git repository around this folder, and whether its files have changed; empty
+    outside a repository, or if git takes too long."""
     try:
         commit = _git(folder, _HARMLESS, "rev-parse", "HEAD")
         branch = _git(folder, _HARMLESS, "rev-parse", "--abbrev-ref", "HEAD")
@@ -42,8 +42,8 @@ def state(folder: str) -> dict[str, str]:
 
 
 def _no_filters(folder: str) -> dict[str, str]:
-    """Return settings that switch off the filters which the repository's own configuration names; git passes changed
-    files through them."""
+    """Return settings that disable the filters of the repository's own configuration; git pipes changed files through
+    them."""
     try:
         listed = _git(
             folder, _HARMLESS, "config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\."
@@ -56,7 +56,7 @@ def _no_filters(folder: str) -> dict[str, str]:
 
 
 def _git(folder: str, settings: Mapping[str, str], *arguments: str) -> str:
-    """Return what git prints. Settings of the environment win over those of files."""
+    """Return git's output. Settings in the environment override those in files."""
     given = {"GIT_CONFIG_COUNT": str(len(settings))}
     for place, (key, value) in enumerate(settings.items()):
         given |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}

@@ -37,7 +37,7 @@ class Metrics(Sequence[Row]):
 
     @classmethod
     def of(cls, record: RunRecord) -> Metrics:
-        """Return the numbers that have arrived so far; call it under the run's lock."""
+        """Return the numbers reported so far; call it under the run's lock."""
         ranks = record.ranks.values()
         names = tuple(dict.fromkeys(name for rank in ranks for name in rank.metrics))
         began_s = record.began_at_s or 0.0
@@ -83,7 +83,7 @@ class Metrics(Sequence[Row]):
         return pd.DataFrame(list(self.rows), columns=[*OWN_COLUMNS, *self.names])
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a row for each report into a CSV file, with the names of the columns above."""
+        """Write one row for each report to a CSV file, with the columns described above."""
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [*OWN_COLUMNS, *self.names])
             writer.writeheader()

@@ -21,7 +21,7 @@ _MB = 1_000_000
 
 
 def parameters(run: ObservedRun) -> dict[str, str]:
-    """Return how a run was made: strategy, pool, ranks, the options that are set, and versions."""
+    """Return how a run was set up: strategy, pool, ranks, the options that were given, and versions."""
     options = {f"option.{name}": _text(value) for name, value in run.options.items() if name != "track"}
     facts = {
         "strategy": run.strategy,
@@ -55,10 +55,10 @@ class Series:
     def __init__(self, run: ObservedRun) -> None:
         self._first = run.ranks[0]
         self._samples: Counter[int] = Counter()
-        """The number of samples so far, by rank."""
+        """Number of samples so far, by rank."""
 
     def points(self, event: m.RunEvent) -> Mapping[str, tuple[float, int]]:
-        """Return the numbers of an event, each with its step; empty for an event that has none."""
+        """Return the numbers in an event, each with its step; empty if it has none."""
         match event:
             case m.Measured():
                 prefix = "" if event.rank == self._first else f"rank_{event.rank}/"
@@ -82,7 +82,7 @@ def _sample(event: m.Sampled) -> dict[str, float]:
 
 
 def end_state(record: RunRecord) -> Literal["FINISHED", "FAILED", "KILLED"]:
-    """Return how a run has ended: KILLED if it was stopped by a person or by a limit of time."""
+    """Return the final state of a run: KILLED if a user or a time limit stopped it."""
     if record.ok:
         return "FINISHED"
     number = failures.cause(record)

@@ -1,5 +1,5 @@
-"""The shares of a training's time: what each rank spends on data, computing, other ranks, and the rest. Kernel side;
-pure functions of a `RunRecord`.
+"""The shares of training time: what each rank spends on data, computation, other ranks, and the rest. Kernel side; pure
+functions of a `RunRecord`.
 
 run.shares[3]["waiting"]     0.38
 run.shares.sentence          rank 3 waits 38% of its time for rank 7, which is slow in data loading
@@ -26,13 +26,13 @@ PARTS = {
     "waiting": "waiting for other ranks",
     "rest": "code between its steps",
 }
-"""The parts, in the order in which they are shown, as a sentence names them."""
+"""The parts in display order, worded as in a sentence."""
 OWN_PARTS = ("data", "forward", "backward", "optimizer", "rest")
-"""The parts in which a rank can be slow by itself."""
+"""Parts in which one rank alone can be slow."""
 FEWEST_STEPS, LEAST_S = 5, 2.0
-"""The number of steps, and the seconds, from which shares say something about a run."""
+"""Minimum number of steps, and of seconds, for shares to be meaningful."""
 LEAST_WAITING, LEAST_DATA = 0.1, 0.3
-"""The shares from which a sentence says that ranks wait for others, or for data."""
+"""Minimum shares at which the sentence mentions waiting for other ranks, or for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Shares(Mapping[int, Mapping[str, float]]):
     """The shares of each rank, by rank: part of the time -> share, which add up to 1."""
 
     seconds: Mapping[int, Mapping[str, float]]
-    """The seconds of each part, by rank."""
+    """Seconds spent on each part, by rank."""
     steps: int
-    """The number of steps of optimizers, on the rank with the fewest."""
+    """Optimizer steps on the rank with the fewest."""
 
     @classmethod
     def of(cls, record: RunRecord) -> Shares:
-        """Return the shares until now; those of no rank as long as no optimizer has stepped."""
+        """Return the shares so far; empty until an optimizer has stepped."""
         times = {rank.rank: rank.times for rank in record.ranks.values() if rank.times is not None}
         moving_s = min((each.seconds["collective"] for each in times.values()), default=0.0)
         return cls(
@@ -67,12 +67,12 @@ class Shares(Mapping[int, Mapping[str, float]]):
 
     @property
     def tells(self) -> bool:
-        """Return whether there has been enough of a training to say something about it."""
+        """Return whether the training has run long enough for its shares to be meaningful."""
         return self.steps >= FEWEST_STEPS and max(sum(parts.values()) for parts in self.seconds.values()) >= LEAST_S
 
     @property
     def sentence(self) -> str:
-        """The sentence that says what is worth knowing: who waits for whom, or how long for data; empty if nothing."""
+        """The sentence worth showing: which ranks wait for which, or how long for data; empty if neither stands out."""
         if not self.tells:
             return ""
         return self._about_waiting() or self._about_data()
@@ -99,7 +99,7 @@ class Shares(Mapping[int, Mapping[str, float]]):
         return f"{text}, which {'is' if len(slow) == 1 else 'are'} slow in {PARTS[part]}" if part else text
 
     def _slow_part(self, slow: Sequence[int], others: Iterable[int]) -> str:
-        """Return the part in which slow ranks take longest beyond the others; empty if that does not explain it."""
+        """Return the part in which the slow ranks lose most time against the others; empty if no part explains it."""
         of_others = {name: _median(self.seconds[rank][name] for rank in others) for name in PARTS}
         excess = {name: _median(self.seconds[rank][name] for rank in slow) - of_others[name] for name in OWN_PARTS}
         part = max(excess, key=lambda name: excess[name])

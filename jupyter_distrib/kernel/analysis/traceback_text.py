@@ -30,10 +30,10 @@ _Owner = Literal["cell", "user", "library", "package"]
 """The owner: a cell of the notebook, another file of the user, Python or an installed package, or this package."""
 
 _CELL = "Cell In["
-"""The prefix of the names of the notebook's cells."""
+"""Prefix of the names of the notebook's cells."""
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen")
 _PACKAGE = "/site-packages/jupyter_distrib/"
-"""The folder of this package on ranks with a Python of their own."""
+"""Folder of this package on ranks that have a Python of their own."""
 
 
 def owner(filename: str) -> _Owner:
@@ -113,7 +113,7 @@ def headline(failure: m.Failure) -> str:
 
 
 def fingerprint(failure: m.Failure) -> str:
-    """Return a text that is the same for failures whose tracebacks are exactly equal, and for no others."""
+    """Return a text that is equal for failures with identical tracebacks, and for no others."""
     return hashlib.sha256(repr(_without_objects(failure)).encode(errors="backslashreplace")).hexdigest()[:16]
 
 

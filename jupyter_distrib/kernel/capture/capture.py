@@ -50,12 +50,12 @@ class Input:
     then."""
     reason: str
     submodules: tuple[str, ...] = ()
-    """The modules inside it, if it is a module, that the notebook has imported and the cell reads as attributes."""
+    """The submodules that the notebook has imported and the cell reads as attributes, if the value is a module."""
 
 
 @data_class
 class Captured:
-    """A cell that compiles, and everything that it takes from the notebook."""
+    """A cell that compiles, and everything that it needs from the notebook."""
 
     cell: m.Cell
     inputs: tuple[Input, ...]
@@ -151,7 +151,8 @@ def global_names(value: object) -> set[str]:
 
 
 def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the notebook that only the inputs' own functions, classes and instances lead to.
+    """Return the names of the notebook that are reachable only through functions, classes and instances among the
+    inputs.
 
     Returns:
         Name -> the names that lead to it, the input first: `{"model": ("train", "helper")}`.

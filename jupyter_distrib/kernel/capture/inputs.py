@@ -36,23 +36,23 @@ _OF_CALLS = {
     "__keywords__": "kwargs",
     "inside the cell": "inside the function",
 }
-"""The words for the parts of the call of a distributed function, in a sentence on one that cannot be sent."""
+"""Words for the parts of a distributed function's call, for the sentence on one that cannot be sent."""
 _LARGE_BYTES = 100_000_000
 _NAMED_BYTES = _LARGE_BYTES // 10
-"""The size below which the warning does not name a variable."""
+"""Size below which the warning does not name a variable."""
 _CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
 """The parts of the call of a distributed function, by the names under which they travel."""
 
 
 @data_class
 class PackedInputs:
-    """The inputs of a cell, ready to be sent."""
+    """The inputs of a cell, ready to send."""
 
     values: dict[str, object]
     """The values that travel, by name."""
     packed: payload.Packed
     left_out: dict[str, str]
-    """The names that do not travel, since the cell may not need them, each with the reason."""
+    """The names that are not sent, since the cell may not need them, each with the reason."""
 
     def names_in_code(self) -> set[str]:
         """Return the names that the notebook's travelling functions look up or bind as globals, and their
@@ -107,7 +107,7 @@ def _check_size(
 
 
 def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:
-    """Return the values, in which modules bring along the modules inside them that the cell reads."""
+    """Return the values; modules bring along the submodules that the cell reads."""
     return {
         name: payload.ModuleInput(value, inputs[name].submodules) if inputs[name].submodules else value
         for name, value in values.items()
@@ -117,15 +117,15 @@ def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) 
 def absent(
     source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
 ) -> dict[str, str]:
-    """Return the names that the cell, or code that travels with it, may miss on the ranks, each with the reason."""
+    """Return the names that the cell, or code sent with it, may lack on the ranks, each with the reason."""
     gone = dropped.keys() - namespace.keys()
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
     return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}
 
 
 def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:
-    """Return the names of the notebook that do not travel although the cell's text holds them, each with advice: only
-    `eval`, `exec` or an annotation in quotes may read them."""
+    """Return the names of the notebook that appear in the cell's text but are not sent, each with advice: only `eval`,
+    `exec` or a quoted annotation may read them."""
     inside = [name for name in namespace if name in source and name not in packed_inputs.values and name[0] != "_"]
     words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
     return {
@@ -170,7 +170,7 @@ def _refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_byte
 def _largest(
     inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, named_bytes: int
 ) -> tuple[str, bool]:
-    """Return the names of the variables from `named_bytes` on, the largest first, and whether it is a single one."""
+    """Return the variables of at least `named_bytes`, largest first, and whether there is only one."""
     ways = reachable(inputs, namespace)
     values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
     weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])

@@ -19,7 +19,7 @@ from jupyter_distrib.system.data_class import data_class
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """A module, class or function, with what is known of its names at the point that the pass has reached."""
+    """A module, class or function, and the state of its names at the current point of the pass."""
 
     kind: Literal["module", "class", "function"]
     parent: _Scope | None = None
@@ -85,7 +85,7 @@ class _Walk:
         """The reads in function bodies: name, line, whether every call reads it, and the function to call."""
         self.called: set[str] = set()
         self.guards = 0
-        """The number of statements around this point that expect a NameError."""
+        """Number of statements around this point that expect a NameError."""
         self.star = False
 
     def result(self) -> Names:

@@ -20,7 +20,7 @@ Transform = Callable[[str], str]
 
 
 def without_time(body: str, first_line: int) -> tuple[str, bool]:
-    """Return the cell with an empty line in place of `%%time`, and whether it stood at the top."""
+    """Return the cell with `%%time` replaced by an empty line, and whether it was there."""
     top = len(body) - len(body.lstrip())
     first, newline, rest = body[top:].partition("\n")
     if first.split(maxsplit=1)[:1] != ["%%time"]:
@@ -103,8 +103,8 @@ def imported(program: ast.AST) -> Iterator[str]:
 
 
 class MagicsRead(ast.NodeTransformer):
-    """A transformer that replaces `get_ipython().run_line_magic(...)` and the like by the reads and bindings of the
-    text.
+    """A transformer that replaces `get_ipython().run_line_magic(...)` and similar calls by the names that their text
+    reads and binds.
 
     Only for the analysis: the rank gets the calls, with its own `get_ipython()`.
     """

@@ -1,4 +1,4 @@
-"""Saved runs as tables, text and HTML: a list of them, one, or several beside one another. Kernel side.
+"""Saved runs as tables, text and HTML: a list, one run, or several compared. Kernel side.
 
 run  cell         began        ranks  strategy  state  metrics    time
 12   Cell In[5]   today 14:02  0-3    ddp       done   loss 0.31  2 min 5 s
@@ -25,10 +25,10 @@ from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import clipped, duration, short, size
 
 SHOWN = 20
-"""The number of runs in a list; the table as a sequence has all."""
+"""Number of runs in a displayed list; as a sequence the list has all."""
 METRICS = 4
 MOST_DRAWN = 1e300
-"""The limit of what a chart can show; the difference of two such values is still a number."""
+"""Largest magnitude that a chart can show; the difference of two such values is still finite."""
 DETAIL_CHARACTERS = 80
 HEAD = ("run", "cell", "notebook", "began", "ranks", "strategy", "state", "metrics", "time")
 
@@ -74,7 +74,7 @@ _NONE = "no saved run matches these words."
 
 
 def matching(runs: Sequence[SavedRun], words: Sequence[str], note: str = "") -> RunList:
-    """Return the runs, newest first, in which each word stands somewhere: cell, notebook, options, code, metrics,
+    """Return the runs, newest first, that contain every word in their cell, notebook, options, code, metrics or
     errors."""
     lowered = [word.lower() for word in words]
     found = [run for run in reversed(runs) if all(word in _text_of(run) for word in lowered)]
@@ -101,7 +101,7 @@ def _row(run: SavedRun) -> Row:
 
 
 def began(run: SavedRun) -> str:
-    """Format the beginning: `14:02` today, `25 Nov 14:02` this year, `2025-11-25 14:02`."""
+    """Format the start time: `14:02` today, `25 Nov 14:02` this year, `2025-11-25 14:02`."""
     then, now = time.localtime(run.began_at_s), time.localtime()
     if then[:3] == now[:3]:
         return time.strftime("%H:%M", then)
@@ -114,8 +114,8 @@ def _metrics(run: SavedRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Sequence[SavedRun]):
-    """Several saved runs beside one another: what differs in options, versions, ends and code, and their charts. Of one
-    run, all of it."""
+    """Several saved runs side by side: differences in options, versions, outcomes and code, and their charts. For a
+    single run, everything."""
 
     runs: tuple[SavedRun, ...]
 
@@ -160,7 +160,7 @@ class Comparison(Sequence[SavedRun]):
 
 
 def _properties(run: SavedRun) -> dict[str, str]:
-    """Return all that is known of a run but its code and its reports, as texts."""
+    """Return everything known about a run except its code and its reports, as texts."""
     peak_gpu = run.peak_gpu_memory_bytes
     return {
         "cell": run.label,
@@ -178,7 +178,7 @@ def _properties(run: SavedRun) -> dict[str, str]:
 
 
 def charts(runs: Sequence[SavedRun]) -> str:
-    """Return an `<img>` with a chart for each metric, a line for each run; the first run's stands out."""
+    """Return an `<img>` with a chart for each metric and a line for each run; the first run's stands out."""
     lines: dict[str, list[chart.Line]] = {}
     for place, run in reversed(list(enumerate(runs))):
         for name, each in points(run):

@@ -26,7 +26,7 @@ from jupyter_distrib.system.record_file import DamagedFile
 
 DAY_S = 86_400.0
 TOTAL_BYTES = 1_000_000_000
-"""The size up to which all runs together are kept."""
+"""Limit on the size of all saved runs together."""
 _NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
 _LAST = 99_999_999
 
@@ -36,25 +36,25 @@ class Limits:
     """The limits of the history, from the settings: the user's for all runs, and a project's for its own."""
 
     runs: int | None
-    """The number of runs that are kept; None: any number."""
+    """Number of runs to keep; None for any number."""
     days: float
-    """The age, in days, after which a run is removed."""
+    """Age in days after which a run is removed."""
     project: str = ""
-    """The folder of the project to which the next limits belong."""
+    """Folder of the project to which the next limits apply."""
     project_runs: int | None = None
-    """The number of the project's own runs that are kept; None: any number."""
+    """Number of the project's own runs to keep; None for any number."""
     project_days: float | None = None
-    """The age, in days, after which a run of the project is removed; None: as all others."""
+    """Age in days after which a run of the project is removed; None for the limit of all runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRuns:
-    """The saved runs, as far as their files can be read."""
+    """The saved runs whose files can be read."""
 
     runs: list[SavedRun]
     """The runs, oldest first."""
     note: str = ""
-    """A sentence on the files that are left out; empty without any."""
+    """A sentence on the files that were left out; empty if there are none."""
 
 
 def folder() -> Path:
@@ -63,7 +63,7 @@ def folder() -> Path:
 
 
 def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
-    """Write runs with the next numbers, unless they are there already, and remove what is too old or too much.
+    """Write runs under the next numbers, unless they are saved already, and remove runs beyond the limits.
 
     Raises:
         OSError, PoolError: One cannot be written; those before it are.
@@ -88,21 +88,22 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Listing:
-    """The names of the files, as long as nobody else changes the folder: hundreds would be read for each cell."""
+    """The names of the files, cached until another process changes the folder: else hundreds would be read for each
+    cell."""
 
     at: Path
     names: list[str]
     """The names, oldest first."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """The sizes of files in bytes, as far as they were asked for."""
+    """File sizes in bytes, as far as known."""
     projects: dict[str, str | None] = field(default_factory=dict)
-    """The projects of runs whose files were read, by name; None for a file that is damaged."""
+    """The project of each run whose file was read, by file name; None for a damaged file."""
     state: tuple[int, ...] = ()
-    """The folder's state when this kernel had written to it; empty if it is not known."""
+    """State of the folder after this kernel last wrote to it; empty if unknown."""
 
     @property
     def last(self) -> int:
-        """The highest number that was given."""
+        """The highest number in use."""
         numbers = [int(name.partition("_")[0]) for name in self.names[-1:]]
         if numbers and numbers[0] >= _LAST:
             numbers = [each for name in self.names if (each := int(name.partition("_")[0])) < _LAST]
@@ -121,7 +122,7 @@ _known: _Listing | None = None
 
 @contextmanager
 def _present(at: Path) -> Iterator[_Listing]:
-    """Give the listing of the folder for changes, and keep it for the next time. Raises `OSError`."""
+    """Provide the listing of the folder for changes, and keep it for the next call. Raises `OSError`."""
     global _known
     if _known is None or _known.at != at or not _known.state or _known.state != _state(at):
         paths.remove_unfinished(at)
@@ -157,7 +158,7 @@ def _remove_old(listing: _Listing, limits: Limits) -> None:
 
 
 def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[str]:
-    """Remove the oldest of these files until they are few and young enough. Return the names of the others."""
+    """Remove the oldest of these files until number and age are within the limits. Return the names of the others."""
     oldest_s = time.time() - days * DAY_S
     surplus = 0 if runs is None else max(0, len(names) - runs)
     for place, name in enumerate(names):
@@ -169,7 +170,7 @@ def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[s
 
 
 def _within_total(listing: _Listing, names: list[str]) -> list[str]:
-    """Remove the oldest of these files until all together are small enough. Return the names of the others."""
+    """Remove the oldest of these files until their total size is within the limit. Return the names of the others."""
     total, sizes = 0, listing.sizes
     for place, name in reversed([*enumerate(names)]):
         if name not in sizes:
@@ -239,7 +240,7 @@ def _names(at: Path) -> list[str]:
 
 @contextmanager
 def _alone(at: Path) -> Iterator[None]:
-    """Hold the folder for this process; the lock ends with it."""
+    """Lock the folder for this process; the lock ends with the process."""
     with paths.opened(at / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -20,9 +20,9 @@ from jupyter_distrib.system.formatting import clipped, rank_list
 from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile
 
 ROWS = 2000
-"""The number of reports that are saved, of all ranks together, evenly spaced over the run."""
+"""Number of reports to save, of all ranks together, evenly spaced over the run."""
 VALUES = 400_000
-"""The number of values in them, of all metrics together."""
+"""Number of values to save, of all metrics together."""
 SOURCE_CHARACTERS = 100_000
 ERROR_CHARACTERS = 500
 
@@ -32,14 +32,14 @@ class SavedRun:
     """One run that has ended."""
 
     number: int
-    """Its number among all saved runs of this user."""
+    """Its number among this user's saved runs."""
     run: str
     label: str
     notebook: str
     project: str = ""
-    """The folder of the settings file that the notebook's project has; empty without one."""
+    """Folder of the project's settings file; empty without one."""
     began_at_s: float
-    """The time of the beginning, in seconds since 1970."""
+    """Start time in seconds since the epoch."""
     elapsed_s: float
     state: str
     error: str = ""
@@ -49,15 +49,15 @@ class SavedRun:
     last: dict[str, float] = field(default_factory=dict, metadata=ANY_NUMBER)
     """The last value of each metric, on the first rank that reported it."""
     shares: dict[str, float] = field(default_factory=dict)
-    """The mean share of each part in the time of the training; empty without one."""
+    """Mean share of each part in the training time; empty without training."""
     sentence: str = ""
-    """The sentence about the shares."""
+    """The sentence on the shares."""
     peak_rss_bytes: int = 0
     peak_gpu_memory_bytes: int | None = None
     source: str = ""
     """The cell, as the ranks executed it."""
     path: str = ""
-    """The file, for the reported numbers."""
+    """Path of the file, to read the reported numbers."""
 
     @property
     def metrics(self) -> Metrics:
@@ -67,7 +67,7 @@ class SavedRun:
         return metrics_from(record_file.record_of(SavedMetrics, record_file.json_of(line)))
 
     def summary(self) -> dict[str, Any]:
-        """Return all but the number and the file, in values that JSON knows."""
+        """Return everything except number and path, as JSON values."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("number", "path")}
 
 
@@ -80,7 +80,7 @@ class SavedMetrics:
 
 
 def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") -> SavedRun:
-    """Return the small record of a run that has ended, without a number yet."""
+    """Return the saved form of a run that has ended, not numbered yet."""
     cause = failures.cause(record)
     shares = Shares.of(record)
     last: dict[str, float] = {}
@@ -126,7 +126,7 @@ def read(path: Path) -> SavedRun:
 
 
 def metrics_to(record: RunRecord) -> dict[str, Any]:
-    """Return the reported numbers in values that JSON knows, thinned."""
+    """Return the reported numbers as JSON values, thinned."""
     metrics = Metrics.of(record)
     columns = [*OWN_COLUMNS, *metrics.names]
     rows = defaultdict(list)

@@ -16,11 +16,11 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.wire import messages as m
 
 WAIT_S = 0.3
-"""The seconds for which an ended run waits for others, so that quick cells are not slowed by the writing."""
+"""Seconds that an ended run waits for others, so that writing does not slow down quick cells."""
 MOST_S = 2.0
-"""The most seconds for which a run waits while others go on to end."""
+"""Maximum seconds that a run waits while others keep ending."""
 FLUSH_S = 2.0
-"""The most seconds that the end of the kernel waits for the last runs to be written."""
+"""Maximum seconds that kernel shutdown waits for the last runs to be written."""
 
 Write = Callable[[Sequence[tuple[ObservedRun, RunRecord]]], None]
 
@@ -39,7 +39,7 @@ class HistoryWriter:
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self.trouble = ""
-        """The reason why a run was not saved, until a run has told it."""
+        """The reason for not having saved a run, until a run has reported it."""
         self._told = False
         atexit.register(self.flush)
 
@@ -51,7 +51,7 @@ class HistoryWriter:
         return _AtEnd(self, run)
 
     def put(self, run: ObservedRun, record: RunRecord) -> None:
-        """Save a run that has ended, in a moment."""
+        """Save a run that has ended, shortly."""
         with self._lock:
             self._waiting.append((run, record))
             if self._thread is None:
@@ -76,7 +76,8 @@ class HistoryWriter:
             self._save(runs)
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
-        """Write runs together, or each by itself if that fails: one that cannot be written costs no other."""
+        """Write runs together, or one by one if that fails, so that a run that cannot be written does not affect the
+        others."""
         try:
             self._write(runs)
         except Exception as error:  # noqa: BLE001 - whatever it is, the runs are not to suffer
@@ -85,14 +86,14 @@ class HistoryWriter:
                 self._save([each])
 
     def _gather(self) -> None:
-        """Wait until no run has ended for a while: one look at the folder costs as much as several runs."""
+        """Wait until no run has ended for a while: reading the folder once costs as much as writing several runs."""
         until_s, count = time.monotonic() + MOST_S, len(self._waiting)
         while not self._hurry.wait(WAIT_S) and len(self._waiting) > count and time.monotonic() < until_s:
             count = len(self._waiting)
 
 
 class _AtEnd(Observer):
-    """The observer of one run."""
+    """The observer of one run, which saves it when it ends."""
 
     __slots__ = ("_run", "_writer")
 

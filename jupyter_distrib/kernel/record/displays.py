@@ -58,15 +58,15 @@ class Displays:
 
 
 class RankClearing:
-    """The streams of one rank, and the calls of `clear_output` that have taken effect or wait."""
+    """The streams of one rank, and its calls of `clear_output`, applied or pending."""
 
     def __init__(self, rank: int, lines: Lines) -> None:
         self.streams: dict[str, Stream] = {}
         self._rank, self._lines = rank, lines
         self._cleared = 0
-        """The number of the last call that has taken effect."""
+        """Number of the last call that has taken effect."""
         self._waiting = 0
-        """The number of the call at which the displays go when anything new comes; 0 if there is none."""
+        """Number of the pending call that removes the displays when anything new arrives; 0 if there is none."""
 
     def stream(self, name: str) -> Stream:
         if name not in self.streams:
@@ -74,7 +74,7 @@ class RankClearing:
         return self.streams[name]
 
     def fed(self, name: str, fed: Fed, displays: Displays) -> Displays:
-        """Let go what a call in this stream has cleared. Return the displays that stay."""
+        """Apply the clearing found in this stream. Return the displays that remain."""
         self._lines.clear(self._rank, name)
         self._take_effect(fed.cleared)
         if 0 < self._waiting <= fed.cleared:
@@ -83,7 +83,7 @@ class RankClearing:
         return displays
 
     def called(self, event: m.Cleared, displays: Displays) -> Displays:
-        """Return the displays that stay at a call."""
+        """Return the displays that remain after a call."""
         if event.wait and event.number > self._cleared:
             self._waiting = event.number
             return displays
@@ -92,7 +92,7 @@ class RankClearing:
         return Displays()
 
     def displayed(self, displays: Displays) -> Displays:
-        """Return the displays that stay when there is a new one."""
+        """Return the displays that remain when a new one arrives."""
         if not self._waiting:
             return displays
         number, self._waiting = self._waiting, 0

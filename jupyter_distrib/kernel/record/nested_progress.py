@@ -8,11 +8,11 @@ from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.wire import messages as m
 
 NESTED_BARS = 3
-"""The number of nested loops that are kept: the innermost ones."""
+"""Number of nested loops to keep: the innermost ones."""
 
 
 def moved_on(bars: tuple[Progress, ...], event: m.Progressed) -> tuple[Progress, ...]:
-    """Put a loop's new progress in its place and drop the loops inside it."""
+    """Update a loop's progress, and drop the loops inside it."""
     index = next((i for i, old in enumerate(bars) if old.label == event.label), None)
     if index is None:
         outer, rate = tuple(old for old in bars if not old.finished), None
@@ -33,7 +33,8 @@ def _smoothed_rate(old: Progress, event: m.Progressed) -> float | None:
 
 
 def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -> tuple[Progress, ...]:
-    """Put tqdm's bar at its depth and drop the bars below it; `bar` None clears, `depth` None means unknown so far."""
+    """Update tqdm's bar at its depth, and drop the bars below it; `bar` None clears it, `depth` None means not known
+    yet."""
     if depth is None:
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)
@@ -41,14 +42,14 @@ def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -
 
 
 def with_inner(bars: tuple[Progress, ...], before: tuple[Progress, ...]) -> tuple[Progress, ...]:
-    """Return the bars with the loops inside them as they were before, if their next round has not begun."""
+    """Return the bars with the inner loops as they were before, unless the next round of those has begun."""
     if _totals(bars) == _totals(before)[: len(bars)]:
         return (*bars, *(replace(bar, step=0) for bar in before[len(bars) :]))
     return bars
 
 
 def steps_on(before: tuple[Progress, ...], now: tuple[Progress, ...]) -> float | None:
-    """Return how many steps of its innermost loop a rank has done between two looks; None if they count anew.
+    """Return the number of steps of a rank's innermost loop between two observations; None if the count has restarted.
 
     Loops are told apart by their totals, since descriptions change as they go. A loop that another one has followed
     is taken for done.
@@ -68,7 +69,7 @@ def _totals(bars: tuple[Progress, ...]) -> list[float | None]:
 
 
 def position(bars: tuple[Progress, ...]) -> float:
-    """Return one number for nested loops: the steps of the innermost one since the beginning."""
+    """Return one number for the position in nested loops: the steps of the innermost one since the beginning."""
     at = 0.0
     for bar in bars:
         at = at * (bar.total or 0) + bar.step

@@ -17,7 +17,7 @@ from jupyter_distrib.wire import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
-    """The facts of a run that are known before its cell is sent."""
+    """Facts about a run that are known before its cell is sent."""
 
     id: str
     label: str
@@ -34,13 +34,13 @@ class ObservedRun:
     gpus: bool
     detached: bool
     attached: bool
-    """Whether the run began earlier, maybe in another kernel, and its events are sent again from the beginning."""
+    """Whether the run began earlier, maybe in another kernel, and its events are replayed from the beginning."""
     began_at_s: float
-    """The time of the beginning, in seconds since 1970."""
+    """Start time in seconds since the epoch."""
     note: Callable[[str], None]
     """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
     context: Mapping[str, Any] = field(default_factory=dict)
-    """The results of `active_run` of trackers in the thread that submitted the run, by the tracker's name."""
+    """Results of each tracker's `active_run` in the thread that submitted the run, by tracker name."""
 
     @property
     def trackers(self) -> tuple[str, ...]:
@@ -53,12 +53,12 @@ class Observer(Protocol):
     """An observer of one run."""
 
     ends_in_background: ClassVar[bool] = False
-    """Whether it goes on with the end of the run when nobody waits for it any more, instead of being dropped; what it
-    notes then is added to the output later. For a tracker, whose server may be slow, nobody waits at all."""
+    """Whether it goes on, instead of being dropped, once nobody waits for the end of the run; later notes are still
+    added to the output. Nobody waits at all for a tracker, whose server may be slow."""
 
     def begin(self) -> Mapping[str, str]:
         """Return environment variables for the ranks; called once, before the cell is sent. The ranks of an attached
-        run do not get them any more."""
+        run have started already and do not get them."""
         return {}
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:

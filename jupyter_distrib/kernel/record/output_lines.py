@@ -15,7 +15,7 @@ from jupyter_distrib.system.data_class import data_class
 
 HEAD_LINES = 200
 RANK_HEAD_LINES = 20
-"""The number of first lines that are kept of each rank, however many others have written before."""
+"""Number of first lines to keep of each rank, however much the others have written."""
 MOST_HEAD_LINES = 2000
 TAIL_LINES = 1000
 
@@ -32,11 +32,11 @@ class Line:
     spans: tuple[Span, ...] = ()
     """The parts of the text that have a colour or weight; see `terminal_stream.py`."""
     cleared: bool = False
-    """Whether it is no line, but the news that the rank has cleared this stream's lines before it."""
+    """Whether this is no line but a marker: the rank has cleared the earlier lines of this stream."""
 
 
 class Lines:
-    """The first and the last lines of a run's output, so that memory is bounded for any amount of output."""
+    """The first and the last lines of a run's output; memory is bounded for any amount of output."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -69,7 +69,7 @@ class Lines:
         self.count += surplus + len(rest)
 
     def clear(self, rank: int, stream: str) -> None:
-        """Drop the lines of one stream; who has read them finds an entry that says so."""
+        """Drop the lines of one stream; readers find a marker in their place."""
         self._head = [entry for entry in self._head if not _is_of(entry[1], rank, stream)]
         self._tail = deque(entry for entry in self._tail if not _is_of(entry[1], rank, stream))
         self._dropped.pop((rank, stream), None)
@@ -77,7 +77,7 @@ class Lines:
         self._append(Line(rank=rank, stream=stream, cleared=True))
 
     def since(self, entry: int) -> list[Line]:
-        """Return the lines from the entry with this number on, with one gap in place of those that are not kept."""
+        """Return the lines from this entry number on, with one gap for the lines that were dropped."""
         head = self._head[bisect_left(self._head, entry, key=_number) :]
         start = self._tail[0][0] if self._tail else self.entries
         dropped = sum(self._dropped.values())
@@ -99,7 +99,7 @@ class Lines:
         self._tail.append((number, line))
 
     def _make_room(self, count: int) -> None:
-        """Drop the first lines of the tail, so that this many fit in."""
+        """Drop the oldest lines of the tail to make room for this many."""
         for _ in range(len(self._tail) + count - TAIL_LINES):
             old = self._tail.popleft()[1]
             self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)

@@ -30,13 +30,13 @@ OfOneRank: TypeAlias = (
 
 @data_class
 class Sample:
-    """A sample: numbers that a rank reported together."""
+    """A sample: numbers that a rank reported in one call."""
 
     step: int
     values: dict[str, float]
     at_s: float
     lost: bool = False
-    """Whether an earlier attempt reported it, and a later one has computed the step again."""
+    """Whether an earlier attempt reported it and a later attempt has repeated the step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,20 +54,20 @@ class RankRecord:
     """The last value of every name ever reported."""
     metrics_step: int = 0
     history: list[Sample] = field(default_factory=list)
-    """The reported samples, of which every second one is dropped when the list is full, so that it always spans the
-    whole run."""
+    """The reported samples. When the list is full, every second one is dropped, so that it always spans the whole
+    run."""
     last_line: str = ""
     failure: m.Failure | None = None
     failed_at_s: float = 0.0
     exit: m.Exited | None = None
     stopped_at: tuple[m.Frame, ...] = ()
-    """The frames at which an interrupt met the rank, outermost first."""
+    """Frames at which an interrupt reached the rank, outermost first."""
     stack: m.StackSeen | None = None
-    """The Python stack that somebody asked for last."""
+    """The last Python stack that was requested."""
     prompt: m.DebuggerPrompted | None = None
-    """The prompt of the debugger in which the rank is stopped; it stays until the next one or until the rank goes."""
+    """Prompt of the debugger in which the rank is stopped, until the next prompt or until the rank resumes."""
     left_debugger: m.DebuggerLeft | None = None
-    """The last end of such a stop."""
+    """The end of the last such stop."""
     returned: bool = False
     value: m.Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class RankRecord:
     times: m.PhaseTimes | None = None
     """The time of its training by phase; None if it does not train."""
     gpu_memory_of_all: bool = False
-    """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
+    """Whether the GPU memory is that of all processes since the rank started; see `Sampled`."""
     course: Course = field(default_factory=Course)
     displays: Displays = field(default_factory=Displays)
     started_at_s: float | None = None
@@ -103,7 +103,8 @@ class RankRecord:
 
     @property
     def gone(self) -> bool:
-        """Return whether the rank's process ended during the run, for any reason: the values kept on it are lost."""
+        """Return whether the rank's process has ended during the run, for any reason, so that the values kept on it are
+        lost."""
         return self.exit is not None
 
     def apply(self, event: OfOneRank) -> None:

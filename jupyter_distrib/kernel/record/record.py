@@ -26,7 +26,7 @@ from jupyter_distrib.wire import messages as m
 HISTORY = 1000
 NOTES = 100
 NOT_FINITE = 5
-"""The number of values that are named when they become nan or infinite."""
+"""Number of values to name when they become nan or infinite."""
 
 
 class RunRecord:
@@ -72,7 +72,7 @@ class RunRecord:
         self._first_began_at_s: float | None = None
         """The start of the first attempt, if there is a second one."""
         self.changes = 0
-        """The number of events so far, by which a view decides whether to draw."""
+        """Number of events so far; a view redraws when it has changed."""
         self._output = Lines()
         self._clearing: dict[int, RankClearing] = {}
         self._last_at_s: float | None = None
@@ -130,7 +130,7 @@ class RunRecord:
 
     @property
     def began_at_s(self) -> float | None:
-        """Return the start of the first rank, in the first attempt; None as long as none has started."""
+        """Return the start of the first rank in the first attempt; None until one has started."""
         if self.restarts:
             return self._first_began_at_s
         return min([rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None], default=None)
@@ -159,7 +159,7 @@ class RunRecord:
 
     @property
     def entry_count(self) -> int:
-        """Return the entry to pass to `lines_since` later, for only the lines that arrive from now on."""
+        """Return the entry number to pass to `lines_since` later, to get only the lines that arrive from now on."""
         return self._output.entries
 
     def lines_since(self, entry: int = 0) -> list[Line]:
@@ -167,7 +167,7 @@ class RunRecord:
         return self._output.since(entry)
 
     def partial_lines(self) -> list[Line]:
-        """Return the beginning of each line that a rank has not ended yet."""
+        """Return the unfinished last line of each rank."""
         return [line_of(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
 
     def _write(self, rank: RankRecord, event: m.Wrote) -> None:
@@ -216,7 +216,7 @@ class RunRecord:
         self._restart(event) if isinstance(event, m.Restarted) else self._reduce(event)
 
     def _restart(self, event: m.Restarted) -> None:
-        """Begin the next attempt: each rank anew, but for what it has shown and reported."""
+        """Begin the next attempt: reset each rank, but keep its output and reports."""
         self._finish_lines()
         self._clearing.clear()
         self._first_began_at_s = self.began_at_s
@@ -238,7 +238,7 @@ class RunRecord:
         self.notes = [*self.notes, m.Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
     def _reduce(self, event: m.RanksReduced) -> None:
-        """Go on with the ranks that are left."""
+        """Continue with the ranks that are left."""
         had, self.world_size = self.world_size, len(event.ranks)
         self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
         text = (

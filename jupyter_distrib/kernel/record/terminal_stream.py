@@ -32,8 +32,8 @@ _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
 """The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 BEGIN, END = "\ufdd0", "\ufdd1"
-"""Characters around the parameters of a code, in a line that is still being written. Unicode has them for internal
-use; those of a rank are taken out beforehand."""
+"""Characters around the parameters of a code in an unfinished line. Unicode has them for internal use; they are removed
+beforehand from the ranks' own text."""
 _MARK = re.compile(f"{BEGIN}([^{BEGIN}{END}]*)(?:{END}|$)")
 _RANK_MARKS = re.compile(f"[{BEGIN}{END}]")
 _WEIGHTS = {1: "B", 3: "I", 4: "U"}
@@ -43,9 +43,9 @@ _PALETTE = (
     "#6e6e6e", "#c62f33", "#2c7f3f", "#8f6500", "#2c6fd1", "#a047b5", "#0c7c8a", "#757575",
     "#7a7a7a", "#d5393d", "#2f8544", "#986c00", "#3676d6", "#aa4fc0", "#0f8291", "#8a8a8a",
 )  # fmt: skip
-"""The sixteen colours of a terminal, of a lightness that can be read on white and on black."""
+"""The sixteen colours of a terminal, at a lightness that is readable on white and on black."""
 Span = tuple[int, int, str]
-"""A part of a line: its beginning, its end, and its style."""
+"""Part of a line: start, end, and style."""
 
 
 @data_class
@@ -71,7 +71,7 @@ Draw = tuple[int | None, Progress | None]
 
 
 class Fed(NamedTuple):
-    """The content of a piece of output."""
+    """The result of feeding a piece of output."""
 
     lines: list[str]
     """Complete lines; `StyledText` if they have colours."""
@@ -92,7 +92,7 @@ class Stream:
         """The number of a `clear_output(wait=True)` that waits for more text; 0 if none does."""
         self._line = ""
         self._cut = 0
-        """The number of characters of the current line beyond `LINE_CHARACTERS`."""
+        """Number of characters of the current line beyond `LINE_CHARACTERS`."""
         self._over = False
         """Whether a carriage return came: the next character starts the line anew, unless it is the newline of
         `\\r\\n`."""
@@ -128,7 +128,7 @@ class Stream:
         return Fed(lines, bars, cleared)
 
     def clear(self, number: int) -> bool:
-        """Note that a `clear_output` has taken effect; return whether the text so far has to go with it."""
+        """Apply a `clear_output`; return whether it clears the current text."""
         self._cleared = max(self._cleared, number)
         if not 0 < self._clear <= number:
             return False
@@ -162,7 +162,7 @@ class Stream:
         return lines
 
     def peek(self) -> str:
-        """Return the current line, unless it is a bar."""
+        """Return the current line unless it is a bar."""
         if self._redrawn and parse_bar(plain(self._line)):
             return ""
         text = self._shown().strip("\n")
@@ -233,7 +233,7 @@ class Stream:
         return f"{text}... ({self._cut:,} more characters in the log)" if self._cut else text
 
     def _commit(self, text: str) -> str:
-        """Return the text with its colours, and note the style that holds behind it."""
+        """Return the text with its colours, and remember the style in force after it."""
         text, self._style = _styled(text, self._style)
         return text
 
@@ -266,20 +266,20 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _kept(code: re.Match[str]) -> str:
-    """Return what stands for a code: a mark for a colour, a character for each move of the cursor upwards."""
+    """Return what replaces a code: a mark for a colour, a character for each upward move of the cursor."""
     if code[2] == "m" and not code[1].startswith(("?", ">", "<", "=")):
         return _marked(code[1])
     return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
 
 
 def parse_bar(text: str) -> Progress | None:
-    """Return the progress that a line shows, if it is a bar of tqdm."""
+    """Return the progress that a line shows if it is one of tqdm's bars."""
     bar = tqdm.parse_bar(text)
     return None if bar is None else Progress(**asdict(bar))
 
 
 class _StyledText(str):
-    """A text without codes that knows the spans of its colours."""
+    """A text without codes, and the spans of its colours."""
 
     spans: tuple[Span, ...] = ()
 
@@ -304,8 +304,8 @@ def plain(text: str) -> str:
 
 
 def _styled(text: str, style: str) -> tuple[_StyledText, str]:
-    """Return a text without its marks and with its spans, and the style that holds behind it; `style` holds at its
-    beginning."""
+    """Return a text without its marks and with its spans, and the style in force after it; `style` is in force before
+    it."""
     spans: list[Span] = []
     parts: list[str] = []
     length = 0
@@ -323,7 +323,7 @@ def _styled(text: str, style: str) -> tuple[_StyledText, str]:
 
 
 def _after(style: str, parameters: str) -> str:
-    """Return the style that a code makes of the present one."""
+    """Return the style that results when a code is applied to the present one."""
     words = {word[0]: word for word in style.split()}
     numbers = [int(number) if number.isdigit() else 0 for number in re.split("[;:]", parameters)]
     while numbers:
@@ -350,7 +350,7 @@ def _basic(number: int) -> dict[str, str]:
 
 
 def _chosen(numbers: list[int]) -> str:
-    """Take the parameters of a colour by number or by its parts; empty if they are none."""
+    """Consume the parameters of a colour, given by number or by components; empty if they are none."""
     kind = numbers.pop(0) if numbers else 0
     if kind == 5 and numbers:
         number = min(255, numbers.pop(0))
@@ -374,7 +374,7 @@ def _hex(red: int, green: int, blue: int) -> str:
 
 
 def css(style: str) -> str:
-    """Return the style as declarations of CSS that need no style sheet."""
+    """Return the style as CSS declarations that need no style sheet."""
     words = {word[0]: word[1:] for word in style.split()}
     names = {"f": "color", "b": "background-color"}
     if "b" in words and "f" not in words:

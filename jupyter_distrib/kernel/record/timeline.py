@@ -1,4 +1,4 @@
-"""The course of a run over time: what each rank used, and how far it had come, once a second. Kernel side; no clock.
+"""The course of a run over time: each rank's usage and progress, once a second. Kernel side; no clock.
 
 Kept from the samples that a record folds anyway. Of a long run every second point is dropped when the list is full, so
 that it always spans the whole run.
@@ -15,27 +15,28 @@ from jupyter_distrib.kernel.record.nested_progress import position, steps_on, wi
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 
 RECENT_S = 60
-"""The seconds of the last usage, one point for each."""
+"""Seconds of recent usage to keep, one point for each."""
 POINTS = 240
 COLUMNS = 100
 NOTICEABLE_S = 0.4
-"""The time within which samples of ranks that are at the same step may differ: they are not taken at one moment."""
+"""Tolerance in seconds: samples of ranks at the same step may be this far apart, since they are not taken at one
+moment."""
 FEWEST_S = 5.0
-"""The length from which a run has a course worth drawing."""
+"""Minimum duration in seconds for a course worth drawing."""
 LEVELS = 9
 NONE = "."
-"""The level where a rank was not running."""
+"""Level while a rank was not running."""
 
 
 class Use(NamedTuple):
-    """The use of a rank in a second: percent of its GPU, or of a core without one, and bytes of memory."""
+    """Usage in one second: percent of the GPU, or of a core without one, and bytes of memory."""
 
     percent: float
     memory_bytes: int
 
 
 class Place(NamedTuple):
-    """The number of steps that a rank had done at a time."""
+    """Number of steps that a rank had done at a time."""
 
     at_s: float
     step: float
@@ -48,14 +49,14 @@ class Course:
     uses: list[Use] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     bars: tuple[Progress, ...] = ()
-    """The loops whose steps the places count, as they were last; none if the steps are those of an optimizer."""
+    """The loops whose steps are counted, as last seen; empty if the steps are an optimizer's."""
 
     def use(self, percent: float, memory_bytes: int) -> None:
-        """Add what the rank has used in the last second."""
+        """Record the usage of the last second."""
         self.uses = [*self.uses[1 - RECENT_S :], Use(percent, memory_bytes)]
 
     def come_to(self, bars: tuple[Progress, ...], at_s: float) -> None:
-        """Add how far the rank has come in its loops."""
+        """Record the rank's position in its loops."""
         bars = with_inner(bars, self.bars)
         steps = steps_on(self.bars, bars) if self.places else None
         if steps is None:
@@ -64,7 +65,7 @@ class Course:
         self.bars = bars
 
     def count(self, step: int, at_s: float) -> None:
-        """Add the number of steps that an optimizer has done; for a rank without bars."""
+        """Record the number of optimizer steps, for a rank without bars."""
         if not self.bars:
             self._add(step, at_s)
 
@@ -83,7 +84,7 @@ class Levels(NamedTuple):
 
     @property
     def tells(self) -> bool:
-        """Return whether some rank was behind by more than a step or two for some time."""
+        """Return whether some rank was more than a step or two behind for some time."""
         return any(sum(level not in ".01" for level in row) >= 2 for row in self.rows.values())
 
 
@@ -118,7 +119,7 @@ def levels(courses: Mapping[int, Sequence[Place]], ended_s: Mapping[int, float])
 
 
 def _step(places: Sequence[Place], at_s: float, ended_s: float | None) -> float | None:
-    """Return the step of a rank at a time, between those of the samples around it; None if it was not running."""
+    """Return a rank's step at a time, interpolated between the samples around it; None if it was not running."""
     if at_s < places[0].at_s or (ended_s is not None and at_s > ended_s):
         return None
     index = bisect_right(places, at_s, key=lambda place: place.at_s)

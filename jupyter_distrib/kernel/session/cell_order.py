@@ -27,18 +27,18 @@ from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""The variable with which torch compares the ranks' calls before each collective."""
+"""Variable that makes torch compare the ranks' calls before each collective."""
 FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 Content = shared_memory.Content | shared_memory.Written
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
-"""Prefixes of variables about the communication between ranks, which travel even if the notebook has not set them."""
+"""Prefixes of variables on communication between ranks, which are sent even if the notebook has not set them."""
 _NOWHERE = ("RAY_AUTH_",)
-"""Prefixes of variables that never travel: the key to the cluster, which a cell that runs on it does not need."""
+"""Prefixes of variables that are never sent: the key to the cluster, which a cell that runs on it does not need."""
 
 
 @data_class
 class WrittenInputs:
-    """The inputs of a queued cell: a copy that later changes in the notebook do not reach."""
+    """The inputs of a queued cell: a copy, unaffected by later changes in the notebook."""
 
     parcel: m.Parcel
     content: shared_memory.Written | None
@@ -48,7 +48,7 @@ class WrittenInputs:
 
 @data_class
 class Surroundings:
-    """The state of the kernel's process that the ranks take over."""
+    """The state of the kernel's process that is reproduced on the ranks."""
 
     env: dict[str, str]
     directory: str
@@ -71,13 +71,13 @@ class Surroundings:
 
 @data_class
 class CellRequest:
-    """A cell, function or script to run, as the user has asked for it."""
+    """A cell, function or script to run, as requested by the user."""
 
     cell: m.Cell
     inputs: payload.Packed | WrittenInputs
-    """The values of the notebook that the cell reads; copies of them if the cell is queued."""
+    """The notebook's values that the cell reads; copies of them if the cell is queued."""
     options: Options
-    """The options that are given."""
+    """The options that were given."""
     label: str
     """The name of the run in views."""
     cell_id: str = ""
@@ -85,7 +85,7 @@ class CellRequest:
     handles: Sequence[RankValue] = ()
     """The kept values that the cell reads."""
     on_ended: Callable[[Run], object] | None = None
-    """Called in the node's thread, before a thread that waits for the run learns of its end."""
+    """Called in the node's thread when the run has ended, before any waiting thread is woken."""
     settings: Settings | None = None
     """The settings with which the options were read; None for the present ones."""
     observed: bool = True
@@ -94,20 +94,20 @@ class CellRequest:
 
 @data_class
 class Order:
-    """A requested cell with all that it needs to be run."""
+    """A requested cell with everything that it needs to be run."""
 
     request: CellRequest
     options: Options
     """The options of the cell, completed with all defaults."""
     origins: str
-    """The origins of what the cell does not name."""
+    """The origins of pool, strategy and size that the cell does not name."""
     surroundings: Surroundings | None = None
-    """The state of the process at the time of submission; None for the present one."""
+    """The state of the process at submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
-    """The state of trackers in the thread that submitted the run."""
+    """The trackers' state in the thread that submitted the run."""
 
     def as_it_is_now(self, *, remote: bool) -> Order:
-        """Return the order with copies of all that may change before it begins."""
+        """Return the order with copies of everything that may change before the run begins."""
         packed = self.request.inputs
         assert isinstance(packed, payload.Packed)
         parcel, views = payload.laid_out(packed)
@@ -120,7 +120,7 @@ class Order:
         )
 
     def content(self) -> tuple[m.Parcel, Content | None]:
-        """Return the parcel, and the part of the inputs that travels in shared memory."""
+        """Return the parcel, and the part of the inputs that is sent through shared memory."""
         inputs = self.request.inputs
         if isinstance(inputs, WrittenInputs):
             return inputs.parcel, inputs.content
@@ -128,14 +128,14 @@ class Order:
         return parcel, shared_memory.Content(views) if views else None
 
     def drop(self) -> None:
-        """Free the copies of an order that is not carried out."""
+        """Free the copies of an order that will not run."""
         inputs = self.request.inputs
         if isinstance(inputs, WrittenInputs) and inputs.content is not None:
             inputs.content.close()
 
 
 def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
-    """Return the command to execute an order on a worker group; `options` have the variables of observers as well."""
+    """Return the command to execute an order on a worker group; `options` include the observers' variables."""
     return m.Execute(
         run=run.record.run,
         group=group.name,
@@ -157,7 +157,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
 
 
 def _unanswered(run: Run, order: Order) -> str:
-    """Return the reason why nobody answers the debugger of a rank during this run; empty if somebody can."""
+    """Return the reason why nobody can answer a rank's debugger during this run; empty if somebody can."""
     if order.options.detach:
         return "the run is detached"
     if run.beside or not order.request.observed:
@@ -166,7 +166,7 @@ def _unanswered(run: Run, order: Order) -> str:
 
 
 def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
-    """Return what each rank finds around the cell; `options` have the variables of observers as well."""
+    """Return the setting of each rank for the cell; `options` include the observers' variables."""
     facts = connection.facts
     surroundings = order.surroundings or Surroundings.now(remote=facts.remote)
     path = surroundings.path
@@ -197,7 +197,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
 
 
 def for_strategy(options: Options) -> Options:
-    """Return the options with those of their strategy as the ranks get them, and with the variables that it gives.
+    """Return the options with those of their strategy in the form that ranks get, and with the strategy's variables.
 
     Raises:
         OptionsError, DistributedError: The strategy refuses the run.
@@ -213,7 +213,7 @@ def for_strategy(options: Options) -> Options:
 
 
 def with_variables(options: Options, given: Mapping[str, str]) -> Options:
-    """Return the options with these environment variables, which `--env` may override."""
+    """Return the options with these environment variables; `--env` overrides them."""
     return replace(options, env={**given, **options.env}) if given else options
 
 
@@ -251,7 +251,7 @@ def _at_start() -> dict[str, str]:
 
 
 def _user_folders(path: Iterable[str]) -> tuple[str, ...]:
-    """Return the user's own entries of a path: the notebook's folder, sources, packages installed in place."""
+    """Return the user's own entries of a path: the notebook's folder, source folders, packages installed in place."""
     return tuple(folder for folder in path if not _is_own(folder))
 
 

@@ -1,4 +1,4 @@
-"""The detached runs of this user on this machine, whatever pool they are in, and the choice of one. Kernel side."""
+"""The user's detached runs on this machine, in whatever pool, and the choice of one. Kernel side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def runs() -> list[ListedRun]:
 
 
 def damage() -> str:
-    """Return a sentence on the entries of detached runs that cannot be read; empty without any. Raises `PoolError`."""
+    """Return a sentence on unreadable entries of detached runs; empty if there are none. Raises `PoolError`."""
     damaged = run_list.look(paths.runtime_directory())[1]
     if not damaged:
         return ""
@@ -24,12 +24,12 @@ def damage() -> str:
 
 
 def elsewhere(run: ListedRun) -> str:
-    """Return the place of a run, if it is another container, job or control group than this kernel's; else nothing."""
+    """Return the place of a run in another container, job or control group than this kernel's; else an empty text."""
     return run.where if run.where != confinement_report.where() else ""
 
 
 def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
-    """Return the run with this name, or the newest one; None if none is listed.
+    """Return the run with this name, or the newest one; None if there is none.
 
     Args:
         name: A run's id or number; None for the newest run of this notebook, else of any notebook.

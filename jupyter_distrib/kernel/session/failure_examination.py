@@ -15,13 +15,13 @@ from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.system.formatting import rank_list
 
 ANSWER_S = 10.0
-"""The seconds within which a rank that is idle opens its debugger."""
+"""Seconds within which an idle rank must open its debugger."""
 HELP = "w: where, u and d: up and down the frames, p NAME: a value, q: leave, h: all commands"
 NO_PROMPT = "the debugger cannot ask you anything: {}. Run the cell in JupyterLab, Jupyter console or VS Code."
 
 
 def examine(runs: RunHistory, pools: PoolManager, number: int | None) -> None:
-    """Debug the last run, which has failed, in a rank that keeps its failure; None for the one that failed first.
+    """Debug the last run, which has failed, in a rank that has kept its failure; None for the rank that failed first.
 
     Raises:
         PoolError: There is nothing to debug, or nobody can be asked.
@@ -52,14 +52,15 @@ def offer(runs: RunHistory, pools: PoolManager) -> None:
 
 
 def drop(runs: RunHistory, pools: PoolManager) -> None:
-    """Have the ranks of the last run drop what its failure has left. Raises `PoolError`."""
+    """Make the ranks of the last run drop what they kept of its failure. Raises `PoolError`."""
     run, _ = _failed(runs, pools)
     for rank in run.record.ranks:
         run.link.debug(rank, "drop", "")
 
 
 def _failed(runs: RunHistory, pools: PoolManager) -> tuple[Run, WorkerGroup]:
-    """Return the last run, which has failed, and the group that has executed nothing since. Raises `PoolError`."""
+    """Return the last run, which must have failed, and its group, which must not have executed anything since. Raises
+    `PoolError`."""
     run = runs.find(None)
     if not run.done():
         raise PoolError(f"run {run.id} goes on: %distributed_stack shows where its ranks are.")
@@ -74,7 +75,7 @@ def _failed(runs: RunHistory, pools: PoolManager) -> tuple[Run, WorkerGroup]:
 
 
 def _rank_of(run: Run, number: int | None) -> int:
-    """Return the rank to debug. Raises `PoolError` for one that keeps nothing."""
+    """Return the rank to debug. Raises `PoolError` for a rank that has kept nothing."""
     keeping = [rank for rank, state in run.record.ranks.items() if state.failure is not None and state.exit is None]
     cause = failures.cause(run.record)
     if number is None:

@@ -1,4 +1,4 @@
-"""The values of a run that ranks keep: the names that can be kept, and the handles to the values.
+"""The values of a run that stay on ranks: the names that can be kept, and the handles to the values.
 
 The ranks drop a value when the notebook's last handle to it is gone.
 """
@@ -23,14 +23,13 @@ from jupyter_distrib.wire import messages as m
 _PROVIDED = PROVIDED | {"mesh"}
 """Names that a rank puts into the cell's namespace, including those of `--strategy fsdp` and `tp`."""
 _BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
-"""Names that let a program which reads one of them bind names that its text does not show."""
+"""Names by which a program can bind names that do not appear in its text."""
 
 
 def explain_unknown(
     names: Iterable[str], captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]
 ) -> CaptureError | None:
-    """Return an error about a name of `--keep` that no rank will have; None if ranks may have all of them. Found only
-    at the end of the cell, such a name would cost a training."""
+    """Return an error on a name in `--keep` that no rank will define; None if ranks may define all of them."""
     if re.search(r"\bimport\s*\*", captured.cell.source):
         return None
     code = {*captured.reads, *packed_inputs.names_in_code()}
@@ -45,7 +44,8 @@ def explain_unknown(
 
 
 def note_missing(run: Run, names: Iterable[str], notebook: Mapping[str, object]) -> None:
-    """Add a note on the names of `--keep` that no rank had at the end of the cell; what ranks keep already stays."""
+    """Add a note on the names in `--keep` that no rank had at the end of the cell; values that are already kept
+    stay."""
     kept = {name for rank in run.record.ranks.values() for name in rank.kept}
     kept |= {name for name in names if isinstance(notebook.get(name), RankValue)}
     if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
@@ -66,7 +66,7 @@ class KeptValues:
         self._forgotten: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
 
     def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
-        """Return handles to the kept values, for the names that at least one rank defined."""
+        """Return handles to the kept values, for each name that at least one rank defined."""
         out: dict[str, RankValue] = {}
         for name in names:
             types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
@@ -98,7 +98,7 @@ class KeptValues:
         return handle
 
     def pass_on(self) -> None:
-        """Tell the ranks which values have no handle any more; handles are collected at any moment, in any thread."""
+        """Tell the ranks which values have no handle any more; handles are collected at any time, in any thread."""
         keys: dict[str, tuple[WorkerGroup, list[str]]] = {}
         while not self._forgotten.empty():
             group, key = self._forgotten.get()

@@ -42,7 +42,7 @@ def queued(order: Order, run_id: str) -> Run:
 
 
 def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: str) -> Run:
-    """Return the run of a cell on this worker group: the queued one, which begins now, or a new one.
+    """Return the run of a cell on this worker group: the queued run, which begins now, or a new one.
 
     Raises:
         PoolError: `--on` names ranks that the group does not have.
@@ -82,7 +82,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
 
 
 def attached(event: m.Attached, connection: Connection, remark: str = "") -> Run:
-    """Return the run for a detached one that began earlier, maybe in another kernel; its events follow."""
+    """Return a run for a detached one that began earlier, maybe in another kernel; its events follow."""
     record = RunRecord(
         run=event.run,
         label=event.label,
@@ -120,8 +120,8 @@ def observed_facts(
     track: tuple[str, ...] = (),
     context: Mapping[str, object] | None = None,
 ) -> ObservedRun:
-    """Return the facts about a run for its observers; a run without its cell is an attached one, and `track` then are
-    the trackers that it writes to."""
+    """Return the facts about a run for its observers. A run without a cell is an attached one; `track` then lists the
+    trackers that it writes to."""
     record = run.record
     return ObservedRun(
         id=record.run,
@@ -143,7 +143,7 @@ def observed_facts(
 
 @contextmanager
 def reporting_a_failed_start(run: Run) -> Iterator[None]:
-    """Pass the end of the run to its observers if any exception keeps the cell from being sent."""
+    """Report the end of the run to its observers if an exception keeps the cell from being sent."""
     try:
         yield
     except BaseException:

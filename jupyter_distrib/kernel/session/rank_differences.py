@@ -1,5 +1,5 @@
-"""The difference between the values that ranks keep under one name: which parameters, on which ranks, from which index
-on. In the thread that runs the cell.
+"""The differences between the values that ranks keep under one name: which parameters, on which ranks, from which
+index. In the thread that runs the cell.
 
 Ranks tell digests; where these differ, digests of 64 pieces of the first one, and so on until one element is left.
 """
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.session import Session
 
 SHOWN = 20
-"""The number of differing parameters that are shown, and looked into."""
+"""Number of differing parameters that are examined and shown."""
 _ASK = "from jupyter_distrib.worker.autoparallel.checks import value_digests\nvalue_digests.{call}"
 Every = Mapping[int, Mapping[str, Any]]
-"""The facts that each rank has told of each name."""
+"""The facts that each rank has reported about each name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +32,24 @@ class Difference:
     name: str
     form: str
     groups: tuple[tuple[tuple[int, ...], str], ...]
-    """The ranks that hold the same, with what they hold: `norm 1.25`."""
+    """The ranks with equal values, and a summary of the value: `norm 1.25`."""
     first: str = ""
-    """The first place with different elements, and these: `[0, 3]: 0.5 | 0.25`."""
+    """The first place with different elements, and the elements: `[0, 3]: 0.5 | 0.25`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """The differences of one kept value between the ranks."""
+    """The differences of a kept value between its ranks."""
 
     name: str
     ranks: tuple[int, ...]
     count: int
-    """The number of tensors and numbers in it."""
+    """Number of tensors and numbers in it."""
     found: tuple[Difference, ...]
     left_out: int = 0
-    """The number of further ones that differ."""
+    """Number of differing entries that are not listed."""
     sharded: int = 0
-    """The number of parameters of which each rank holds another part, so that they were not compared."""
+    """Number of parameters that were not compared, since each rank holds another part of them."""
 
     def __bool__(self) -> bool:
         return bool(self.found)
@@ -141,7 +141,7 @@ def _holds(told: Mapping[str, Any] | None) -> str:
 
 
 def _firsts(session: Session, handle: RankValue, every: Every, names: Sequence[str]) -> dict[str, str]:
-    """Return, for tensors of one form on all ranks, the first place at which they differ, with the elements there."""
+    """Return the first place at which tensors of the same form differ between ranks, with the elements there."""
     spans: dict[str, tuple[int, int]] = {}
     for name in names:
         told = [each.get(name) or {} for each in every.values()]
@@ -161,7 +161,7 @@ def _firsts(session: Session, handle: RankValue, every: Every, names: Sequence[s
 
 
 def _narrowed(span: tuple[int, int], digests: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Return the first piece of a span in which the ranks differ."""
+    """Return the first part of a span in which the ranks differ."""
     first, end = span
     size = -(-(end - first) // len(digests[0]))
     place = next((place for place, each in enumerate(zip(*digests, strict=True)) if len(set(each)) > 1), 0)
@@ -182,7 +182,7 @@ def _index(place: int, shape: Sequence[int]) -> list[int]:
 
 
 def _values(elements: Every, name: str) -> list[str]:
-    """Return the different values, each with its ranks."""
+    """Return the distinct values, each with its ranks."""
     groups: dict[str, list[int]] = {}
     for rank, told in elements.items():
         groups.setdefault(f"{told[name]:.9g}", []).append(rank)

@@ -1,4 +1,4 @@
-"""Queries: short runs that bring values from ranks, and leave no trace in the notebook. In the thread that asks."""
+"""Queries: short runs that fetch values from ranks and leave no trace in the notebook. In the thread that asks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RankQueries:
         self._start, self._runs, self._pools = start, runs, pools
 
     def fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
-        """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each has a shard."""
+        """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each holds a shard."""
         handle = next(handle for handle in group.handles if handle.key == key)
         if group.busy:
             raise selection.busy(group)
@@ -46,13 +46,13 @@ class RankQueries:
         return None if results is None else results[home]
 
     def ask_ranks(self, group: WorkerGroup, source: str, label: str) -> Results | None:
-        """Return the values of a source that all ranks of an idle group execute, in a run that leaves no trace."""
+        """Execute a source on all ranks of an idle group, in a run that leaves no trace; return the values."""
         pool = group.connection.facts
         options = Options(pool=pool.pool, strategy="none", pool_options=dict(pool.options)).resized(group.asked.size)
         return self._ask(source, options, label, {}, ())
 
     def ask_holders(self, handle: RankValue, source: str) -> Results:
-        """Return the values of a source that the ranks of a kept value execute, in which `__kept__` is their own.
+        """Execute a source on the ranks of a kept value, where `__kept__` is their own copy; return the values.
 
         Raises:
             PoolError, ValueLost: They are busy, or gone.

@@ -44,13 +44,13 @@ def _put(runs: Sequence[tuple[SavedRun, RunRecord]], settings: Settings) -> None
 
 
 def lost() -> list[tuple[SeenRun, str]]:
-    """Return the runs that nothing holds any more, with the cause; those that were seen last are the last."""
+    """Return the runs that no process holds any more, each with the cause; those seen last come last."""
     return [(run, cause) for run in last_seen.runs() if (cause := run.cause_of_loss())]
 
 
 def about_lost(name: str | None, identity: KernelIdentity) -> str:
-    """Return a sentence about the lost run with this id or number, or for None the last one of this notebook, else of
-    any; empty if no such run was lost."""
+    """Return a sentence about the lost run with this id or number; for None about the last one of this notebook, else
+    of any. Empty if no such run was lost."""
     every = lost()
     matching = [each for each in every if name is None or name == each[0].run or each[0].run.endswith(f"-{name}")]
     own = [each for each in matching if identity.notebook and each[0].notebook == identity.notebook]
@@ -71,7 +71,7 @@ def _date(at_s: float) -> str:
 
 
 def save_lost(settings: Settings) -> None:
-    """Put the lost runs that are not there yet into the history; where that cannot be written, the next call does."""
+    """Save lost runs that are not in the history yet; if it cannot be written, the next call tries again."""
     new = [(run, cause) for run, cause in lost() if not (run.saved or run.ended)]
     if new:
         with suppress(OSError, PoolError):

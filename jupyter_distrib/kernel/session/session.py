@@ -41,11 +41,11 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
 STOPPED_S = 5.0
-"""The most seconds to wait for the end of a run whose cell could not be sent completely."""
+"""Maximum seconds to wait for the end of a run whose cell could not be sent completely."""
 
 
 PATIENCE_S = 30 * 86_400.0
-"""The seconds for which a submitted run waits for ranks and GPUs that its pool has, and others use."""
+"""Seconds that a submitted run waits for ranks and GPUs that its pool has but others use."""
 
 
 class Session:
@@ -56,7 +56,7 @@ class Session:
         self.choices = Choices()
         self.pools = PoolManager(self.identity, self.choices, self.changed)
         self.on_change: Callable[[], object] = lambda: None
-        """The function that is called when worker groups or runs have come, changed or gone; from any thread."""
+        """Called when worker groups or runs have come, changed or gone; from any thread."""
         self.runs = RunHistory()
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
@@ -74,7 +74,7 @@ class Session:
         return self.choices.settings
 
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
-        """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
+        """Return the pools to choose from: all that somebody has defined, and the built-in ones that can be reached."""
         held = {connection.facts.pool for connection in self.pools.connections if connection.groups}
         return [
             pool
@@ -84,14 +84,14 @@ class Session:
 
     @property
     def history(self) -> tuple[Run, ...]:
-        """The last runs, oldest first, and all that go on."""
+        """The last runs, oldest first, and all that are in progress."""
         return self.runs.all
 
     def changed(self) -> None:
         self.on_change()
 
     def start(self, request: CellRequest) -> Run:
-        """Send the cell to its ranks. Returns as soon as the order to run it is sent.
+        """Send the cell to its ranks. Returns as soon as the order is sent.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
@@ -99,9 +99,7 @@ class Session:
         return self._begin(self._order(request))
 
     def submit(self, request: CellRequest, *, here: bool = False) -> Run:
-        """Queue the cell, which then runs beside the notebook, and return its run at once. What `start` would raise is
-        raised by the run's `result`. With `here`, this thread sends the cell to its ranks, unless it is queued behind
-        others."""
+        """Queue the cell, which then runs without the notebook waiting for it, and return its run at once."""
         order = self._order(request)
         capabilities = capabilities_of(self.settings.pools[order.options.pool or ""].kind)
         if capabilities.runs_in_send:
@@ -139,7 +137,7 @@ class Session:
         return Order(request=request, options=filled, origins=origins)
 
     def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
-        """Begin the run on the cell's pool or, if that refuses its ranks, on the pool that it falls back to."""
+        """Begin the run on the cell's pool or, if that refuses, on its fallback."""
         try:
             return once_more(lambda: self._begin_here(order, queued, beside))
         except PoolError as error:
@@ -154,12 +152,12 @@ class Session:
         return once_more(lambda: self._begin_here(order, queued, patient))
 
     def _fallback(self, order: Order) -> str:
-        """Return the pool to fall back to; empty for a cell that needs these very ranks."""
+        """Return the fallback pool; empty for a cell that needs these particular ranks."""
         pool = self.settings.pools.get(order.options.pool or "")
         return "" if pool is None or order.request.handles or order.options.on is not None else pool.fallback
 
     def _begin_here(self, order: Order, queued: Run | None, beside: Beside | None) -> Run:
-        """Take ranks and send them the cell; the queued run, if there is one, becomes the run of it."""
+        """Claim ranks and send them the cell; a queued run becomes the run of it."""
         request, options, say = order.request, order.options, beside.say if beside else print
         self.pass_on()
         with self.pools.taking(options, request.handles, beside=beside) as group:
@@ -205,7 +203,7 @@ class Session:
         return f"{self.identity.name}-{next(self._numbers)}"
 
     def _send(self, run: Run, group: WorkerGroup, command: m.Execute, content: Content | None) -> None:
-        """Send the command with its content. Once ranks may have received any of it, an interrupt cancels the run."""
+        """Send the command with its content. Once ranks may have received part of it, an interrupt cancels the run."""
         connection = group.connection
         capabilities = connection.facts.capabilities
         early = content is not None and capabilities.streams_content
@@ -233,13 +231,13 @@ class Session:
         self.on_change()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
-        """Mark the handles on ranks that died in a run as lost, after its end. In the node's thread."""
+        """After the end of a run, mark the handles on ranks that died in it as lost. In the node's thread."""
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(group.handles):
             handle.mark_lost(gone)
 
     def pass_on(self) -> None:
-        """Tell the ranks to free the values to which this notebook has no handle any more."""
+        """Tell the ranks to free the values to which this notebook no longer has a handle."""
         self._kept_values.pass_on()
 
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:

@@ -1,4 +1,4 @@
-"""The status of a pool, of its ranks and of runs, as this kernel knows them. Kernel side; no text, no display.
+"""The status of a pool, its ranks and runs, as known to this kernel. Kernel side; no text, no display.
 
 `%distributed_status`, its `--doctor` and the sidebar take their rows from these classes. What a pool's process tells of
 itself is in `wire/messages/status.py`.
@@ -22,7 +22,7 @@ from jupyter_distrib.wire import messages as m
 
 @data_class
 class RankUsage:
-    """The latest measured usage of a rank in its run."""
+    """The last measured usage of a rank in its run."""
 
     cpu_percent: float
     """The processor usage; 100 is one core."""
@@ -33,7 +33,7 @@ class RankUsage:
     gpu_tensor_bytes: int | None
     """Memory of the rank's tensors there, as its framework counts; None if unknown."""
     gpu_reserved_bytes: int | None
-    """Memory that the framework holds for them, the reserve included."""
+    """Memory that the framework holds, including its reserve."""
     gpu_memory_of_all: bool
     """Whether `gpu_memory_bytes` is the growth of the whole GPU's use since the rank's start, as in containers."""
 
@@ -74,20 +74,20 @@ class RankStatus:
 
 @data_class
 class PoolStatus:
-    """One pool in use, with what its process has told."""
+    """A pool in use, with the answer of its process."""
 
     name: str
     at_s: float
-    """The time of the answer, in seconds since 1970."""
+    """Time of the answer in seconds since the epoch."""
     server: m.ServerStatus
     ranks: tuple[RankStatus, ...]
     """The ranks of this notebook."""
     session: str
-    """The name by which this kernel knows its own worker groups."""
+    """The name under which this kernel identifies its worker groups."""
 
     @classmethod
     def of(cls, name: str, server: m.ServerStatus, session: Session) -> PoolStatus:
-        """Return the status of a pool that has answered just now."""
+        """Return the status of a pool that has just answered."""
         ranks = [
             RankStatus.of(info, name, _usage(session, group.run, info.rank))
             for group in server.groups
@@ -103,11 +103,11 @@ class PoolStatus:
 
     @property
     def next_rank(self) -> str:
-        """Return what the next rank takes; empty if nobody knows."""
+        """Return what one more rank would get; empty if unknown."""
         return next_rank(self.server)
 
     def holders_on(self, node: m.NodeStatus) -> list[str]:
-        """Return those who have a part of a machine, as far as it is known, besides this notebook."""
+        """Return the known holders of parts of a machine, except this notebook."""
         if node.holders:
             return list(node.holders)
         counts: Counter[str] = Counter()
@@ -213,7 +213,7 @@ class DetachedStatus:
     holder: str
     """The notebook that began it."""
     where: str
-    """Its place, if that is another container, job or control group than this kernel's; else empty."""
+    """Its place, if in another container, job or control group than this kernel's; else empty."""
 
 
 def detached_elsewhere(session: Session) -> tuple[DetachedStatus, ...]:

@@ -36,7 +36,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 
 GONE_S = 2.0
-"""The most seconds between the end of an agent and the end of what this notebook had of it."""
+"""Maximum seconds between the end of an agent and the end of this notebook's worker groups and runs on it."""
 GroupEvent = (
     m.WorkerGroupOpened
     | m.WorkerGroupRefused
@@ -72,7 +72,7 @@ class ConnectionFacts:
     elsewhere: bool
     """Whether its ranks run, or may run, under another interpreter than the kernel."""
     packages_mode: str
-    """The policy for packages that its ranks lack; `off` if they are not compared, or none can be missing."""
+    """The policy for packages that its ranks lack; `off` if packages are not compared or none can be missing."""
     packages_limit_bytes: int
 
     @classmethod
@@ -94,28 +94,28 @@ class ConnectionFacts:
 
 @data_class
 class GroupRequest:
-    """The properties that were requested for ranks."""
+    """The properties of the requested ranks."""
 
     size: GroupSize
     load_env: dict[str, str]
     """The variables, from `--env` and the notebook, that programs read when they load."""
     changed: dict[str, str] = field(default_factory=dict)
-    """The GPU libraries' variables that the notebook has set since it reached its pool."""
+    """Variables of GPU libraries that the notebook has set since it reached its pool."""
     packages: m.Packages | None = None
-    """The packages that the ranks must have; None if they are not compared."""
+    """Packages that the ranks must have; None if packages are not compared."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
 
 
 def _stopped(pid: int) -> str:
-    """Return advice on a process of this machine that is stopped; empty for any other."""
+    """Return advice on a process of this machine that is suspended; empty for any other process."""
     if not pid or not process.is_stopped(pid):
         return ""
     return f": process {pid} is stopped (SIGSTOP), `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
 
 
 def _whole(node: Any, kind: str) -> Node:
-    """Return a pool's node. Raises `PoolError` for one that lacks a method, which is needed when something fails."""
+    """Return a pool's node. Raises `PoolError` if it lacks a method, which would be noticed only after a failure."""
     if isinstance(node, Node):
         return node
     node.close()
@@ -149,14 +149,14 @@ class Connection:
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.pid = 0
-        """The id of the process at the other end, once it has answered; 0 if it is not visible from here."""
+        """Id of the process at the other end, once it has answered; 0 if it is not visible from here."""
         self.process = ("", 0)
-        """The namespace of that process's id, and the id there."""
+        """Id of that process in its own namespace, with the namespace."""
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._variables = self._read_variables()
         self._companion: confinement.Companion | None = None
-        """The process at the other end, if the place of the ranks is its place."""
+        """The process at the other end, if it is at the same place as the ranks."""
         self._leaving = False
         self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
@@ -165,7 +165,7 @@ class Connection:
         self.node = _whole(opened.connect(hello, self.take, self._lose), address.kind)
 
     def _read_variables(self) -> dict[str, str | None]:
-        """Return the variables that decide where the pool is, where no option does."""
+        """Return the values of the variables that locate the pool where no option does."""
         return {
             name: os.environ.get(name)
             for option, name in self.facts.capabilities.read_variables.items()
@@ -173,13 +173,13 @@ class Connection:
         }
 
     def is_current(self, *, surely: bool = False) -> bool:
-        """Return whether the pool is still where the notebook is, and where its environment says."""
+        """Return whether the pool is still where the notebook's folder and environment say."""
         if self._variables and self._variables != self._read_variables():
             return False
         return self._companion is None or self._companion.is_here(surely=surely)
 
     def packages(self) -> m.Packages | None:
-        """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
+        """Return the packages that its ranks must have; None if packages are not compared or none can be missing."""
         facts = self.facts
         if facts.packages_mode == "off":
             return None
@@ -188,7 +188,7 @@ class Connection:
         return notebook_packages.of_notebook(facts.packages_mode, facts.packages_limit_bytes)
 
     def source_folders(self) -> tuple[str, ...]:
-        """Return the folders of sources that its ranks need besides those of the notebook's path."""
+        """Return the source folders that its ranks need besides those on the notebook's path."""
         if self.facts.packages_mode == "off":
             return ()
         from jupyter_distrib.kernel.session.pools import notebook_packages
@@ -196,7 +196,7 @@ class Connection:
         return notebook_packages.source_folders()
 
     def take(self, event: m.Event, descriptors: Descriptors) -> None:
-        """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
+        """Pass an event on to its worker group, run or request; in the node's thread."""
         match event:
             case (
                 m.WorkerGroupOpened()
@@ -262,7 +262,7 @@ class Connection:
         return None
 
     def _explained(self, event: m.Failed, run: Run) -> m.Failed:
-        """Return the event with what is known of a module that its rank lacks."""
+        """Return the event with notes on the modules that its rank lacks."""
         from jupyter_distrib.kernel.session.pools import notebook_packages
 
         workers = next((group.workers for group in self.groups.values() if group.run is run), ())
@@ -277,7 +277,7 @@ class Connection:
         self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
 
     def wait_if_gone(self) -> None:
-        """Wait until the end of the process at the other end is known here, if it has ended."""
+        """If the process at the other end has ended, wait until this connection has noticed it."""
         if self.node.has_ended():
             interrupts.wait(self._known_lost, GONE_S)
 
@@ -299,14 +299,14 @@ class Connection:
             self._give_up(run)
 
     def begin(self, run: Run) -> None:
-        """Pass the events of this run on to it from now on. The run ends at once if the agent was lost a moment ago."""
+        """Pass the events of this run on to it from now on. The run ends at once if the agent has just been lost."""
         self.runs[run.record.run] = run
         if self.lost:
             self._give_up(run)
 
     @contextmanager
     def heard(self, run: Run) -> Iterator[None]:
-        """Pass events of this run, which has ended, on to it within the block."""
+        """Within the block, pass on events to this run, which has already ended."""
         self.runs[run.id] = run
         try:
             yield
@@ -325,7 +325,7 @@ class Connection:
             self.node.close()
 
     def ask(self) -> m.ServerStatus:
-        """Return the status that the pool's process tells. Raises `PoolError`."""
+        """Return the status reported by the pool's process. Raises `PoolError`."""
         return self._requests.ask(self.node)
 
     def attach(self, run: str, make: Callable[[m.Attached], Run]) -> Run | m.NotAttached:
@@ -335,7 +335,7 @@ class Connection:
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class WorkerGroup:
-    """The ranks that a notebook holds together in one pool."""
+    """Ranks that a notebook holds together in one pool."""
 
     name: str
     connection: Connection
@@ -344,13 +344,13 @@ class WorkerGroup:
     gpus: bool = False
     """Whether its ranks have GPUs."""
     notes: tuple[str, ...] = ()
-    """Sentences on the choice of its GPUs and on variables that are not in force, for the head of its next run."""
+    """Sentences for the head of its next run: on the choice of GPUs, and on variables that are not in force."""
     told: set[str] = field(default_factory=set)
-    """The sentences on variables that are in `notes` already, or were."""
+    """Sentences on variables that have been in `notes` before."""
     state: str = "opening"
     """The state: `opening`, `open`, or `closed`."""
     reason: str = ""
-    """The reason why it is closed."""
+    """The reason why it was closed."""
     starting: m.WorkerGroupStarting | None = None
     """The progress of the start of its ranks, if it takes a while."""
     opened: threading.Event = field(default_factory=threading.Event)
@@ -359,7 +359,7 @@ class WorkerGroup:
     run: Run | None = None
     """The run that uses the group now, or used it last."""
     taker: threading.Thread | None = None
-    """The thread that has chosen the group and is about to send it a cell."""
+    """The thread that has chosen the group and is about to send a cell to it."""
     taken_beside: bool = False
     """Whether the cell of `taker` is one that the notebook does not wait for."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
@@ -371,17 +371,17 @@ class WorkerGroup:
 
     @property
     def taken(self) -> bool:
-        """Return whether a thread other than this one is about to send the group a cell."""
+        """Return whether another thread is about to send a cell to the group."""
         return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
 
     @property
     def executing(self) -> Run | None:
-        """The run that goes on in the group, or None."""
+        """The run in progress in the group, or None."""
         return None if self.run is None or self.run.done() else self.run
 
     @property
     def busy_beside(self) -> bool:
-        """Return whether a cell that the notebook does not wait for has the group, or is about to have it."""
+        """Return whether a cell that the notebook does not wait for uses the group, or is about to."""
         return self.executing.beside if self.executing is not None else self.taken and self.taken_beside
 
     @property
@@ -390,12 +390,11 @@ class WorkerGroup:
 
     @property
     def kept(self) -> list[RankValue]:
-        """The handles to values that at least one of its ranks still has."""
+        """The handles to values that are still on at least one of its ranks."""
         return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
 
     def lose_values(self, ranks: Collection[int]) -> str:
-        """Mark the values that these ranks have kept as lost. Return a sentence that names them; empty if there are
-        none."""
+        """Mark the values kept on these ranks as lost. Return a sentence that names them; empty if there are none."""
         lost = [handle for handle in self.kept if set(ranks) & set(handle.ranks) - handle.lost]
         for handle in lost:
             handle.mark_lost(ranks)
@@ -410,13 +409,13 @@ class WorkerGroup:
         self.settle()
 
     def settle(self) -> None:
-        """Wake the threads that wait for the group, which is open or closed now."""
+        """Wake the threads that wait until the group is open or closed."""
         self.opened.set()
         self.news.put("")
 
 
 class Requests:
-    """The requests that await an agent's answer, and the answers."""
+    """The requests that are waiting for an agent's answer."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -426,7 +425,7 @@ class Requests:
         self._make: Callable[[m.Attached], Run] | None = None
 
     def ask(self, node: Node) -> m.ServerStatus:
-        """Return the status that the pool's process tells. Raises `PoolError`."""
+        """Return the status reported by the pool's process. Raises `PoolError`."""
         number = next(self._numbers)
         answers = self._answers[number] = queue.SimpleQueue()
         node.send(m.Ask(question=number))
@@ -450,7 +449,7 @@ class Requests:
         return answer
 
     def give_up(self, reason: str) -> None:
-        """Make the threads that wait for an answer raise, since none will come."""
+        """Make the waiting threads raise an error, since no answer will come."""
         refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
         for box in list(self._answers.values()):
             box.put(refusal)
@@ -461,7 +460,7 @@ class Requests:
             box.put(event.status)
 
     def attached(self, event: m.Attached) -> Run | None:
-        """Return the run that `attach` has requested; None without such a request."""
+        """Return the run for the pending `attach`; None if there was no such request."""
         if self._make is None:
             return None
         run = self._make(event)

@@ -1,4 +1,4 @@
-"""The kernel's knowledge about the GPUs of a pool and about the variables of GPU libraries. Kernel side."""
+"""The kernel's knowledge of a pool's GPUs and of the variables of GPU libraries. Kernel side."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from jupyter_distrib.wire import messages as m
 
 
 class GpuVisibility:
-    """The kernel's knowledge about the GPUs of a pool."""
+    """The kernel's knowledge of a pool's GPUs."""
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] | None = None
         """The kernel's CUDA_VISIBLE_DEVICES, split; None if the variable is unset."""
         self.exist: bool | None = None
-        """Whether ranks can have GPUs; None until ranks that see these devices have been up."""
+        """Whether ranks can have GPUs; None until ranks that see these devices have started."""
 
         self.broken = False
-        """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
+        """Whether there are GPUs that cannot be used; a cell that asks for a number of GPUs gets the reason."""
 
     def learn(self, event: m.WorkerGroupOpened) -> None:
-        """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
+        """Record whether the pool has GPUs from the event that its ranks have started; unknown for some CPU ranks."""
         if event.gpus or event.node_has_gpus is not None:
             self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
 
@@ -31,14 +31,14 @@ class GpuVisibility:
 
 
 class GpuVariables:
-    """The variables that GPU libraries read once in a process, as they were when a connection was made: those that the
-    notebook sets later are not in force on ranks that are up."""
+    """The variables that GPU libraries read only once in a process, as they were when a connection was made. Those that
+    the notebook sets later are not in force on ranks that have started."""
 
     def __init__(self) -> None:
         self._at_first = _now()
 
     def changed(self) -> dict[str, str]:
-        """Return the variables with a new value; a deleted one is left out: it cannot be removed from ranks."""
+        """Return the variables with a new value; deleted ones are left out, since they cannot be removed from ranks."""
         return {name: value for name, value in _now().items() if self._at_first.get(name) != value}
 
 

@@ -1,5 +1,5 @@
-"""The identity of this kernel for agents, coordinators and other notebooks, and whether its versions go with theirs.
-Kernel side."""
+"""The identity of this kernel for agents, coordinators and other notebooks, and the check of its versions against
+theirs. Kernel side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KernelIdentity:
     """The identity of one use of the extension by one kernel."""
 
     name: str = field(default_factory=lambda: secrets.token_hex(3))
-    """A random name, with which the ids of runs and worker groups begin."""
+    """A random name that begins the ids of its runs and worker groups."""
     pid: int = field(default_factory=os.getpid)
 
     @property
@@ -60,9 +60,9 @@ class VersionCheck:
 
     def __init__(self, hello: m.Hello, pool: str) -> None:
         self.refusal = ""
-        """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
+        """The reason why kernel and ranks must not exchange values; set before any worker group opens."""
         self.remark = ""
-        """A sentence on the differences that do no harm."""
+        """A sentence on harmless differences."""
         self._hello, self._pool = hello, pool
 
     def compare(self, welcomed: m.Welcomed) -> None:

@@ -1,4 +1,4 @@
-"""Tells what the next rank of a pool takes, in the same words for all pools. Kernel side; pure."""
+"""Tells what one more rank of a pool would get, in the same words for all pools. Kernel side; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jupyter_distrib.wire import messages as m
 
 
 def next_rank(server: m.ServerStatus) -> str:
-    """Return the end of a sentence that begins with `next rank`; empty if nobody knows.
+    """Return the end of a sentence that begins with `next rank`; empty if unknown.
 
     Args:
         server: The status of the pool's process.
@@ -37,7 +37,7 @@ def _told(what: str, total: float, free: float, holders: Sequence[str]) -> str:
 
 
 def _holders(server: m.ServerStatus, nodes: Sequence[m.NodeStatus]) -> list[str]:
-    """Return those who hold something, each once."""
+    """Return the holders of devices, each once."""
     told = [gpu.holder for gpu in server.gpus] + [holder for node in nodes for holder in node.holders]
     return list(dict.fromkeys(filter(None, told or [group.holder for group in server.groups if group.workers])))
 

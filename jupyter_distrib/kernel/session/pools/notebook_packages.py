@@ -28,19 +28,19 @@ from jupyter_distrib.system.distributions import Distribution
 from jupyter_distrib.wire import messages as m
 
 WHEEL_LIMIT_BYTES = 64 << 20
-"""The largest package that travels itself."""
+"""Size of the largest package that is sent itself."""
 _THEIR_OWN = frozenset({"torch", "triton", "cloudpickle", "threadpoolctl", "nvidia-ml-py", "jupyter-distrib"})
-"""Packages that the ranks' Python has, or that travel with this one."""
+"""Packages that come with the ranks' Python, or with this package."""
 _TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "distribute", "pkg-resources"})
 _FRONT_END = re.compile(r"(jupyter|ipy|notebook|nb|voila|papermill|debugpy)")
-"""Beginnings of the names of what makes a notebook, rather than what is computed in it."""
+"""Name prefixes of packages that run the notebook and are not computed with."""
 _REQUIREMENT = re.compile(r"Requires-Dist:\s*([A-Za-z0-9._-]+)(.*)")
 _NO_MODULE = re.compile(r"No module named '([^'.]+)")
 
 
 @dataclass(slots=True)
 class _Known:
-    """Result of the last look, and the state of the folders that it was of."""
+    """Result of the last inspection, and the state of the folders at that time."""
 
     stamps: tuple[tuple[str, int], ...] = ()
     packages: tuple[m.Package, ...] = ()
@@ -51,19 +51,19 @@ _known = _Known()
 
 
 def of_notebook(mode: str, limit_bytes: int) -> m.Packages:
-    """Return the packages as they are now. Raises `PoolError` for one that cannot travel."""
+    """Return the packages as they are now. Raises `PoolError` for a package that cannot be sent."""
     _look()
     return m.Packages(mode=mode, packages=_known.packages, limit_bytes=limit_bytes)
 
 
 def source_folders() -> tuple[str, ...]:
-    """Return the folders of editable packages, which travel as the folders of the notebook's path do."""
+    """Return the folders of editable packages, which are sent like the folders on the notebook's path."""
     _look()
     return _known.source_folders
 
 
 def _look() -> None:
-    """Look at all packages, if some came or went since the last time."""
+    """Inspect all packages, unless nothing was installed or removed since the last time."""
     stamps = tuple(_stamps(sys.path))
     if stamps == _known.stamps:
         return
@@ -75,14 +75,15 @@ def _look() -> None:
 
 
 def _stamps(path: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield each folder of packages with its time of change, which is another one when packages came or went."""
+    """Yield each folder of packages with its modification time, which changes when packages are installed or
+    removed."""
     for folder in path:
         if folder.endswith("-packages") and os.path.isdir(folder):
             yield folder, os.stat(folder).st_mtime_ns
 
 
 def wanted(found: Mapping[str, Distribution]) -> set[str]:
-    """Return the names of the packages that were asked for, and of all that they need."""
+    """Return the names of the packages that were requested, and of their dependencies."""
     needs = {name: set(_needs(each, found)) for name, each in found.items()}
     needed = {need for name, each in needs.items() for need in each if name != need}
     left_out = {name for name in found if name in _THEIR_OWN | _TOOLS or _FRONT_END.match(name)}
@@ -97,7 +98,7 @@ def wanted(found: Mapping[str, Distribution]) -> set[str]:
 
 
 def _needs(each: Distribution, found: Mapping[str, Distribution]) -> Iterator[str]:
-    """Yield what a package needs, of what is installed; without extras, which nobody may have asked for."""
+    """Yield the installed dependencies of a package; without extras, which may not have been requested."""
     for line in each.read("METADATA").partition("\n\n")[0].splitlines():
         match = _REQUIREMENT.match(line)
         if match and "extra" not in match[2].partition(";")[2] and distributions.normalized(match[1]) in found:
@@ -112,7 +113,7 @@ def _was_requested(each: Distribution) -> bool:
 
 
 def origin(each: Distribution) -> dict[str, object]:
-    """Return where a package comes from, if not from an index (PEP 610); else nothing."""
+    """Return the source of a package that does not come from an index (PEP 610); else an empty text."""
     try:
         told = json.loads(each.read("direct_url.json") or "{}")
     except ValueError:
@@ -121,7 +122,7 @@ def origin(each: Distribution) -> dict[str, object]:
 
 
 def is_editable(each: Distribution) -> bool:
-    """Return whether a package is a folder of sources, which ranks get with the notebook's path."""
+    """Return whether a package is a source folder, which ranks get with the notebook's path."""
     info = origin(each).get("dir_info")
     return isinstance(info, dict) and bool(info.get("editable"))
 
@@ -133,7 +134,7 @@ def _source_folder(each: Distribution) -> str:
 
 
 def requirement(each: Distribution) -> str:
-    """Return what an installer is asked for; empty if no installer elsewhere can have it."""
+    """Return the requirement to pass to an installer; empty if no installer elsewhere can satisfy it."""
     told = origin(each)
     url = str(told.get("url", ""))
     if not url:
@@ -159,7 +160,7 @@ def _package(each: Distribution) -> m.Package:
 
 
 def as_wheel(each: Distribution) -> tuple[str, bytes]:
-    """Return the name and content of a wheel of what is installed; without scripts, which lie elsewhere."""
+    """Return name and content of a wheel of the installed files; without scripts, which lie elsewhere."""
     base, info = os.path.split(each.folder)
     rows: list[tuple[str, str, str]] = []
     content = io.BytesIO()
@@ -232,7 +233,7 @@ def _spec(module: str) -> object | None:
 
 
 def _owner_of(module: str) -> Distribution | None:
-    """Return the package that has brought a module to the notebook; None for one that no package has."""
+    """Return the package that provides a module in the notebook; None if no package does."""
     found = distributions.installed(sys.path)
     own = found.get(distributions.normalized(module))
     for each in ([own] if own else []) + list(found.values()):

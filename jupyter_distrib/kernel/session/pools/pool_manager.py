@@ -34,7 +34,7 @@ from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
 
 _HEAD_START_S = 0.1
-"""The most seconds for which the thread that reaches the pool has the kernel to itself."""
+"""Maximum seconds for which the thread that reaches the pool has the kernel to itself."""
 T = TypeVar("T")
 
 
@@ -51,11 +51,11 @@ class Connections:
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._open: list[Connection] = []
         self._of_attached: list[Connection] = []
-        """Connections to processes that hold detached runs and are no pool of this notebook."""
+        """Connections to processes that hold detached runs and are not a pool of this notebook."""
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Connection]:
-        """Iterate over the pools that are in use, in the order of their first use."""
+        """Iterate over the pools in use, in the order of first use."""
         return iter(list(self._open))
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None, group: str = "") -> Connection:
@@ -132,20 +132,21 @@ class Connections:
 
 @data_class
 class Beside:
-    """The way in which a cell that the notebook does not wait for gets its ranks."""
+    """The terms on which a cell that the notebook does not wait for gets its ranks."""
 
     wait_s: float
-    """The most seconds to wait for busy ranks or GPUs."""
+    """Maximum seconds to wait for busy ranks or GPUs."""
     say: Callable[[str], object]
-    """Told in one sentence what the cell waits for."""
+    """Called with a sentence on what the cell waits for."""
 
 
 class StartCut(PoolError):
-    """The process that looks after the ranks has ended while they started."""
+    """An error for ranks that were starting when the process that looks after them ended."""
 
 
 def once_more(start: Callable[[], T]) -> T:
-    """Return what a start of ranks returns. If it is cut, the process that looks after ranks is started anew, once."""
+    """Return the result of a start of ranks. If the process that looks after them ends meanwhile, start it again,
+    once."""
     with suppress(StartCut), open_files.as_pool_error():
         return start()
     try:
@@ -155,7 +156,7 @@ def once_more(start: Callable[[], T]) -> T:
 
 
 class PoolManager:
-    """The worker groups that a kernel holds in its pools.
+    """The worker groups of a kernel in its pools.
 
     Args:
         identity: The identity of the kernel.
@@ -167,7 +168,7 @@ class PoolManager:
         self.connections = Connections(identity, choices, on_change)
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._turns = threading.Condition(threading.RLock())
-        """The condition on which threads wait for ranks that another thread has taken."""
+        """The condition on which threads wait for ranks that another thread has claimed."""
         self._numbers = itertools.count(1)
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
@@ -200,7 +201,7 @@ class PoolManager:
     def taking(
         self, options: Options, handles: Sequence[RankValue] = (), *, beside: Beside | None = None
     ) -> Iterator[WorkerGroup]:
-        """Take the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
+        """Claim the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
         thread gets them until the cell has been sent or has failed to start.
 
         Args:
@@ -228,7 +229,7 @@ class PoolManager:
                 self._turns.notify_all()
 
     def _take(self, options: Options, handles: Sequence[RankValue], beside: Beside | None) -> WorkerGroup:
-        """Choose ranks, and take them for this thread's cell if they are not busy."""
+        """Choose ranks, and claim them for this thread's cell unless they are busy."""
         with self._turns:
             group = self._choose(options, handles, beside)
             if not group.busy:
@@ -318,7 +319,7 @@ class PoolManager:
     # ------------------------------------------------------------------------------------------------ for users
 
     def add_pool(self, pool: NamedPool) -> None:
-        """Add a pool to this notebook; a different one that was added under that name is removed, with its ranks."""
+        """Add a pool to this notebook; a different pool that was added under that name is removed, with its ranks."""
         if self._choices.added.get(pool.name, pool) != pool:
             self.remove_pool(pool.name)
         self._choices.add(pool)
@@ -332,7 +333,7 @@ class PoolManager:
         self._on_change()
 
     def start_ranks(self, pool: str, size: GroupSize | None = None) -> None:
-        """Start ranks before a cell asks for them, unless ranks that fit are up or busy. A given size stays chosen."""
+        """Start ranks before a cell asks for them, unless fitting ranks exist. A given size is remembered."""
         if size is not None:
             kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
             self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
@@ -352,7 +353,7 @@ class PoolManager:
             self.close_group(group, by)
 
     def restart_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
-        """Replace the ranks of a pool by as many new ones with the same kind of device."""
+        """Replace the ranks of a pool by the same number of new ones with the same kind of device."""
         up = [group for group in self.groups(pool) if group.size]
         self.stop_ranks(pool, by)
         options = Options(pool=pool)
@@ -363,7 +364,7 @@ class PoolManager:
         self._start(options)
 
     def resize(self, pool: str, size: GroupSize | int | None = None, by: str = NOTEBOOK) -> None:
-        """Replace the ranks of a pool by ranks of this size, which stays chosen.
+        """Replace the ranks of a pool by ranks of this size, which is remembered.
 
         Args:
             pool: Its name.
@@ -396,7 +397,7 @@ class PoolManager:
 
 
 def _request(options: Options, connection: Connection, packages: m.Packages | None) -> GroupRequest:
-    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or its refusal gives the
+    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or refuses with the
     reason."""
     size = options.size
     # Nodes with GPUs may join a cluster.

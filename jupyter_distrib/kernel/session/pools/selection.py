@@ -1,4 +1,4 @@
-"""The selection of ranks for a cell among those that are up. In the thread that runs the cell."""
+"""The selection of ranks for a cell among existing ones. In the thread that runs the cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_distrib.system.formatting import rank_list
 
 
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Return whether these ranks meet the request, whose size is for CPU ranks if the pool has no GPUs."""
+    """Return whether these ranks meet the request; its size is for CPU ranks if the pool has no GPUs."""
     size, asked = request.size, group.asked
     on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
     same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
@@ -31,19 +31,19 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
 
 
 def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Return whether these ranks meet the request but for variables that the notebook has set since they started."""
+    """Return whether these ranks meet the request except for variables that the notebook has set since they started."""
     asked = group.asked
     return _given(asked) == _given(request) and fits(group, replace(request, load_env=asked.load_env))
 
 
 def _given(request: GroupRequest) -> dict[str, str]:
-    """Return the variables that `--env` has asked for."""
+    """Return the variables that were requested by `--env`."""
     return {name: value for name, value in request.load_env.items() if request.changed.get(name) != value}
 
 
 def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
-    """Return the group, with a note for the head of its next run, once, on the notebook's variables that are not in
-    force on its ranks."""
+    """Return the group; add a note for the head of its next run, once, on variables of the notebook that are not in
+    force."""
     text = not_in_force(request.changed, group.asked.load_env)
     if text and text not in group.told:
         group.told.add(text)
@@ -52,7 +52,7 @@ def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
 
 
 def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
-    """Wait until another cell of this notebook may have left these ranks; raise `PoolError` when the time is over.
+    """Wait until another cell of this notebook may have released these ranks; raise `PoolError` at the deadline.
 
     Args:
         group: The ranks, which are `busy`.
@@ -72,7 +72,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
 def of_handles(
     handles: Sequence[RankValue], connection: Connection, count: int | None, on: Iterable[int] | None
 ) -> WorkerGroup:
-    """Return the worker group that keeps the values which the cell reads."""
+    """Return the worker group that keeps the values read by the cell."""
     first = handles[0]
     for handle in handles:
         if lost := handle.lost.intersection(handle.ranks if on is None else on):
@@ -107,7 +107,7 @@ def newest(connection: Connection) -> WorkerGroup:
 
 
 def busy(group: WorkerGroup) -> PoolError:
-    """Return an error with the reason why a cell cannot use these ranks, which another cell has."""
+    """Return an error on why a cell cannot use these ranks, which another cell uses."""
     if (run := group.executing) is None:
         return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
     look = f"see it with `%distributed_attach {run.id}`" if run.detached else "see it with `%distributed_status`"

@@ -25,9 +25,9 @@ from jupyter_distrib.wire import messages as m
 
 POLL_S = 0.01
 BACK_S = 0.3
-"""The seconds within which a rank that has made a step is asked again before another one is."""
+"""Seconds for which the rank that made the last step is preferred over other stopped ranks."""
 NEWS_S = 0.5
-"""The seconds for which a view is told again of news, since it draws only so often."""
+"""Seconds for which a view keeps being notified of a change, since it draws only at intervals."""
 _OTHER_RANK = re.compile(r"\s*rank\s+(\d+)\s*")
 _ALL_RANKS = re.compile(r"\s*all\s+(?=[\w!])(.+)")
 HELP = (
@@ -37,7 +37,7 @@ HELP = (
 
 
 class Withdrawn(Exception):
-    """The rank does not wait for a line any more, since its run is over."""
+    """The rank no longer waits for a line, since its run is over."""
 
 
 class DebuggerLink(Protocol):
@@ -61,7 +61,7 @@ class DebuggedRun(Protocol):
 
 
 def converse(run: DebuggedRun, meanwhile: Callable[[], object]) -> None:
-    """Lead the conversation with the ranks of a run that are stopped in the debugger, until none is.
+    """Converse with the ranks of a run that are stopped in the debugger, until none is.
 
     Args:
         run: The run.
@@ -92,16 +92,17 @@ class Conversation:
     ) -> None:
         self._run, self._advice, self._is_over, self._meanwhile = run, advice, is_over, meanwhile
         self._changes, self._changed_at_s = 0, 0.0
-        """The number of events so far, and the time at which the last was noticed."""
+        """Number of events so far, and the time at which the last was noticed."""
         self._shown: dict[int, m.DebuggerPrompted] = {}
-        """The prompt of each rank whose text was printed last."""
+        """The prompt last printed for each rank."""
 
     @property
     def _stopped(self) -> tuple[int, ...]:
         return self._run.record.in_debugger
 
     def next_rank(self, last: int | None) -> int | None:
-        """Return the rank to ask: the last one if it is stopped again soon, else the first that is; None without."""
+        """Return the rank to ask: the last one if it stops again soon, else the first stopped one; None if there is
+        none."""
         until_s = time.monotonic() + (BACK_S if last is not None else 0.0)
         while time.monotonic() < until_s and last not in self._stopped and not self._is_over():
             time.sleep(POLL_S)
@@ -137,7 +138,8 @@ class Conversation:
         return rank
 
     def _is_wanted(self, rank: int, prompt: m.DebuggerPrompted) -> bool:
-        """Pass on news, and return whether the rank still waits for its line. Called while the user is asked."""
+        """Notify of news, and return whether the rank still waits for its line. Called while the user is being
+        asked."""
         if self._changes != self._run.record.changes:
             self._changes, self._changed_at_s = self._run.record.changes, time.monotonic()
         if time.monotonic() < self._changed_at_s + NEWS_S:
@@ -173,13 +175,14 @@ class Conversation:
             print("".join(f"[{rank}] {line}" for line in prompt.text.splitlines(keepends=True)), end="")
 
     def _send(self, rank: int, line: str) -> None:
-        """Give a rank the line, and wait until it has answered or gone on."""
+        """Send a line to a rank, and wait until it has answered or resumed."""
         prompt = self._run.record.ranks[rank].prompt
         if prompt is not None:
             self._wait(rank, prompt, first=lambda: self._run.link.debug(rank, "read", line))
 
     def _wait(self, rank: int, prompt: m.DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
-        """Call `first`, and wait until the rank has answered or gone on; stop the run if the user has quit.
+        """Call `first`, and wait until the rank has answered or resumed; stop the run if the user has quit. An
+        interrupt at any point of the wait is for the rank.
 
         An interrupt is for the rank, at whatever step of the wait it comes.
         """
@@ -202,7 +205,7 @@ class Conversation:
                 self._run.cancel()
 
     def _leave(self, rank: int, prompt: m.DebuggerPrompted) -> None:
-        """Act on an interrupt at the prompt: it has stopped the run; an examination ends."""
+        """Handle an interrupt at the prompt, which has stopped the run; an examination ends."""
         if self._run.done():
             self._run.link.debug(rank, "end", "")
         self._wait(rank, prompt)
@@ -216,7 +219,7 @@ def _at(prompt: m.DebuggerPrompted) -> str:
 
 
 def _read(prompt: str, is_wanted: Callable[[], bool]) -> str:
-    """Return the line that the user types.
+    """Return the line typed by the user.
 
     Raises:
         Withdrawn: `is_wanted` has become false meanwhile.
@@ -239,7 +242,7 @@ def _read(prompt: str, is_wanted: Callable[[], bool]) -> str:
 
 
 class _Question:
-    """A question that waits for its answer in the main thread, and can be withdrawn from another one."""
+    """A question in the main thread that another thread can withdraw."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -264,7 +267,7 @@ class _Question:
 
 @contextmanager
 def _interruptible() -> Iterator[_Question]:
-    """Raise an interrupt within the block, after whoever handles interrupts here has been told."""
+    """Raise interrupts within the block, after notifying the previous handler."""
     question, before = _Question(), signal.getsignal(signal.SIGINT)
 
     def handle(signum: int, frame: types.FrameType | None) -> None:

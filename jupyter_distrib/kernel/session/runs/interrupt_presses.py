@@ -16,12 +16,13 @@ from jupyter_distrib.wire import messages as m
 
 Handler = Callable[[int, types.FrameType | None], object]
 LATE_S = 1.0
-"""The seconds after the end of a stopped run in which a press is taken as meant for that run."""
+"""Seconds after the end of a stopped run in which another press counts as meant for that run."""
 
 
 @contextmanager
 def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Call `order` for an interrupt while this thread waits: an exception between two lines would leave the run behind.
+    """Call `order` instead of raising an exception for interrupts while this thread waits: an exception between two
+    lines would leave the run behind.
 
     The previous handler, Python's own or a library's (Spark's, say), is put back before anything else runs, a second
     later if the run was `stopped`.
@@ -57,8 +58,8 @@ class LatePresses:
 
 
 def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
-    """Return the exception to raise, outside any `except` block, for an interrupt that came before the kernel waited
-    for a run; the interrupt of a run is returned unchanged.
+    """Return the exception to raise, outside any `except` block, for an interrupt before the kernel waited for a run;
+    the interrupt of a run is returned unchanged.
 
     IPython cannot show every such interrupt: Python 3.11 may raise it where a generator begins, which has no line, and
     IPython 9 fails to format a frame without one, so the cell would end without an error.

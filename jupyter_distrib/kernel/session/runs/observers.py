@@ -1,4 +1,4 @@
-"""The observers of runs, and the protection of a run from an observer of another package.
+"""The observers of runs, and the protection of runs from observers of other packages.
 
     Run.deliver --> RunRecord.apply --> RunObservers.tell --+--> LiveView          wakes the thread that waits
                                                             +--> SidebarObserver   wakes the thread that sends the news
@@ -32,24 +32,24 @@ from jupyter_distrib.wire import messages as m
 
 ENTRY_POINTS = "jupyter_distrib.observers"
 BEGIN_S = 2.0
-"""The most seconds that a cell waits for the `begin` of all its observers together."""
+"""Maximum seconds that a cell waits for the `begin` of all its observers together."""
 FINISH_S = 2.0
-"""The most seconds that the end of a cell waits until its observers have handled all events."""
+"""Maximum seconds that the end of a cell waits until its observers have handled all events."""
 HANGS_S = 10.0
-"""The most seconds that one call of an observer which `ends_in_background` may take before later runs do without it."""
+"""Maximum seconds for one call of an observer that `ends_in_background`, after which later runs do without it."""
 QUIET_S = 1.0
-"""The most seconds of such a call that the end of a cell does not mention."""
+"""Maximum seconds of such a call that the end of a cell does not mention."""
 EXIT_S = 4.0
-"""The most seconds that the end of the kernel waits for such observers: programs that execute notebooks kill a kernel
-after 5."""
+"""Maximum seconds that kernel shutdown waits for such observers: programs that execute notebooks kill a kernel after
+5."""
 MOST_BEHIND = 200
-"""The most runs that may wait for one such observer."""
+"""Maximum number of runs that may wait for one such observer."""
 BACKLOG_BYTES = 32_000_000
-"""The most bytes of events that may wait for one observer."""
+"""Maximum size of the events that may wait for one observer."""
 PROFILE = "profile"
-"""The option whose traces an observer of our own writes, which takes too long for the pool's thread."""
+"""The option whose traces are written by an observer of this package, too slow for the pool's thread."""
 EVENT_BYTES = 1000
-"""The least size that an event counts for, in bytes."""
+"""Minimum size that counts for an event."""
 
 
 class RunObservers:
@@ -68,7 +68,7 @@ class RunObservers:
         self.add(thread)
 
     def tell(self, event: m.RunEvent, record: RunRecord) -> None:
-        """Pass an event that the record has just folded to all observers. Returns at once."""
+        """Pass an event, just folded into the record, to all observers. Returns at once."""
         for observer in self._observers:
             observer.observe(event, record)
 
@@ -79,7 +79,7 @@ class RunObservers:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether some observer goes on in the background."""
+        """Return whether some observer continues in the background."""
         return any(isinstance(each, ObserverThread) and each.is_behind for each in self._observers)
 
     def finish(self, given_up: Callable[[], bool]) -> None:
@@ -101,11 +101,11 @@ class Observers:
 
     def __init__(self) -> None:
         self.own: list[Follow] = []
-        """Functions that are called in the thread that begins a run; their observers return at once from every call."""
+        """Functions called in the thread that begins a run; each call of their observers returns at once."""
         self._hung: dict[str, ObserverThread] = {}
         """Observers that have hung in an earlier run, by name."""
         self._behind: list[ObserverThread] = []
-        """Observers that end in the background, and may not have finished."""
+        """Observers that end in the background and may not have finished."""
         atexit.register(self._flush)
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Observers:
         return ObserverThread(name, run, make, record, on_hung=self._hung.update)
 
     def _flush(self) -> None:
-        """Wait, for a bounded time, for what is still sent when the kernel ends."""
+        """Wait, for a bounded time, until the observers have sent what is left when the kernel ends."""
         until_s = time.monotonic() + EXIT_S
         for thread in self._behind:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -181,10 +181,10 @@ class ObserverThread(Observer):
         self._environment: dict[str, str] = {}
         self._ends_in_background = False
         self._called_at_s = math.inf
-        """The time when the observer was called, as long as it has not returned."""
+        """Time at which the current call of the observer began; None outside a call."""
         self._begun, self._finished = threading.Event(), threading.Event()
         self._dropped = threading.Lock()
-        """The lock that the thread which drops the observer acquires and never releases; it then adds the note."""
+        """A lock that the thread dropping the observer acquires and never releases; that thread then adds the note."""
         self._thread = threading.Thread(target=self._follow, name=f"jupyter_distrib-observer-{name}", daemon=True)
 
     def start(self) -> None:
@@ -192,13 +192,13 @@ class ObserverThread(Observer):
 
     @property
     def hangs(self) -> bool:
-        """Return whether it was dropped, or has had long enough for one call, and has not returned."""
+        """Return whether it was dropped, or has exceeded the time for one call and has not returned."""
         late = self._dropped.locked() or time.monotonic() > self._called_at_s + HANGS_S
         return late and self._thread.is_alive()
 
     @property
     def is_behind(self) -> bool:
-        """Return whether it goes on in the background."""
+        """Return whether it continues in the background."""
         return self._ends_in_background and not self._finished.is_set() and not self._dropped.locked()
 
     def join(self, timeout_s: float) -> None:
@@ -219,8 +219,8 @@ class ObserverThread(Observer):
             threading.Thread(target=self._say_hung, args=(why,), name=self._thread.name, daemon=True).start()
 
     def finish(self, until_s: float, given_up: Callable[[], bool]) -> None:
-        """Wait until the observer has handled the last event or was dropped, or the user no longer wants to wait; for
-        a tracker that ends in the background, not at all."""
+        """Wait until the observer has handled the last event, was dropped, or the user no longer wants to wait. Does
+        not wait for a tracker that ends in the background."""
         if self.is_tracker and self.is_behind:
             if time.monotonic() > self._called_at_s + QUIET_S:
                 self._note(f"{self.name} has not answered yet: it gets this run while the notebook goes on")
@@ -256,7 +256,7 @@ class ObserverThread(Observer):
                 return
 
     def _drop(self, why: str) -> None:
-        """Pass no more events to the observer, and add one note about that."""
+        """Pass no more events to the observer, and add one note on this."""
         if self._dropped.acquire(blocking=False):
             self._note(_dropped(self.name, why))
 
@@ -271,7 +271,7 @@ class ObserverThread(Observer):
 
 
 class Backlog:
-    """The queue of events that wait for one observer: put by one thread at a time, taken by another."""
+    """The queue of events for one observer: filled by one thread at a time, emptied by another."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[m.RunEvent | None] = queue.SimpleQueue()
@@ -330,7 +330,7 @@ def _dropped(name: str, why: str) -> str:
 
 
 class EndObserver(Observer):
-    """An observer that calls a function at the end of a run, when nothing of it is left to do."""
+    """An observer that calls a function at the end of a run, when nothing is left to do."""
 
     def __init__(self, ended: Callable[[], object]) -> None:
         self._ended = ended

@@ -15,7 +15,7 @@ from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
 LITERAL_CHARACTERS = 2000
-"""The length up to which a value is written as a literal."""
+"""Maximum length of a value that is written as a literal."""
 SHORT_ITEMS = 20
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
@@ -23,15 +23,15 @@ _CONTAINERS = (list, tuple, set, dict)
 
 @data_class
 class Program:
-    """The program that a run executes."""
+    """The program executed by a run."""
 
     source: str
     names: tuple[str, ...]
     """The names that it captured."""
     values: Mapping[str, object]
-    """The values of those that are code or short and plain, as they were."""
+    """The captured values that are code, or short and plain, as they were."""
     given: Options
-    """The options as the cell gives them."""
+    """The options as given by the cell."""
     settings: Settings
 
     @property
@@ -51,7 +51,7 @@ class Program:
 
 
 def _is_short(value: object) -> bool:
-    """Return, in no time, whether a value is plain and takes hardly any memory."""
+    """Return, quickly, whether a value is plain and takes little memory."""
     if type(value) in (tuple, dict) and len(value) < SHORT_ITEMS:  # type: ignore[arg-type]
         items = value.values() if isinstance(value, dict) else value
         return all(isinstance(each, _PLAIN) and _is_short(each) for each in items)  # type: ignore[attr-defined]

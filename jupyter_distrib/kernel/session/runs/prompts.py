@@ -1,5 +1,4 @@
-"""The front end's ability to ask its user for a line, which the debugger of a rank needs. From the thread that begins a
-run."""
+"""The front end's ability to ask its user for a line, for the debugger of a rank. From the thread that begins a run."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from collections.abc import Callable
 
 
 def terminal() -> str:
-    """Return the reason why nobody can answer in the terminal of this program; empty if somebody can."""
+    """Return the reason why nobody can answer in this program's terminal; empty if somebody can."""
     return "" if sys.stdin is not None and sys.stdin.isatty() else "this program has no terminal"
 
 
 front_end: Callable[[], str] = terminal
-"""The function that returns why the user of the running cell cannot be asked, empty if that is possible. The extension
-replaces it by that of its front end."""
+"""A function that returns the reason why the user of the running cell cannot be asked; empty if that is possible. The
+extension replaces it by its front end's."""
 
 
 def missing() -> str:

@@ -36,7 +36,7 @@ class Results:
     def __init__(self, values: Mapping[int, Any]) -> None:
         self._values = dict(sorted(values.items()))
         self.run = ""
-        """The id of the run that they are of, in the kernel that began it."""
+        """Id of the run that produced these values, in the kernel that started it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Results:
         return f"<table>{''.join(rows)}</table>"
 
     def _shown(self) -> list[tuple[list[int], str, str]]:
-        """Return ranks, text and markup ("" if none) of each value; ranks whose values look the same share an entry."""
+        """Return ranks, text and markup ("" if none) of each value; ranks with equal-looking values share an entry."""
         groups: dict[tuple[str, str], list[int]] = {}
         for rank, value in self._values.items():
             groups.setdefault((short_text(value), _html(value)), []).append(rank)
@@ -103,7 +103,7 @@ class Results:
 
 
 def short_text(value: object) -> str:
-    """Return the `repr` of a value, without its middle if it is long."""
+    """Return the `repr` of a value, shortened in the middle if it is long."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - foreign code
@@ -164,7 +164,7 @@ class RankValue:
         self.size_bytes = dict(size_bytes or {})
         self.sharded = sharded
         self.lost: frozenset[int] = frozenset()
-        """The ranks whose copy is gone."""
+        """The ranks whose copy is lost."""
         self._pool = pool
         self._since = since
         self._fetch = fetch
@@ -173,7 +173,7 @@ class RankValue:
             weakref.finalize(self, on_drop, key).atexit = False
 
     def mark_lost(self, ranks: Iterable[int]) -> None:
-        """Record that the copies of these ranks are gone."""
+        """Record that the copies of these ranks are lost."""
         self.lost = self.lost | (frozenset(ranks) & frozenset(self.ranks))
 
     def __getitem__(self, rank: int) -> Any:
@@ -229,21 +229,21 @@ class RankValue:
 
 
 class ReturnedValues:
-    """The values that the ranks of one run returned. Owns the descriptors that came with them."""
+    """The values returned by the ranks of one run. Owns the descriptors that came with them."""
 
     def __init__(self) -> None:
         self.held: object = ()
-        """The kernel's classes and functions that were sent, kept alive until the values have come."""
+        """The kernel's classes and functions that were sent, kept alive until the values have arrived."""
         self._parcels: dict[int, tuple[m.Parcel, Descriptors]] = {}
         self._results: Results | None = None
 
     @property
     def are_none(self) -> bool:
-        """Return whether no value is left to be unpacked."""
+        """Return whether no value is left to unpack."""
         return not self._parcels
 
     def taken(self, event: m.RunEvent, descriptors: Descriptors) -> m.RunEvent:
-        """Keep the event's value and return the event without it. Owns the descriptors."""
+        """Keep the event's value, and return the event without it. Owns the descriptors."""
         if isinstance(event, m.Returned) and event.value is not None:
             self._parcels[event.rank] = event.value, descriptors
             return replace(event, value=None)
@@ -253,8 +253,7 @@ class ReturnedValues:
         return event
 
     def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
-        """Unpack and return the values of the ranks that have returned, once. Raises `OSError` if too many files are
-        open.
+        """Unpack the values of these ranks, once, and return them. Raises `OSError` if too many files are open.
 
         Args:
             returned: The ranks that have returned.

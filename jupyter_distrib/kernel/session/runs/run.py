@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.analysis.shares import Shares
 
 _UNANSWERED_S = 1.0
-"""The seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
+"""Seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
 STACKS_S = 2.0
-"""Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
+"""Seconds to wait for the ranks' stacks; for a rank that cannot answer, an answer comes within 0.7 s."""
 POLL_S = 0.02
 
 
@@ -59,9 +59,9 @@ class PoolLink:
     ask_stacks: Callable[[], object] = lambda: None
     """Asks the pool for the Python stacks of the ranks."""
     debug: Callable[[int, str, str], object] = lambda rank, action, line: None
-    """Gives an order to the debugger of a rank, see `Debug`: the rank, the order, and its line."""
+    """Sends an order to a rank's debugger, see `Debug`: the rank, the order, and its line."""
     abandon: Callable[[], None] = lambda: None
-    """Gives up the pool, after a third press of Stop that nothing has followed."""
+    """Gives up the pool, after a third press of Stop without effect."""
     echoes_output: bool = False
     """Whether its ranks print straight into the notebook."""
 
@@ -113,7 +113,7 @@ class Run:
         self.on_ended: list[Callable[[], object]] = []
         self.program: Program | None = None
         self._seen: Callable[[], Results | None] = lambda: None
-        """The results, as long as the notebook has them."""
+        """The results, for as long as the notebook has them."""
         self._sources = CellSources(cell or {})
         self._thread = threading.current_thread()
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def abandoned(self) -> bool:
-        """Return whether no thread waits for the run, because an interrupt came before the one that began it could.
+        """Return whether no thread waits for the run, because the thread that began it was interrupted before it could.
 
         Read by the next cell that wants its ranks."""
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
@@ -177,17 +177,17 @@ class Run:
     # ------------------------------------------------------------------------------------------------ in the queue
 
     def move_on(self, state: str, text: str, place: int = 0) -> None:
-        """Tell the run of its state before its ranks have their order; the view shows the text."""
+        """Set the state of a run whose ranks do not have their order yet; the view shows the text."""
         self.start.move_on(state, place)
         self.record.remark, self.record.changes = text, self.record.changes + 1
 
     def wait_for(self, reason: str) -> None:
-        """Tell the run that it waits for ranks or GPUs which others use."""
+        """Record that the run waits for ranks or GPUs that others use."""
         self.move_on("starting", reason)
         self.start.settle()
 
     def stop_by(self, stop: Callable[[bool], None]) -> None:
-        """Let this function stop the run, which has no ranks yet."""
+        """Set the function that stops the run, which has no ranks yet."""
         self.link = replace(self.link, stop=stop)
         self.stop_order.redirect(self.link)
 
@@ -201,13 +201,13 @@ class Run:
         self.clock.restart()
 
     def sent(self) -> None:
-        """Pass on a stop that was asked for before the ranks were sent the cell: a pool stops no run that it does not
-        know."""
+        """Repeat a stop that was requested before the ranks were sent the cell, since a pool cannot stop a run that it
+        does not know."""
         if not self.done():
             self.stop_order.redirect(self.link)
 
     def end_unplaced(self, refusal: BaseException | None) -> None:
-        """End the run, which has no ranks: it was refused, or for None cancelled."""
+        """End the run, which has no ranks: refused, or cancelled if `refusal` is None."""
         self.start.refuse(refusal)
         self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
         self.deliver(m.Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
@@ -239,14 +239,14 @@ class Run:
         return self.start.refusal
 
     def seen_values(self) -> dict[int, Any]:
-        """Return the values of the ranks as far as the notebook has them, or the run keeps them."""
+        """Return the ranks' values, as far as the notebook or the run still has them."""
         if self.beside and self.done() and self.state == "done":
             self.result()
         results = self._seen()
         return {} if results is None else dict(results.items())
 
     def call_at_end(self, call: Callable[[], object]) -> None:
-        """Call a function when the run has ended, at once if it has; in any thread, maybe twice."""
+        """Call a function when the run has ended, at once if it already has; in any thread, maybe twice."""
         self.observers.add(EndObserver(call))
         if self.done():
             call()
@@ -274,13 +274,13 @@ class Run:
         return "".join(texts)
 
     def log_file(self, rank: int) -> Path:
-        """Return the path of a rank's log. Raises `PoolError` if the logs were removed to make room."""
+        """Return the path of a rank's log. Raises `PoolError` if the logs were removed to free space."""
         folder = Path(self.record.log_directory or paths.log_directory() / self.id)
         log_folder.check(folder)
         return folder / f"rank{rank}.log"
 
     def stacks(self, timeout_s: float = STACKS_S) -> dict[int, m.StackSeen]:
-        """Return the Python stack of each rank that executes the cell now, as soon as all have answered.
+        """Return the Python stack of each rank that is executing the cell, as soon as all have answered.
 
         A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
         ranks = self.record.ranks
@@ -296,7 +296,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """The numbers that ranks have reported so far: rows, points by name, or a `pandas.DataFrame`."""
+        """The numbers reported by ranks so far: rows, points by name, or a `pandas.DataFrame`."""
         from jupyter_distrib.kernel.analysis.metrics import Metrics
 
         with self._lock:
@@ -304,7 +304,7 @@ class Run:
 
     @property
     def shares(self) -> Shares:
-        """The shares of data, computing, other ranks and the rest in the time of each rank's training so far."""
+        """Shares of data, computation, other ranks and the rest in the time of each rank's training so far."""
         from jupyter_distrib.kernel.analysis.shares import Shares
 
         with self._lock:
@@ -341,7 +341,7 @@ class Run:
                 debug_prompt.converse(self, meanwhile=lambda: self._draw(view))
 
     def _draw(self, view: View | None, *, at_end: bool = False) -> None:
-        """Draw the view; draw an ended record only when nothing is added to it any more."""
+        """Draw the view; draw an ended record only when nothing more will be added to it."""
         if view is not None:
             with self._lock:
                 if at_end or not self.record.ended:
@@ -382,7 +382,7 @@ class Run:
             self.clock.ended.set()
 
     def _conclude(self) -> Any:
-        """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
+        """Return the results of a successful run, else raise its exception, outside any `except` block."""
         if self.refusal is not None:
             raise self.refusal
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
@@ -432,13 +432,13 @@ class RunStart:
 
     def __init__(self) -> None:
         self.state = ""
-        """The state before it runs: `queued` or `starting`; empty once its ranks have been given their order."""
+        """The state before it runs: `queued` or `starting`; empty once its ranks have their order."""
         self.place = 0
         """The place in the queue, counted from 1; 0 if it is not queued."""
         self.refusal: BaseException | None = None
         """The error with which the run was refused before it had ranks."""
         self._settled = threading.Event()
-        """The event that is not set while a submitted run is on its way to its ranks and waits for nobody."""
+        """An event that is cleared while a submitted run is on its way to its ranks and does not wait for others."""
         self._settled.set()
 
     def move_on(self, state: str, place: int) -> None:
@@ -450,7 +450,7 @@ class RunStart:
         self.state, self.place = "", 0
 
     def settle(self) -> None:
-        """Wake who waits for the start: the ranks have the cell, or the run waits for others, or was refused."""
+        """Wake the waiting thread: the cell was sent, queued behind others, or refused."""
         self._settled.set()
 
     def refuse(self, refusal: BaseException | None) -> None:
@@ -465,13 +465,13 @@ class RunStart:
 
 
 class RunClock:
-    """The clock of one run, from its beginning, `age_s` ago, to its end."""
+    """The clock of one run, from its start, `age_s` ago, to its end."""
 
     def __init__(self, age_s: float = 0.0) -> None:
         self.began_at_s = time.time() - age_s
-        """The time of the beginning, in seconds since the epoch."""
+        """Start time in seconds since the epoch."""
         self.ended = threading.Event()
-        """The event that is set when nothing of the run is left to do."""
+        """An event that is set when nothing of the run is left to do."""
         self._began_s = time.monotonic() - age_s
         self._stopped_s: float | None = None
 
@@ -480,7 +480,7 @@ class RunClock:
         return (self._stopped_s or time.monotonic()) - self._began_s
 
     def restart(self) -> None:
-        """Let the run begin now: until now it was queued."""
+        """Restart the clock for a run that was queued until now."""
         self.began_at_s, self._began_s = time.time(), time.monotonic()
 
     def stop(self) -> None:
@@ -488,15 +488,15 @@ class RunClock:
 
 
 class StopOrder:
-    """The user's wish to stop one run."""
+    """The user's requests to stop one run."""
 
     def __init__(self, link: PoolLink) -> None:
         self._link = link
         self.asked_at_s: float | None = None
-        """The time of the first request, in seconds since the epoch; None without one."""
+        """Time of the first request in seconds since the epoch; None if there was none."""
         self.kill_asked = False
         self._killed_at_s: float | None = None
-        """The time of the first order to kill, by `time.monotonic`."""
+        """Time of the first order to kill, by `time.monotonic`."""
         self.late = False
         """Whether a request came after the end of the run."""
 
@@ -512,7 +512,7 @@ class StopOrder:
         self._link.stop(force)
 
     def redirect(self, link: PoolLink) -> None:
-        """Send requests, also one that was made before, another way from now on."""
+        """Use this link from now on, and repeat an earlier request on it."""
         self._link = link
         if self.asked_at_s is not None:
             link.stop(self.kill_asked)

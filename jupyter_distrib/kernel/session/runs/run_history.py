@@ -9,11 +9,11 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.runs.run import Run
 
 KEPT = 20
-"""The number of runs that are remembered; more only while more go on."""
+"""Number of runs to remember; more only if more are in progress."""
 
 
 class RunHistory:
-    """The last runs, and all that go on."""
+    """The last runs, and all that are in progress."""
 
     def __init__(self) -> None:
         self.all: tuple[Run, ...] = ()

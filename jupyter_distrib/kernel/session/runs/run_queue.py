@@ -1,4 +1,4 @@
-"""The queue of runs that go on beside the notebook: submitting one never waits.
+"""The queue of submitted runs, for which the notebook does not wait.
 
     submit --> queued (place n) --> starting --> running
 
@@ -29,14 +29,14 @@ class Capacity:
     cpus: int
 
     def ranks(self, size: GroupSize) -> int:
-        """Return the number of ranks that a run of this size takes."""
+        """Return the number of ranks that a run of this size needs."""
         return size.ranks(self.gpus)
 
     def on_gpus(self, size: GroupSize) -> bool:
         return size.gpus and self.gpus > 0
 
     def all_for(self, size: GroupSize) -> int:
-        """Return the room for ranks with the kind of device that a run of this size has."""
+        """Return the capacity for the kind of device that a run of this size uses."""
         return self.gpus if self.on_gpus(size) else self.cpus
 
 
@@ -46,13 +46,13 @@ class Submission:
 
     run: Run
     pool: str
-    """The pool in whose queue it stands."""
+    """The pool that it is queued for."""
     pool_options: Mapping[str, str] = field(default_factory=dict)
     size: GroupSize
     start: Callable[[bool], object]
-    """Begins the run, in a thread of its own; with True, waits for busy ranks and GPUs as long as need be."""
+    """Begins the run, in a thread of its own; with True, waits for busy ranks and GPUs as long as necessary."""
     drop: Callable[[], object]
-    """Frees what the run would have sent."""
+    """Frees the data that the run would have sent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class PoolQueue:
     begun: list[Submission] = field(default_factory=list)
     """The runs that are starting or running."""
     capacity: Capacity | None = None
-    """None until the pool has been asked: one run at a time."""
+    """The capacity; None until the pool has been asked, and only one run at a time until then."""
 
     def has_room(self, size: GroupSize) -> bool:
         if not self.begun:
@@ -102,7 +102,7 @@ class RunQueue:
         self._advance(submission.pool, submission if here else None)
 
     def close(self) -> None:
-        """End all runs that have not begun."""
+        """End all runs that have not started."""
         with self._lock:
             waiting = [each for pool in self._pools.values() for each in pool.waiting]
             for pool in self._pools.values():
@@ -112,7 +112,7 @@ class RunQueue:
             each.run.end_unplaced(PoolError("the run was still queued when the extension was unloaded."))
 
     def _advance(self, pool_name: str, here: Submission | None = None) -> None:
-        """Let the first runs of the pool's queue begin, as many as there is room for, and number the others."""
+        """Start the first runs of the pool's queue, as many as there is capacity for, and number the others."""
         beginning = []
         with self._lock:
             pool = self._pools[pool_name]
@@ -150,7 +150,7 @@ class RunQueue:
         return pool.capacity
 
     def _cancel(self, submission: Submission) -> None:
-        """End a run that is still queued; one that is starting ends when it has started."""
+        """End a run that is still queued; a run that is starting ends once it has started."""
         with self._lock:
             pool = self._pools[submission.pool]
             if submission not in pool.waiting:

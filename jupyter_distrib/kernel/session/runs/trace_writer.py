@@ -26,15 +26,15 @@ from jupyter_distrib.wire import messages as m
 FOLDER = "runs"
 TRACE = "trace.json.gz"
 _LEAST_SHARE = 0.05
-"""The share of the time from which a phase or an operator is named."""
+"""Minimum share of the time for a phase or an operator to be named."""
 _SLOWER = 1.2
-"""The factor by which a rank works longer than the fastest one, from which it is named."""
+"""Minimum ratio to the fastest rank's work for a rank to be named as slow."""
 _NAMES = {**PARTS, "collective": "collectives", "other": "code between its steps"}
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def follow(run: ObservedRun) -> Observer | None:
-    """Return an observer of a run that is profiled, or may be: the options of an attached one are not known."""
+    """Return an observer of a run that is profiled, or may be: the options of an attached run are unknown."""
     return TraceWriter(run, Path.cwd()) if "profile" in run.options or run.attached else None
 
 
@@ -62,7 +62,7 @@ class TraceWriter(Observer):
             self._write(tuple(record.ranks))
 
     def _write(self, ranks: tuple[int, ...]) -> None:
-        """Write the files, and say so before the work: nobody waits long for the end of it."""
+        """Write the files, and announce it first, since a program may not wait until the end."""
         folder = f"{FOLDER}/{self._run.id}"
         try:
             if not any(part.trace for part in self._parts.values()):
@@ -103,7 +103,7 @@ def _new(path: Path) -> IO[bytes]:
 
 
 def merged(parts: Mapping[int, m.Profiled]) -> Iterator[str]:
-    """Yield the text of the trace, a JSON object in the Trace Event Format, whose time 0 is the first event of all."""
+    """Yield the text of the trace, a JSON object in the Trace Event Format; time 0 is the first event of any rank."""
     recorded = {rank: part for rank, part in sorted(parts.items()) if part.trace}
     zero_s = min((part.began_s for part in recorded.values()), default=0.0)
     yield '{"displayTimeUnit":"ms","traceEvents":[\n'
@@ -122,7 +122,7 @@ def _lines(trace: bytes) -> Iterator[str]:
 
 
 def sentence(parts: Mapping[int, m.Profiled], ranks: Sequence[int], path: str) -> str:
-    """Return what the trace in this file shows, and where ranks have no part in it."""
+    """Return a sentence on the trace in this file, and on ranks without a part in it."""
     recorded = {rank: part for rank, part in sorted(parts.items()) if part.trace}
     missing = [rank for rank in ranks if rank not in recorded]
     notes: dict[str, list[int]] = {}
@@ -146,7 +146,7 @@ def _steps(part: m.Profiled) -> str:
 
 
 def _time(recorded: Mapping[int, m.Profiled]) -> list[str]:
-    """Return the sentences on the time: of a step and its phases, of what took longest, and of the slowest rank."""
+    """Return sentences on the time of a step and its phases, on the slowest operator, and on the slowest rank."""
     seconds = sum(part.seconds for part in recorded.values()) or 1.0
     steps = min(part.steps for part in recorded.values())
     sentences = []
