@@ -22,12 +22,12 @@ WRONG_USAGE, INTERRUPTED = 2, 130
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Carry out the command, and leave the process with its exit status."""
+    """Run the command, and exit with its status."""
     sys.exit(status_of(sys.argv[1:] if words is None else list(words)))
 
 
 def status_of(words: list[str]) -> int:
-    """Carry out the command. Return its exit status."""
+    """Run the command. Return its exit status."""
     if not words or words[0] != "run" or "--help" in words[:2] or "-h" in words[:2]:
         known = bool(words) and words[0] in ("run", "--help", "-h")
         print(USAGE, _options_help() if known else "", sep="\n", file=sys.stdout if known else sys.stderr)

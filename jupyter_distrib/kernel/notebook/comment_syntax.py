@@ -26,7 +26,8 @@ def magic_line(line: str) -> str | None:
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Put the magic in place of the comment. The number of lines stays: empty lines before it go behind the magic."""
+    """Replace the comment by the magic. The number of lines stays the same: empty lines before it move behind the
+    magic."""
     first = next((index for index, line in enumerate(lines) if line.strip()), None)
     magic = None if first is None or _suspended else magic_line(lines[first])
     if first is None or magic is None:

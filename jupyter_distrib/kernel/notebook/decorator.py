@@ -148,7 +148,7 @@ class DistributedFunction(Generic[P, R]):
         raise stopped
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
-        """Run the function with these arguments on every rank, beside the notebook. Return the `Run` at once.
+        """Run the function with these arguments on every rank without waiting for it. Return the `Run` at once.
 
         Raises:
             TypeError: The arguments do not fit the function; nothing was started.
@@ -208,7 +208,7 @@ class DistributedFunction(Generic[P, R]):
         return run
 
     def _is_importable(self) -> bool:
-        """Return whether the ranks can import the function from a module, where it has that module's globals."""
+        """Return whether the ranks can import the function from a module and find that module's globals."""
         home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
         for part in self._path.split("."):
             home = getattr(home, part, None)
@@ -219,13 +219,15 @@ class DistributedFunction(Generic[P, R]):
 
 
 def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return a call as it would be written, by which the runs of several calls are told apart: `train(lr=0.1)`."""
+    """Return a call in the form in which one would write it, to tell the runs of several calls apart:
+    `train(lr=0.1)`."""
     shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
     return formatting.short(without_secrets(f"{name}({', '.join(shown)})"), LABEL_CHARACTERS)
 
 
 def _brief(value: object) -> str:
-    """Return a value as it would be written if it is short: of a dataclass, what differs from its defaults."""
+    """Return a value in the form in which one would write it, if it is short: of a dataclass, the fields that differ
+    from their defaults."""
     if isinstance(value, (list, tuple, dict)):
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
         return formatting.short(repr(value)) if all(map(_is_plain, parts)) else f"<{type(value).__name__}>"

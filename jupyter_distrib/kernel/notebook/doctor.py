@@ -57,7 +57,7 @@ SLOW_LATENCY_S = 2e-3
 GRADIENT_BYTES = 400e6
 """The gradients of 100 million parameters."""
 MEASUREMENT = "from jupyter_distrib.worker import network_check\nnetwork_check.measure()"
-"""The source with which ranks measure the network between them."""
+"""The source with which ranks measure the network between one another."""
 CONFINEMENT = "confined by"
 EXPLAINED = {
     "anywidget": ("install", "what-is-missing"),
@@ -72,14 +72,14 @@ EXPLAINED = {
     CONFINEMENT: ("shared-machines", "several-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
 }
-"""The page of the documentation, and the section, that explain what is wrong with a topic."""
+"""The page and section of the documentation on each topic that can be wrong."""
 _OURS = "JUPYTER_DISTRIB_"
 _ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.told()"
-"""The source with which ranks of other machines tell where they are."""
+"""The source with which ranks on other machines report where they are."""
 _AGENT = -1
 """The agent, in a list of ranks."""
 _Line = tuple[str, str]
-"""A text, and the recommended action; empty if all is well."""
+"""A text, and the recommended action; empty if nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Finding:
     topic: str
     text: str
     advice: str = ""
-    """The recommended action; empty if all is well."""
+    """The recommended action; empty if nothing is wrong."""
 
     def __str__(self) -> str:
         advice = [f"-> {self.advice}", f"   {page(*EXPLAINED[self.topic])}"] if self.advice else []
@@ -248,7 +248,7 @@ def _devices(status: m.ServerStatus) -> Iterator[Finding]:
 
 
 def _network(session: Session) -> Iterator[Finding]:
-    """Yield what the ranks of a group on several nodes measure between them, in about a second."""
+    """Yield the measurements of a group on several nodes, taken between its ranks in about a second."""
     several = [group for group in session.pools.groups() if len({worker.node for worker in group.workers}) > 1]
     for group in several:
         if group.busy:
@@ -333,7 +333,7 @@ def _of_pools(session: Session) -> Iterator[_Line]:
 
 
 def _compared(pool: str, processes: Iterable[tuple[int, int]]) -> Iterator[_Line]:
-    """Yield a line for each place that processes of this machine are in, given as rank and pid."""
+    """Yield a line for each place in which processes of this machine are, given by rank and pid."""
     own = ConfinementReport.of()
     places: dict[tuple[str, ...], list[int]] = {}
     for rank, pid in processes:
@@ -358,7 +358,7 @@ def _advice(differences: Sequence[str]) -> str:
 
 
 def _asked(session: Session, connection: Connection, group: WorkerGroup) -> Iterator[_Line]:
-    """Yield what ranks of a pool of several machines tell, where they are idle."""
+    """Yield the reports of idle ranks in a pool of several machines."""
     if group.busy:
         yield f"of the ranks of {connection.facts.pool} is not known: they are busy", ""
         return

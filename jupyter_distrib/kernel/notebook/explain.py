@@ -1,4 +1,4 @@
-"""The answer to `--explain`: the values that would travel to the ranks, with the reasons, and the effects of the
+"""The answer to `--explain`: the values that would be sent to the ranks, with the reasons, and the effects of the
 strategy. Kernel side.
 
 The effects are read from the text of the cell and of the functions and classes that travel with it; nothing runs. The
@@ -28,7 +28,7 @@ _MAX_TEXT = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The tables of `--explain`, which show themselves as text or HTML."""
+    """The tables of `--explain`, with representations as text and HTML."""
 
     rows: tuple[Row, ...]
     """Name, type, size and reason of each variable."""
@@ -45,7 +45,7 @@ class Explanation:
         strategy: str = "none",
         effects: tuple[str, str] = ("", ""),
     ) -> Explanation:
-        """Explain a captured cell. `effects` describe what the strategy does with a model and with a data loader."""
+        """Explain a captured cell. `effects` describes what the strategy does with a model and with a data loader."""
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))
@@ -77,7 +77,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlannedChange:
-    """One place that a strategy will change, or leave unchanged."""
+    """A place that a strategy will change or leave unchanged."""
 
     where: str
     """The place: `line 5`, or `fit, its line 2` for a function of another cell."""
@@ -86,7 +86,7 @@ class _PlannedChange:
 
 
 def _preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[_PlannedChange, ...]:
-    """Return the places, in the cell and in the code and values that travel with it, where a strategy takes effect.
+    """Return the places, in the cell and in code and values sent with it, where a strategy takes effect.
 
     Args:
         captured: The cell.
@@ -112,7 +112,8 @@ def _preview(captured: Captured, namespace: Mapping[str, Any], model: str, data:
 
 
 def _functions(name: str, value: object) -> dict[str, FunctionType]:
-    """Return a function itself, or the methods of a class: the source of a notebook's class is found only by those."""
+    """Return a function itself, or the methods of a class, through which alone the source of a notebook's class is
+    found."""
     if isinstance(value, FunctionType):
         return {name: value}
     if not isinstance(value, type) or value.__module__ != "__main__":

@@ -41,7 +41,8 @@ _MISSING = object()
 
 
 def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
-    """Write the program of a run as a script, and the values that are no code into a file beside it. Return a sentence.
+    """Write the program of a run as a script, and values that are not code to a file beside it. Return a sentence on
+    this.
 
     Raises:
         OptionsError: The run has no program, or the files cannot be written.
@@ -123,7 +124,8 @@ class _Script:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _strategy(self) -> tuple[str, dict[str, str]]:
-        """Return the name of the strategy and its options as ranks get them: a script has no names of the notebook."""
+        """Return the name of the strategy and its options in the form that ranks get: a script has no names of the
+        notebook."""
         name = self.program.options.strategy or "none"
         if load_strategy(name).framework not in ("", TORCH):
             raise OptionsError(
@@ -133,7 +135,7 @@ class _Script:
         return name, dict(cell_order.for_strategy(self.program.options).strategy_options)
 
     def _names_of_ranks(self) -> list[str]:
-        """Return the lines for the names that a rank has and that the program reads."""
+        """Return the lines that define the names that ranks provide and the program reads."""
         code = compile(self.program.source, "", "exec", dont_inherit=True, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         read = {*_names_in(code), *(name for each in self.program.values.values() for name in global_names(each))}
         lines = [f"{name} = {text}" for name, text in _RANK_NAMES.items() if name in read]
@@ -148,7 +150,7 @@ class _Script:
         return lines
 
     def _add(self, name: str) -> None:
-        """Add a name with all that it needs, which comes first."""
+        """Add a name, after everything that it needs."""
         if name in self.done or (name in PROVIDED and name not in self.program.values):
             return
         self.done.add(name)
@@ -211,7 +213,7 @@ class _Script:
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """The reason why something has no source that can be written."""
+    """The reason why a value has no source that could be written."""
 
     text: str
 
@@ -239,7 +241,7 @@ def _source(value: FunctionType | type) -> str | _Why:
 
 
 def _class_text(value: type) -> str:
-    """Return the source of a class of the notebook, which Python looks for in a file. Raises `OSError`."""
+    """Return the source of a notebook's class, which Python looks for in a file. Raises `OSError`."""
     for item in vars(value).values():
         code = getattr(inspect.unwrap(getattr(item, "__func__", item)), "__code__", None)
         if code is None:
@@ -258,7 +260,7 @@ def _other_decorators(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
 
 
 def _names_in_header(source: str) -> set[str]:
-    """Return the names that a definition reads at once: its decorators, defaults and bases."""
+    """Return the names that a definition reads immediately: in decorators, defaults and bases."""
     (statement,) = ast.parse(source).body
     heads: list[ast.expr] = []
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -277,7 +279,7 @@ def _names_in(code: object) -> set[str]:
 
 
 def check_path(path: str) -> None:
-    """Raise `OptionsError` for a path that is no script's."""
+    """Raise `OptionsError` for a path that is not that of a Python script."""
     if not path.endswith(".py"):
         raise OptionsError(f"{path} is no name of a script: write NAME.py")
     if os.path.isdir(path):

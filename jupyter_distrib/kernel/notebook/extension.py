@@ -52,7 +52,7 @@ def _pass_on(_: object) -> None:
 
 
 def _home(magic: Callable[..., Any]) -> str:
-    """Return the package that a magic comes from, by its `__module__`."""
+    """Return the package that a magic belongs to, by its `__module__`."""
     module = getattr(magic, "__module__", None) or type(magic).__module__
     return "this notebook" if module == "__main__" else module.partition(".")[0]
 
@@ -92,7 +92,7 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def _options_in(line: str) -> str | None:
-    """Return the text behind the magic, or behind the comment that stands for it; None where no option can stand."""
+    """Return the text after the magic, or after the comment that replaces it; None where options cannot stand."""
     magic, space, rest = line.partition(" ")
     if magic in _MAGICS:
         return rest if space else None

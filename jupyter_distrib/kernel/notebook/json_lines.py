@@ -31,7 +31,7 @@ def logs_line(run: Run, rank: int | None) -> str:
 
 
 def status_of(run: Run) -> dict[str, Any]:
-    """Return the state of a run in values that JSON knows."""
+    """Return the state of a run as JSON values."""
     record = run.record
     refusal = run.refusal
     return {

@@ -41,20 +41,21 @@ if TYPE_CHECKING:  # a cell that shows nothing needs none of them
 
 
 DRAW_EVERY_S = 0.25
-"""The interval of drawing HTML and text; the first time is at once."""
+"""Interval of drawing HTML and text; the first time is at once."""
 WIDGET_AFTER_S = 0.3
-"""The least age of a run with a widget: that of a shorter run would only flash up."""
+"""Minimum age of a run for a widget, which would only flash up for a shorter run."""
 WIDGET_EVERY_S = 0.2
 TICK_S = 1.0
-"""The interval, without news, of checking whether the run is worth showing by now and of drawing its clock."""
+"""Interval, without news, of checking whether the run is worth showing and of updating its clock."""
 STATUS_EVERY_S = 5.0
-"""The interval of lines of status in a terminal, while nothing else is printed."""
+"""Interval of status lines in a terminal while nothing else is printed."""
 _QUIET = (m.Started, m.Returned)
-"""Events with no visible effect by themselves, which do not wake the thread that waits."""
+"""Events without a visible effect, which do not wake the waiting thread."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
-"""The environment variable that forces `widget`, `html` or `lines` on a front end that is mistaken for another kind."""
+"""The environment variable that forces `widget`, `html` or `lines` on a front end that is mistaken for another."""
 COLAB = "COLAB_RELEASE_TAG"
-"""The environment variable by which a kernel of Google Colab is known: it updates displays, though it names no cell."""
+"""The environment variable that identifies a kernel of Google Colab, which updates displays although it names no
+cell."""
 _NO_WIDGETS = (
     "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
     f"{CHOICE}=html in the kernel's environment gives a plain view instead."
@@ -62,7 +63,8 @@ _NO_WIDGETS = (
 
 
 class Bell:
-    """A bell that wakes the thread that waits: rung in any other thread, but only once until the waiting one wakes."""
+    """A signal that wakes the waiting thread to redraw. Set from any other thread; several calls before the thread
+    wakes count as one."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -84,9 +86,9 @@ class CellDisplay:
 
     def __init__(self, view: str) -> None:
         self.view = view
-        """The name by which pages find it: the id of its run, with an ending for further outputs."""
+        """The name by which pages find it: the run's id, with a suffix for further outputs."""
         self.data: dict[str, Any] = {}
-        """The last bundle that was shown."""
+        """The bundle that was shown last."""
         self.metadata: dict[str, Any] = {}
         self._handle: Any = None
 
@@ -95,7 +97,7 @@ class CellDisplay:
         return self._handle is not None
 
     def put(self, bundle: dict[str, Any], *, settled: bool, more: dict[str, Any] | None = None) -> None:
-        """Show this bundle in place of the last one, unless it is empty or the same; `more` is metadata of it."""
+        """Replace the shown bundle by this one, unless it is empty or equal; `more` is its metadata."""
         metadata = {**cell_outputs.marked(self.view, settled=settled), **(more or {})}
         if not bundle or (bundle, metadata) == (self.data, self.metadata):
             return
@@ -121,15 +123,15 @@ class LiveView(View):
         self._changes = -1
         self._streamed = 0
         self._printed_s = time.monotonic()
-        """The time of the last line that was printed."""
+        """Time of the last printed line."""
         self._widget: RunWidget | None = None
         self._pieces: StateDelta
-        """Pieces of the state that the widget has; made with the widget."""
+        """Pieces of the state that the widget has; created with it."""
         self._place = cell_outputs.place(get_ipython())
         self._way = route()
         self._show = self._choose()
         self._chart_inside: bool | None = None
-        """Whether the chart is part of the view of the end; None as long as the end is not shown."""
+        """Whether the chart is part of the final view; None until that is shown."""
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
         """Return the method that shows this run; None if it is not shown at all."""
@@ -148,7 +150,7 @@ class LiveView(View):
         return self
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:
-        """Wake the thread that waits, if there is something to see; show a note that comes after the end."""
+        """Wake the waiting thread if there is something to show; show a note that arrives after the end."""
         if self._chart_inside is not None and isinstance(event, m.Noted):
             self._show_late(event, record, with_chart=self._chart_inside)
         elif not isinstance(event, _QUIET):
@@ -182,7 +184,7 @@ class LiveView(View):
         return WIDGET_EVERY_S if self._show == self._push else DRAW_EVERY_S
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
-        """Show the end, once, though the thread that waits calls again when all is over."""
+        """Show the final view, once, even if the waiting thread calls again."""
         show, self._show, self._chart_inside = self._show, None, not self._chart_is_own
         if show == self._stream:
             self._stream(record, elapsed_s)
@@ -201,7 +203,7 @@ class LiveView(View):
             self._widget = None
 
     def _show_late(self, event: m.Noted, record: RunRecord, *, with_chart: bool) -> None:
-        """Add a note to the view of a run that has ended; in the thread that notes it."""
+        """Add a note to the view of a run that has ended; in the thread that adds the note."""
         if self._way in ("terminal", "lines"):
             print(f"· {event.text}", file=sys.stdout, flush=True)
         elif self._display.exists:
@@ -216,7 +218,7 @@ class LiveView(View):
     def _bundle(
         self, record: RunRecord, elapsed_s: float, *, shown: bool, with_chart: bool | None = None
     ) -> dict[str, str]:
-        """Return text and HTML; empty if there is nothing to show and (`shown`) no earlier view to replace."""
+        """Return text and HTML; empty if there is nothing to show and no earlier view (`shown`) to replace."""
         if not shown and not text_view.is_worth_showing(record, elapsed_s):
             return {}
         if with_chart is None:
@@ -227,7 +229,7 @@ class LiveView(View):
         return {"text/plain": text, "text/html": html}
 
     def _put_chart(self, record: RunRecord) -> None:
-        """Show the chart as an output of its own, so that exports and hosting sites show it too."""
+        """Show the chart as a separate output, so that exports and hosting sites show it too."""
         if not self._chart_is_own:
             return
         from jupyter_distrib.kernel.views import chart
@@ -240,7 +242,7 @@ class LiveView(View):
 
     @property
     def _chart_is_own(self) -> bool:
-        """Return whether the cell can have one more output: another thread would put it under another cell."""
+        """Return whether the cell can have another output: from another thread, it would appear under another cell."""
         return not self._run.detached and threading.current_thread() is threading.main_thread()
 
     def _put(self, bundle: dict[str, Any]) -> None:
@@ -255,7 +257,8 @@ class LiveView(View):
             self._try(self._open_widget)
 
     def _try(self, action: Callable[[], object]) -> None:
-        """Call `action`; show HTML from now on if the widget library is missing or broken: no view ends its run."""
+        """Call `action`; if the widget library is missing or broken, show HTML from now on, since no view may end its
+        run."""
         try:
             action()
         except Exception:  # noqa: BLE001 - foreign code, and whatever front ends do to it
@@ -293,13 +296,13 @@ class LiveView(View):
         return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}
 
     def _take(self, request: dict[str, Any]) -> None:
-        """Handle a request of the browser about this run, in the thread in which it arrives."""
+        """Handle a request of the browser about this run, in the thread that receives it."""
         bridge.handle({**request, "run": self._run.id})
 
     # ------------------------------------------------------------------------------------------------ a terminal
 
     def _stream(self, record: RunRecord, elapsed_s: float) -> None:
-        """Print lines as they come, or a line of status after a while without any: nothing is redrawn in place."""
+        """Print lines as they come, or a status line after a while without any; nothing is redrawn in place."""
         lines, self._streamed = text_view.stream_lines(record, self._streamed)
         if not lines and not record.ended and time.monotonic() >= self._printed_s + STATUS_EVERY_S:
             lines = [text_view.status_line(record, elapsed_s, self._run.pool)]
@@ -309,7 +312,7 @@ class LiveView(View):
             print(line, file=sys.stdout, flush=True)
 
     def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
-        """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
+        """Show the end below the lines: the table of ranks and, in a kernel, whatever else its client can show."""
         text = text_view.as_text(record, elapsed_s, self._run.pool, output=())
         if text and self._way != "terminal":
             html = _as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
@@ -341,7 +344,7 @@ def route() -> str:
 
 
 def show_detached(run: Run) -> None:
-    """Show the run from a thread of its own, so that the cell ends as soon as the ranks have it or it is queued."""
+    """Show the run from a separate thread, so that the cell ends as soon as the ranks have it or it is queued."""
     try:
         run.start.wait()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The magic `%%distributed`: the whole course of a cell. Runs in the kernel's main thread.
+"""The magic `%%distributed`: everything that happens to a cell. Runs in the kernel's main thread.
 
     parse -> capture -> start -> show -> wait -> return
 
@@ -182,7 +182,8 @@ class CellMagics(Magics):
         return run
 
     def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[[Run], None]:
-        """Return a function that binds handles to a run's kept values in the notebook and records the names not kept.
+        """Return a function that binds handles to a run's kept values in the notebook, and records the names that were
+        not kept.
 
         It runs in the node's thread, so that no interrupt comes between, and before a thread that waits for the run
         goes on. A detached run does not overwrite names that the notebook has bound anew since it began.

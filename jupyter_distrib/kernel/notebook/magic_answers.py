@@ -30,7 +30,7 @@ FLAME_S = 5.0
 
 
 def change_pools(line: str) -> PoolTable:
-    """Carry out a line of `%distributed_pool`, and return the pools as they are then."""
+    """Execute a line of `%distributed_pool`, and return the pools as they are afterwards."""
     current = session.current()
     settings, pools = current.settings, current.pools
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
@@ -62,7 +62,7 @@ def change_pools(line: str) -> PoolTable:
 
 
 def find_runs(line: str) -> RunList | Comparison:
-    """Return the runs that a line asks for: `lr ddp`, `12`, `diff 12 15`. Raises `DistributedError`."""
+    """Return the runs requested by a line: `lr ddp`, `12`, `diff 12 15`. Raises `DistributedError`."""
     current = session.current()
     current.history_writer.flush()
     saved_runs.save_lost(current.settings)
@@ -79,7 +79,7 @@ def find_runs(line: str) -> RunList | Comparison:
 
 
 def sample_stacks(line: str) -> FlameGraph:
-    """Return the flame graph of one rank, or of all, of the last run that goes on. Raises `DistributedError`."""
+    """Return the flame graph of one rank, or of all, of the last run in progress. Raises `DistributedError`."""
     words = split_words(line)
     if len(words) > 1 or not all(word.isdecimal() for word in words):
         raise OptionsError(

@@ -1,5 +1,5 @@
-"""The requests of the line magics `%distributed_status`, `_logs`, `_stack`, `_debug`, `_attach`, `_pool`. Kernel side,
-no state.
+"""The requests of the line magics, parsed: `%distributed_status`, `_logs`, `_stack`, `_debug`, `_attach`, `_export`,
+`_tour`, `_compat`, `_pool`. Kernel side, no state.
 
 logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 """
@@ -58,7 +58,7 @@ class StackRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugRequest:
     rank: int | None = None
-    """The rank; None for the one whose failure was the first."""
+    """The rank; None for the one that failed first."""
     done: bool = False
 
 
@@ -108,7 +108,7 @@ def parse_stack(line: str) -> StackRequest:
 
 
 def parse_tour(line: str) -> None:
-    """Parse `%distributed_tour`, which takes nothing."""
+    """Parse `%distributed_tour`, which has no arguments."""
     _few(line, "%distributed_tour", (), 0)
 
 
@@ -196,7 +196,7 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
 
 
 def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
-    """Raise `OptionsError` for a line that makes no sense; `sizes` is the number of sizes that it names."""
+    """Raise `OptionsError` for a line that makes no sense; `sizes` is the number of sizes in it."""
     action, name = request.action, request.name
     if action in ("start", "resize"):
         if sizes > 1 or (action == "resize" and not sizes):

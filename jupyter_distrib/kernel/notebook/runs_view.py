@@ -1,4 +1,4 @@
-"""The view of several runs under one cell: a table with a line for each, drawn anew in place.
+"""The view of several runs under one cell: a table with a line for each, redrawn in place.
 
 The runs of a sweep are drawn by the thread that waits for them, submitted ones by a thread that lives as long as they
 do. In a terminal or a console, a line is printed for each run when it ends.
@@ -49,7 +49,7 @@ class RunsView(Observer):
         self._printed: set[str] = set()
 
     def follow(self, run: Run) -> None:
-        """Show what happens to this run."""
+        """Redraw the view when this run changes."""
         run.observers.add(self)
         run.observers.add(EndObserver(lambda: self._ended(run)))
 
@@ -79,7 +79,7 @@ class RunsView(Observer):
 
 
 class SubmittedView:
-    """The view of the runs that one cell has submitted."""
+    """The view of the runs submitted by one cell."""
 
     def __init__(self, place: cell_outputs.CellPlace) -> None:
         self.place = place
@@ -114,7 +114,7 @@ class SubmittedView:
 
 
 def bundle_of(table: Any, more_html: str = "") -> dict[str, str]:
-    """Return a table as text and as HTML, with what HTML has besides."""
+    """Return a table as text and as HTML; the HTML includes `more_html`."""
     return {"text/plain": table.as_text(), "text/html": f"<div>{table.as_html()}{more_html}</div>"}
 
 
@@ -122,7 +122,7 @@ _last: SubmittedView | None = None
 
 
 def show(runs: Sequence[Run]) -> None:
-    """Show submitted runs under the cell that is being executed, in one view with those before."""
+    """Show submitted runs under the current cell, in one view with earlier ones."""
     global _last
     place = cell_outputs.place(get_ipython())
     if _last is None or _last.place != place:

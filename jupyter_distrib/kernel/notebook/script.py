@@ -24,7 +24,7 @@ from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
 OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
-"""Options that are about the names of a cell."""
+"""Options that concern the names of a cell."""
 LABEL_CHARACTERS = 60
 
 
@@ -91,7 +91,7 @@ def _of_module(arguments: Sequence[str]) -> m.Cell:
 
 
 def _read(path: str) -> str:
-    """Return the text of a script. Raises `OptionsError` if it cannot be read, `SyntaxError` if it is no Python."""
+    """Return the text of a script. Raises `OptionsError` if it cannot be read, `SyntaxError` if it is not Python."""
     problem, text = "", ""
     try:
         with tokenize.open(path) as file:  # in the encoding that its first lines name

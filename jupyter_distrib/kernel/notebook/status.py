@@ -53,11 +53,11 @@ class Status:
     detached: tuple[DetachedStatus, ...]
     """The detached runs on this machine that are not among `runs`."""
     damage: str
-    """A sentence on entries of detached runs that cannot be read; empty without any."""
+    """A sentence on unreadable entries of detached runs; empty if there are none."""
 
     @classmethod
     def of(cls, session: Session) -> Status:
-        """Return the status, from every used pool's answer. Raises `PoolError` if a pool does not answer."""
+        """Return the status from the answers of all used pools. Raises `PoolError` if a pool does not answer."""
         settings, connections = session.settings, session.pools.connections
         used = list(connections) or [session.pools.connect(settings.pool)]
         pools = tuple(pool_status(connection, session) for connection in used)
@@ -205,7 +205,7 @@ def _gpu_row(gpu: m.GpuStatus) -> tuple[str, ...]:
 
 
 def _gpu_memory(gpu: m.GpuStatus) -> str:
-    """Format the used part of a GPU's memory, which some drivers do not report."""
+    """Format the used GPU memory, which some drivers do not report."""
     if gpu.memory_bytes is None or gpu.used_bytes is None:
         return "unknown"
     return f"{size(gpu.used_bytes)} of {size(gpu.memory_bytes)}"
@@ -216,7 +216,7 @@ def _run_row(run: RunStatus) -> tuple[str, ...]:
 
 
 def _peak(run: RunStatus) -> str:
-    """Format the peak memory of all ranks of a run together; empty for a run that ended before it was sampled."""
+    """Format the peak memory of all ranks of a run together; empty if the run ended before a sample was taken."""
     gpu = "" if run.peak_gpu_memory_bytes is None else f", gpu {size(run.peak_gpu_memory_bytes)}"
     return f"{size(run.peak_rss_bytes)}{gpu}" if run.peak_rss_bytes else ""
 

@@ -26,7 +26,7 @@ Configuration = dict[str, Any]
 
 
 def configurations(given: Mapping[str, str], notebook: dict[str, Any]) -> list[Configuration]:
-    """Return one mapping from names to values for each combination, the last name changing first.
+    """Return a mapping from names to values for each combination; the last name varies fastest.
 
     Args:
         given: The expressions by name; each gives the values of that name.
@@ -57,7 +57,7 @@ def _values(name: str, text: str, notebook: dict[str, Any]) -> list[Any]:
 
 
 def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input, ...]:
-    """Return the cell's inputs with the values of a configuration in place of the notebook's.
+    """Return the cell's inputs, with the values of a configuration in place of the notebook's.
 
     Raises:
         CaptureError: The cell itself gives one of the names a value.
@@ -96,7 +96,7 @@ class SweepRuns(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a value, or a list of values; waits for the ends of their runs."""
+        """Return a value, or a list of values; waits for the runs to end."""
         if isinstance(index, slice):
             return [_value(run) for run in self.runs[index]]
         return _value(self.runs[index])
@@ -170,7 +170,7 @@ class SweepRuns(Sequence[Any]):
 
 
 def label_of(configuration: Configuration) -> str:
-    """Return a configuration in one line: `lr=0.001, width=8`."""
+    """Return a configuration as one line: `lr=0.001, width=8`."""
     return ", ".join(f"{name}={text}" for name, text in texts(configuration).items())
 
 

@@ -24,7 +24,7 @@ _MODULES = (
 
 
 def bundle() -> str:
-    """Return the view as the single module that anywidget takes: all files, without their imports of one another."""
+    """Return the view as the single module that anywidget expects: all files, without their imports of one another."""
     lines = (line for name in _MODULES for line in (_STATIC / name).read_text("utf-8").splitlines())
     return "\n".join(line for line in lines if not line.startswith("import "))
 

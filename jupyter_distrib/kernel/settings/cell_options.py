@@ -59,7 +59,7 @@ class GroupSize:
     """The text that the names of the GPUs must contain; empty for any type."""
 
     def on_cpus(self) -> GroupSize:
-        """Return the size that results on a pool without GPUs."""
+        """Return the equivalent size for a pool without GPUs."""
         return replace(self, count=self.ranks(0), gpus=False)
 
     def ranks(self, gpus: int) -> int:
@@ -95,7 +95,7 @@ def _platforms(name: str, text: str) -> tuple[str, ...]:
 
 HISTORY = Option(flag="--history", metavar="N", meaning="saved runs that are kept, 0 for none", read=at_least_zero)
 HISTORY_DAYS = Option(flag="--history-days", metavar="DAYS", meaning="how long a run is kept", read=at_least_zero)
-"""The options of the settings files for the history."""
+"""The history options of the settings files."""
 COMPAT = Option(flag="--compat", metavar="NAMES", meaning="platforms whose import names are served", read=_platforms)
 """The option of the settings files that `%distributed_compat` sets in a notebook."""
 
@@ -193,11 +193,11 @@ class Options:
 
     @property
     def sized(self) -> bool:
-        """Return whether the options name ranks or their number."""
+        """Return whether the options give ranks or a number of them."""
         return bool(self.gpus or self.ranks or self.on)
 
     def resized(self, size: GroupSize) -> Options:
-        """Return a copy of the options that asks for this size."""
+        """Return a copy of the options with this size."""
         gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
         return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
@@ -242,7 +242,7 @@ def parse_line(
 
 
 MODULE = "-m"
-"""The word in the place of a script that says: a module follows."""
+"""The word that, in place of a script, announces a module."""
 
 
 def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[str]]:
@@ -277,7 +277,7 @@ def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[
 
 @data_class
 class Table:
-    """The options allowed with the chosen strategy and pool."""
+    """The options allowed for the chosen strategy and pool."""
 
     options: tuple[Option, ...]
     strategy: tuple[Option, ...]
@@ -296,7 +296,7 @@ class Table:
 
 
 def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
-    """Raise `OptionsError` for options that make no sense together; `named` returns an option as the user writes it."""
+    """Raise `OptionsError` for conflicting options; `named` returns an option as the user writes it."""
     if options.gpus and options.ranks:
         raise OptionsError(
             f"{named('gpus')} and {named('ranks')} exclude each other: "
@@ -359,7 +359,7 @@ def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[s
 
 
 def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
-    """Return the options that every cell has."""
+    """Return the options that every cell accepts."""
     known: dict[str, dict[str, Any]] = {
         "strategy": {"choices": tuple(strategies)},
         "pool": {"choices": tuple(pools)},
@@ -380,7 +380,7 @@ def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
 
 
 def value_after(words: Sequence[str], flag: str) -> str | None:
-    """Return the value of a flag at any position in the line: a value never begins with `--`."""
+    """Return the value of a flag anywhere in the line: values never begin with `--`."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith(flag + "="):
             return word.partition("=")[2]

@@ -1,4 +1,4 @@
-"""The choices that were made in this notebook, and the settings with these choices applied. Knows no ranks.
+"""The choices made in this notebook, and the settings with these choices applied. Knows no ranks.
 
 A choice takes precedence over files and environment, and the cell's own line over a choice. Called from the thread that
 runs the cell and from the one that serves the front end."""
@@ -17,14 +17,14 @@ from jupyter_distrib.system.data_class import data_class
 
 @data_class
 class ChosenSize:
-    """The number of ranks of a pool, and where it was chosen."""
+    """The number of ranks of a pool, and the place where it was chosen."""
 
     size: GroupSize
     by: str
 
 
 class Choices:
-    """The pools that were added, and the pool, strategy and sizes that were chosen."""
+    """The pools added and the pool, strategy and sizes chosen in this notebook."""
 
     def __init__(self) -> None:
         self.added: dict[str, NamedPool] = {}
@@ -34,13 +34,13 @@ class Choices:
         self._pool: str | None = None
         self._pool_by = ""
         self._own_pool: tuple[str | None, str] = (None, "")
-        """The last choice of the notebook itself."""
+        """The last choice made in the notebook itself."""
         self._strategy: str | None = None
         self._told: set[str] = set()
         self._loaded: tuple[FilesState, Settings] | None = None
-        """The state of files and environment when they were last read, and the settings that they gave."""
+        """The state of files and environment when last read, and the resulting settings."""
         self._chosen: tuple[Settings, tuple[object, ...], Settings] | None = None
-        """The settings to which choices were last applied, these choices, and the settings that they gave."""
+        """The settings to which choices were last applied, the choices, and the resulting settings."""
 
     @property
     def settings(self) -> Settings:
@@ -107,7 +107,7 @@ class Choices:
             self.resize(self.pool, size, SIDEBAR)
 
     def unpick(self) -> None:
-        """Drop what was chosen in the sidebar: what the notebook itself has chosen counts again, or its settings."""
+        """Drop the choices of the sidebar: those of the notebook itself, or its settings, apply again."""
         self._pool, self._pool_by = self._own_pool
         self._strategy = None
         self.sizes = {pool: each for pool, each in self.sizes.items() if each.by != SIDEBAR}
@@ -122,7 +122,7 @@ class Choices:
     # ------------------------------------------------------------------------------------------------ project files
 
     def trust(self, pool: str | None = None) -> str:
-        """Remember for all notebooks that the user trusts the project's file, or the one that defines this pool, with
+        """Remember for all notebooks that the user trusts the project's file, or the file that defines this pool, with
         its present content. Return a sentence on what that is. Raises `PoolError`."""
         settings = self.settings
         file = settings.waiting if pool is None else settings.pools[pool].project_file or settings.waiting
@@ -135,7 +135,7 @@ class Choices:
         return f"{file.shown} is trusted until it changes: {(settings.waiting or file).sets}."
 
     def check_trusted(self, pool: NamedPool) -> None:
-        """Raise `PoolError` for a pool of a project's file that the user has not trusted."""
+        """Raise `PoolError` for a pool of a project's file that the user does not trust."""
         if (file := pool.project_file) is not None:
             raise PoolError(
                 f"the pool {pool.name} is not used yet: {file.shown} sets {file.sets} for it, which you have not "
@@ -143,7 +143,7 @@ class Choices:
             )
 
     def untold(self, settings: Settings) -> list[str]:
-        """Return the sentences about files that are not read or trusted, each once in the life of the kernel."""
+        """Return the sentences on files that are not read or trusted, each once in the life of the kernel."""
         new = [text for text in settings.ignored if text not in self._told]
         self._told.update(new)
         return new
@@ -155,7 +155,7 @@ class Choices:
         self.added[pool.name] = pool
 
     def remove(self, name: str) -> None:
-        """Remove a pool from `added`, and what was chosen for it."""
+        """Remove a pool from `added`, and the choices for it."""
         del self.added[name]
         self.sizes.pop(name, None)
         if self._pool == name:

@@ -51,7 +51,7 @@ _MOST_DOTS = 300
 _MOST_LEVELS = 50
 _MOST_BITS = 64
 KEYS_OF_A_POOL = ("kind", "fallback")
-"""Keys of a pool that are no options."""
+"""Keys of a pool that are not options."""
 
 
 def load(kinds: Declared, strategies: Declared, *, directory: str | None = None) -> Settings:
@@ -68,7 +68,7 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
 
 
 def _over(settings: Settings, file: File) -> Settings:
-    """Return the settings, overridden by the content of this file."""
+    """Return the settings, overridden by this file's content."""
     text, content = _read(file)
     shown = _shown(Path(file.path))
     for key in content:
@@ -105,7 +105,7 @@ def _over(settings: Settings, file: File) -> Settings:
 def _of_project(
     settings: Settings, file: File, text: str, content: dict[str, Any], defined: dict[str, NamedPool]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings with the pools of a project's file, and the content of the file that is taken."""
+    """Return the settings with the pools of a project's file, and the accepted part of its content."""
     settings = replace(settings, project=os.path.dirname(file.path))
     digest = hashlib.sha256(text.encode()).hexdigest()
     source = ProjectFile(path=file.path, digest=digest, shown=_shown(Path(file.path)))
@@ -124,7 +124,7 @@ def _of_project(
 
 
 def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[str, Any]]:
-    """Return the keys that are neither a pool nor a strategy, with their values, by the fields of `Settings`."""
+    """Return the keys other than pools and strategies, with their values, by the fields of `Settings`."""
     found: dict[str, tuple[str, Any]] = {}
     for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS):
         if (key := option.name) in content:
@@ -177,15 +177,15 @@ def _read(file: File) -> tuple[str, dict[str, Any]]:
 
 
 def _check_keys(text: str, shown: str) -> None:
-    """Refuse a line with very many dots, on which `tomllib` would spend hours: it looks at each part of a key once more
-    for each part before it."""
+    """Reject a line with very many dots, on which `tomllib` would spend hours: it checks each part of a key again for
+    each part before it."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
             raise OptionsError(f"{shown}, line {number}: there are more than {_MOST_DOTS} dots in it: divide the line.")
 
 
 def _check_values(content: dict[str, Any], shown: str) -> None:
-    """Refuse numbers and tables that Python reads and cannot show: those with thousands of digits or levels."""
+    """Reject numbers and tables that Python can read but not print: those with thousands of digits or levels."""
     level: list[Any] = [content]
     for _ in range(_MOST_LEVELS):
         if not level:
@@ -284,7 +284,7 @@ def _wrong(shown: str, text: str, header: str, key: str, why: object) -> Options
 
 
 def _line_of(text: str, header: str, key: str) -> int:
-    """Return the line of a key in a table, else the table's first line; 0 if the search does not find its spelling."""
+    """Return the line of a key in a table, else the table's first line; 0 if its spelling is not found."""
     table, found = "", 0
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         name, closed, _ = line.lstrip("[").partition("]")
@@ -301,7 +301,7 @@ def _line_of(text: str, header: str, key: str) -> int:
 
 
 def _shown(path: Path) -> str:
-    """Return the path as a person would write it: with `~`, or relative to the notebook's folder."""
+    """Return the path in the form that a person would write: with `~`, or relative to the notebook's folder."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
             return f"{prefix}{path.relative_to(base)}"

@@ -24,7 +24,7 @@ from jupyter_distrib.system.record_file import DamagedFile
 LARGEST_BYTES = 1_000_000
 """The size of the largest file that is read."""
 LOOK_ROUND_S = 5.0
-"""The seconds until a new repository or owner is noticed; a new file with pools is noticed at once."""
+"""Seconds until a new repository or owner is noticed; a new file with pools is noticed at once."""
 PROJECT_FILE = "jupyter_distrib.toml"
 VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
 
@@ -36,7 +36,7 @@ class File(NamedTuple):
     mtime_ns: int
     size: int
     of_project: bool
-    """Whether the file belongs to the notebook's project, and not to the user's home."""
+    """Whether the file belongs to the notebook's project rather than to the user's home."""
 
 
 class FilesState(NamedTuple):
@@ -45,10 +45,10 @@ class FilesState(NamedTuple):
     folder: str
     files: tuple[File, ...]
     ignored: tuple[str, ...]
-    """A sentence for each file that exists and is not read."""
+    """A sentence on each file that exists but is not read."""
     environment: tuple[str | None, ...]
     trusted: tuple[int, int, int] | None
-    """A key for what the user trusts; None if that does not matter here."""
+    """A key for the user's trust; None if it does not matter here."""
 
 
 def state(*, directory: str | None = None) -> FilesState:
@@ -126,9 +126,9 @@ def _file(path: str, *, of_project: bool) -> File | None:
 
 @lru_cache(maxsize=2)
 def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
-    """Return the possible paths of the project's file: in the notebook's folder and in the folders above it, up to the
-    top of the repository or the home folder. A folder that others may write to, such as /tmp, is the last. `when` only
-    makes cached results expire."""
+    """Return the possible paths of the project's file: in the notebook's folder and its parents, up to the top of the
+    repository or the home folder. A folder that others may write to, such as /tmp, is the last. `when` only makes
+    cached results expire."""
     paths, folder = [os.path.join(directory, PROJECT_FILE)], directory
     while True:
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
@@ -160,7 +160,7 @@ def trust(path: str, digest: str) -> None:
 
 
 def trust_state() -> tuple[int, int, int] | None:
-    """Return a key for what is trusted at present: it differs when that has changed."""
+    """Return a key for the present trust, which differs after a change."""
     with suppress(OSError, PoolError):
         info = os.lstat(_path())
         return info.st_ino, info.st_mtime_ns, info.st_size
@@ -172,7 +172,7 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, str]:
-    """Return the digests by path; none of a damaged file: then the user is asked again."""
+    """Return the digests by path; empty if the file is damaged, so that the user is asked again."""
     with suppress(OSError, PoolError, DamagedFile):
         content = record_file.json_of(record_file.text_of(_path()))
         if isinstance(content, dict):

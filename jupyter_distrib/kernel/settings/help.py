@@ -52,7 +52,7 @@ def complete(
     strategy: str = DEFAULT_STRATEGY,
     pool: str = DEFAULT_POOL,
 ) -> list[str]:
-    """Return the words that complete the one at the cursor; the line may begin with `%%distributed`."""
+    """Return the completions of the word at the cursor; the line may begin with `%%distributed`."""
     try:
         # The mark shows whether the cursor is in a word, behind one, or in a comment.
         words = split_words(line_before_cursor.lstrip().removeprefix(MAGIC) + _CURSOR)

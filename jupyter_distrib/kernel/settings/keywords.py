@@ -36,7 +36,7 @@ def from_keywords(
 
 
 def _texts(option: Option, value: object) -> list[str]:
-    """Return a keyword's value as the texts of a line; a repeatable option has one text for each item."""
+    """Return a keyword's value as the texts of a line; one text for each item of a repeatable option."""
     if option.bare and isinstance(value, bool):
         return [option.bare] * value
     if not option.metavar:
@@ -57,5 +57,5 @@ def _texts(option: Option, value: object) -> list[str]:
 
 
 def _plain(value: object) -> object:
-    """Return the value of an enumeration's member, as other libraries have them; any other value unchanged."""
+    """Return the value of an enumeration's member, which other libraries pass; any other value unchanged."""
     return value.value if isinstance(value, Enum) else value

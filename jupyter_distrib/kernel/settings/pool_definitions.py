@@ -16,7 +16,7 @@ from jupyter_distrib.pools.base import capabilities_of
 
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
 _DEFAULTS = ("strategy", "wait_s", "max_capture")
-"""The options of a cell, besides the size, for which a pool may give a default."""
+"""Options of a cell, besides the size, for which a pool may give a default."""
 
 
 def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> NamedPool:
@@ -33,7 +33,7 @@ def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> 
 
 
 def of_kinds(kinds: Declared, strategies: Declared) -> Declared:
-    """Return the options that can be set for a pool, by each kind whose pools can be named."""
+    """Return the options that can be set for a pool, for each kind whose pools can be named."""
     return {kind: options_of(kind, kinds, strategies) for kind in nameable(kinds)}
 
 
@@ -46,12 +46,12 @@ def options_of(kind: str, kinds: Declared, strategies: Declared) -> tuple[Option
 
 
 def field_of(option: Option) -> str:
-    """Return the field of `Options` for an option of a file, where `wait` is spelt as the flag."""
+    """Return the field of `Options` for an option in a file, where `wait` is spelt like the flag."""
     return "wait_s" if option.name == "wait" else option.name
 
 
 def for_cells(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `NamedPool` with the values for cells that leave these options out."""
+    """Return the fields of `NamedPool` for the values of cells that omit these options."""
     size = Options(**{key: values[key] for key in _OF_SIZE if key in values}).size
     return {"size": size, "defaults": {key: values[key] for key in _DEFAULTS if key in values}}
 

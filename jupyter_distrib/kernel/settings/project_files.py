@@ -1,4 +1,4 @@
-"""Takes from the settings file of a project what that may set before the user has trusted it.
+"""Accepts from a project's settings file what it may set before the user has trusted it.
 
 That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, up to what
 that has, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key,
@@ -48,7 +48,7 @@ class Key:
 
     name: str
     unasked: Callable[[object, Pools], bool] = _never
-    """Whether a project's file may give it this value before it is trusted; `pools` are those that exist then."""
+    """Whether a project's file may set this value before it is trusted; `pools` are the existing ones."""
 
 
 KEYS = (
@@ -65,16 +65,16 @@ KEYS = (
 
 @data_class
 class Taken:
-    """The part of a project's file that is taken."""
+    """The accepted part of a project's file."""
 
     pools: dict[str, NamedPool]
-    """The pools that then exist; one that waits for trust has its `project_file`."""
+    """All pools with the file's; one that waits for trust has its `project_file`."""
     content: dict[str, Any]
-    """The keys that are taken."""
+    """The accepted keys."""
     waiting: ProjectFile | None = None
-    """The file, if something of it waits for trust."""
+    """The file, if part of it waits for trust."""
     sentence: str = ""
-    """A sentence on what is not taken; empty if that concerns only cells that name it."""
+    """A sentence on what is not accepted; empty if that only concerns cells that name it."""
 
 
 def without_trust(
@@ -86,7 +86,7 @@ def without_trust(
     options_of: Callable[[str], tuple[Option, ...]],
     source: ProjectFile,
 ) -> Taken:
-    """Return what is taken of a file that the user has not trusted.
+    """Return the accepted part of a file that the user has not trusted.
 
     Args:
         content: The content of the file.
@@ -133,8 +133,8 @@ def _same(own: NamedPool, other: NamedPool) -> bool:
 
 
 def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, options: tuple[Option, ...]) -> list[str]:
-    """Return the parts of a definition that need trust, as texts; all of it, for another definition of the user's own
-    pool or of a kind that needs trust."""
+    """Return the parts of a definition that need trust, as texts; all of it, if it redefines the user's own pool or is
+    of a kind that needs trust."""
     of_user = own is not None and own.origin != BUILT_IN
     every = of_user or not capabilities_of(pool.kind).unasked
     unasked = set() if every else {"kind", *(option.name for option in options if option.unasked)}
@@ -149,12 +149,12 @@ def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, opti
 
 
 def _most_ranks(*, gpus: bool) -> int:
-    """Return the number of ranks for which this machine has cores or, for ranks with one each, GPUs; at least as many
-    as a cell gets that names no number. Ranks with GPUs are CPU ranks where there are none."""
+    """Return the number of ranks for which this machine has cores or, for ranks with one each, GPUs; at least the
+    number for a cell that gives none. Ranks with GPUs are CPU ranks where there are none."""
     devices = len([*DEVICES.glob("nvidia[0-9]*")]) if gpus else 0
     return max(number_of_ranks(0, 0), control_groups.cores(), devices)
 
 
 def _printable(text: str) -> str:
-    """Return a text without what a terminal would obey, and not longer than a line."""
+    """Return a text without control characters for the terminal, and at most one line long."""
     return clipped("".join(each if each.isprintable() else "?" for each in text), VALUE_CHARACTERS)

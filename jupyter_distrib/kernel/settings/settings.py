@@ -19,17 +19,17 @@ from jupyter_distrib.options import Declared, DeclaredOnDemand
 from jupyter_distrib.system.data_class import data_class
 
 REMEMBERED = 64
-"""The number of magic lines in the cache."""
+"""Number of magic lines in the cache."""
 BUILT_IN = "built in"
 NOTEBOOK = "this notebook"
 SIDEBAR = "the sidebar"
 REMOTE = "remote"
-"""The name of a pool that functions with `remote=True` run on without more ado."""
+"""The name of the pool on which functions with `remote=True` run by default."""
 
 
 @data_class
 class ProjectFile:
-    """One content of a project's file of which something waits for the user's trust."""
+    """The content of a project's file of which part waits for the user's trust."""
 
     path: str
     digest: str
@@ -48,16 +48,16 @@ class NamedPool:
     options: dict[str, str] = field(default_factory=dict)
     """The options of its kind, by `Option.name`, as texts."""
     size: GroupSize = field(default_factory=GroupSize)
-    """The size of its worker groups for cells that name no size."""
+    """Size of its worker groups for cells that give none."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """The values of other fields of `Options` for cells that leave them out: `strategy`, `wait_s`, `max_capture`."""
+    """Values of other fields of `Options` for cells that omit them: `strategy`, `wait_s`, `max_capture`."""
     fallback: str = ""
     """The pool that its cells run on when it refuses their ranks; empty for none."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
-    """The project's file that defines the pool, as long as the user has to trust that file first."""
+    """The project's file that defines the pool, until the user has trusted it."""
     sized_by: str = ""
-    """The place where the number of ranks was chosen, if not that of the pool's definition."""
+    """The place where the number of ranks was chosen, if not the pool's definition."""
 
     def resized(self, size: GroupSize, by: str) -> NamedPool:
         """Return the pool with a size that was chosen in this notebook or its sidebar."""
@@ -75,7 +75,7 @@ class Settings:
     pool_origin: str = ""
     """The place where the pool was chosen; empty without a choice."""
     remote: str = ""
-    """The pool of functions with `remote=True`; empty if only a pool of the name `remote` can be meant."""
+    """The pool of functions with `remote=True`; empty if only a pool named `remote` is possible."""
     strategy: str = ""
     strategy_origin: str = ""
     compat: tuple[str, ...] = ()
@@ -83,19 +83,19 @@ class Settings:
     track: tuple[str, ...] = ()
     """The trackers of cells that name none."""
     history: float = 500
-    """The number of saved runs that are kept; 0: none is saved."""
+    """Number of saved runs to keep; 0 to save none."""
     history_days: float = 90.0
-    """The age after which a saved run is removed."""
+    """Age in days after which a saved run is removed."""
     project: str = ""
     """The folder of the project's file; empty without one."""
     project_history: float | None = None
-    """The number of the project's own runs that are kept; 0: none is saved; None: the project's file says nothing."""
+    """Number of the project's own runs to keep; 0 to save none; None if the project's file does not set it."""
     project_history_days: float | None = None
-    """The age after which a saved run of the project is removed."""
+    """Age in days after which a saved run of the project is removed."""
     waiting: ProjectFile | None = None
     """The project's file, if something of it waits for trust."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each file that was not read, and on what of a file was not taken."""
+    """A sentence on each file that was not read, and on the parts of files that were not accepted."""
     _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -114,7 +114,8 @@ class Settings:
         }
 
     def options(self, line: str) -> Options:
-        """Return the options of a magic line, parsed once since cells are run repeatedly. Raises `OptionsError`."""
+        """Return the options of a magic line, parsed only once, since cells are run repeatedly. Raises
+        `OptionsError`."""
         if line not in self._read:
             if len(self._read) == REMEMBERED:
                 self._read.clear()
@@ -127,7 +128,7 @@ class Settings:
         return bool(self.history if self.project_history is None else self.project_history)
 
     def pool_of_kind(self, kind: str) -> NamedPool:
-        """Return the pool in use if it is of this kind, else the first that was defined, else the built-in one."""
+        """Return the pool in use if it is of this kind, else the first one defined, else the built-in one."""
         usable = [each for each in self.pools.values() if each.project_file is None]
         fitting = [each for each in (self.pools[self.pool], *usable) if each.kind == kind]
         return next((each for each in fitting if each.origin != BUILT_IN or each.name == self.pool), fitting[0])
@@ -147,7 +148,7 @@ class Settings:
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
 
     def max_capture(self, options: Options) -> int | None:
-        """Return the most bytes of captured values that these options let a cell send; None without limit."""
+        """Return the maximum size in bytes of captured values for a cell with these options; None for no limit."""
         given: int | None = self.pools[options.pool or self.pool].defaults.get("max_capture")
         return options.max_capture or given
 
@@ -163,11 +164,11 @@ class Settings:
         return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
 
     def size_of(self, pool: str) -> GroupSize:
-        """Return the size of the worker group of a cell on this pool that names no size."""
+        """Return the size of the worker group for a cell on this pool that gives none."""
         return self.pools[pool].size
 
     def origins(self, options: Options) -> str:
-        """Return the origins of pool, strategy and size that a cell does not name: `pool lab from ~/pools.toml`."""
+        """Return the origins of the pool, strategy and size that a cell does not give: `pool lab from ~/pools.toml`."""
         parts: dict[str, list[str]] = {}
         pool = self.pools[options.pool or self.pool]
         if not options.pool and self.pool_origin:

@@ -1,4 +1,4 @@
-"""Writes the options of a cell as its magic line. Kernel side; standard library only, no state."""
+"""Writes the options of a cell as a magic line. Kernel side; standard library only, no state."""
 
 from __future__ import annotations
 

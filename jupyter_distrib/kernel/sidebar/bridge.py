@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 COMM = "jupyter_distrib-events"
 _GATHER_S = 0.1
-"""The time in which changes are sent together, so that there are at most ten messages a second."""
+"""Seconds during which changes are collected into one message, so that there are at most ten a second."""
 _LOOK_S = 1.0
-"""The interval of reading the progress of a run."""
+"""Interval of reading the progress of a run."""
 _BEAT_S = 2.0
-"""The most seconds until a page that was reloaded gets news from a kernel that is busy with a cell."""
+"""Maximum seconds until a reloaded page gets news from a kernel that is busy with a cell."""
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
-"""The size of the end of a rank's log that is shown at first."""
+"""Size of the part at the end of a rank's log that is shown first."""
 WHOLE_LOG_BYTES = 20_000_000
-"""The most that is shown of a rank's log; the file has all of it."""
+"""Maximum size shown of a rank's log; the file has all of it."""
 
 
 class _Broadcast:
@@ -81,7 +81,8 @@ class _Broadcast:
             self._news.set()
 
     def send(self, kind: str, content: Mapping[str, Any], now_s: float | None = None) -> None:
-        """Send another message at once; from any thread. `now_s` is a time since the epoch, by default the present."""
+        """Send another message at once; from any thread. `now_s` is in seconds since the epoch; by default the present
+        time."""
         # Never under the key "state": nbclient would take it for a widget's state and save it in the notebook.
         self._comm.send({"kind": kind, kind: content, "now_s": time.time() if now_s is None else now_s})
 
@@ -128,11 +129,11 @@ class FrontEnd:
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
         self._pools: dict[str, PoolStatus] = {}
-        """The last status of each pool."""
+        """The last known status of each pool."""
         self._settings = without_files(POOLS, STRATEGIES)
-        """The settings as they were when they could last be read."""
+        """The settings as last read successfully."""
         self._unchanged: UnchangedParts | None = None
-        """The parts of the last overview that the next one takes over."""
+        """The parts of the last overview that the next one reuses."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
@@ -210,7 +211,7 @@ class FrontEnd:
         return SidebarObserver(self._news.changed)
 
     def _active(self) -> bool:
-        """Return whether a run goes on. Those that the last overview saw ended are not asked."""
+        """Return whether a run is in progress. Runs that had ended in the last overview are not checked."""
         ended = self._unchanged.ended if self._unchanged is not None else {}
         return not all(run.done() for run in [each for each in session.current().history if each not in ended])
 
@@ -283,7 +284,7 @@ class FrontEnd:
         return overview.saved_runs(str(request.get("words", "")))
 
     def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
-        """Start ranks in a thread: that may take seconds, and the front end can stop them meanwhile."""
+        """Start ranks in a thread, which may take seconds; the front end can stop them meanwhile."""
         if self._doing is not None:
             raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
         if (size := _size(request)) != GroupSize():
@@ -310,7 +311,7 @@ class FrontEnd:
         threading.Thread(target=work, name=f"jupyter_distrib-{op}", daemon=True).start()
 
     def _ask(self) -> None:
-        """Ask every pool in use for its node and for the holders of its devices."""
+        """Ask every used pool for its nodes and for the holders of its devices."""
         from jupyter_distrib.kernel.session.status import pool_status
 
         current = session.current()
@@ -341,7 +342,7 @@ def _one_of(request: Mapping[str, Any], name: str, choices: Mapping[str, Any]) -
 
 
 def _size(request: Mapping[str, Any]) -> GroupSize:
-    """Return the size that a request asks for; `GroupSize()` for the pool's default."""
+    """Return the size in a request; `GroupSize()` for the pool's default."""
     gpus, ranks, gpu_type = (request.get(name) for name in ("gpus", "ranks", "gpu_type"))
     for number in (gpus, ranks):
         if number is not None and (not isinstance(number, int) or not 0 < number <= 1000):
@@ -352,7 +353,7 @@ def _size(request: Mapping[str, Any]) -> GroupSize:
 
 
 def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:
-    """Return the end of a file, beginning with a whole line, and the number of bytes before it."""
+    """Return the end of a file, starting at the beginning of a line, and the number of bytes before it."""
     try:
         with record_file.opened(path) as file:
             skipped = max(0, file.seek(0, 2) - most_bytes)
@@ -374,7 +375,7 @@ _installed: FrontEnd | None = None
 
 
 def install(shell: InteractiveShell) -> None:
-    """Start to serve the front ends of this shell's kernel; a shell in a terminal has none."""
+    """Start serving the front ends of this shell's kernel; a shell in a terminal has none."""
     global _installed
     if _installed is None and getattr(shell, "kernel", None) is not None:
         _installed = FrontEnd(shell)
@@ -388,14 +389,14 @@ def remove() -> None:
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out a front end's request, over any channel; from any thread."""
+    """Carry out a front end's request, received on any channel; from any thread."""
     if _installed is None:
         return {"ok": False, "error": "jupyter_distrib is not loaded in this kernel: run %load_ext jupyter_distrib."}
     return _installed.handle(request)
 
 
 def show(shown: Shown) -> None:
-    """Send pages the news that a view can be drawn."""
+    """Notify pages that a view can be drawn."""
     if _installed is not None:
         _installed.show(shown)
 

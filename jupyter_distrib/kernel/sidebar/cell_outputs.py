@@ -1,5 +1,5 @@
-"""The outputs under the cells of the notebook: views of runs that go on, for pages that were loaded later too, and
-their final forms, kept until a page has written them into the notebook's file.
+"""The outputs under the notebook's cells: views of runs in progress, also for pages that are loaded later, and final
+views, kept until a page has saved them in the notebook's file.
 
 Kernel side; `kernel/sidebar/bridge.py` hands them to the pages. Views are shown and settled in the threads that show
 runs, and requested in any thread."""
@@ -20,9 +20,9 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.system.data_class import data_class
 
 REPAIR_S = 10.0
-"""The time for which one page repairs an output, in which others do not."""
+"""Seconds that one page has for repairing an output, during which no other page does so."""
 KEPT = 20
-"""The number of cells whose last view is kept, and of views that can be drawn."""
+"""Number of cells whose last view is kept, and of views that can be drawn."""
 
 
 @data_class
@@ -51,7 +51,7 @@ class Shown:
     model: str
     """The id of its widget."""
     state: Callable[[], dict[str, Any]]
-    """A function that returns the whole state of the widget's model, including its code; for any thread."""
+    """Returns the whole state of the widget's model, including its code; from any thread."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,24 +74,24 @@ class Cells:
     def __init__(self, shell: Any, tell: Callable[[dict[str, Any]], object]) -> None:
         self._shell, self._tell = shell, tell
         self._shown: dict[str, Shown] = {}
-        """The views whose settled output has not been sent yet, by run."""
+        """The views whose final output has not been sent yet, by run."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
         self._repairers: dict[tuple[str, ...], tuple[str, float]] = {}
-        """The page that repairs the output of these runs, and the time when it asked."""
+        """The page that repairs the output of these runs, and the time of its request."""
         self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
-        """Settled views of the cell that is running, which may still end with a value or an error."""
+        """Final views of the running cell, which may still end with a value or an error."""
         self._counts: dict[str, int] = {}
-        """The number of the last execution of each cell; views of an earlier execution are dropped."""
+        """The last execution count of each cell; views of an earlier execution are dropped."""
         self._running = ""
-        """The id of the cell that is being executed, if the front end gives it."""
+        """Id of the running cell, if the front end gives it."""
 
     @property
     def running(self) -> str:
-        """The id of the cell that is being executed; empty if none is, or if the front end does not give it."""
+        """The id of the running cell; empty if there is none or the front end does not give it."""
         return self._running
 
     def show(self, shown: Shown) -> None:
-        """Let pages that are loaded after the view's beginning draw it, until its settled output is sent."""
+        """Let pages that are loaded later draw the view, until its final output is sent."""
         self._shown[shown.run.id] = shown
         for run in list(self._shown)[:-KEPT]:
             self._shown.pop(run, None)
@@ -121,11 +121,11 @@ class Cells:
             self._unfinished.append((place, view))
 
     def began(self, _: object) -> None:
-        """Record the cell that begins. IPython calls this before every cell, in the thread that runs it."""
+        """Record the beginning of a cell. IPython calls this before every cell, in the thread that runs it."""
         self._running = cell_id(self._shell)
 
     def ended(self, result: Any) -> None:
-        """Publish the views of the cell that has ended. IPython calls this after every cell, in its thread."""
+        """Publish the views of a cell at its end. IPython calls this after every cell, in its thread."""
         self._running = ""
         unfinished, self._unfinished = self._unfinished, []
         for shown in list(self._shown.values()):
@@ -142,8 +142,7 @@ class Cells:
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
 
     def grant_repair(self, runs: tuple[str, ...], page: str) -> bool:
-        """Return whether this page writes the output of these runs into its notebook: the first that asks. A later one
-        may, after a while, since the first may have been closed before it has saved the notebook."""
+        """Return whether this page may write the output of these runs into its notebook: the first one that asks."""
         now_s = time.monotonic()
         other, at_s = self._repairers.get(runs, (page, now_s))
         if other != page and now_s < at_s + REPAIR_S:
@@ -153,7 +152,7 @@ class Cells:
         return True
 
     def forget(self, runs: Sequence[str]) -> None:
-        """Drop runs whose views are in the notebook's file, from which a user may then remove them for good."""
+        """Forget runs whose views are in the notebook's file, from which a user may remove them for good."""
         for settled in list(self._settled):
             if all(view["run"] in runs for view in settled.views):
                 with suppress(ValueError):  # newer ones may have pushed it out meanwhile
@@ -183,12 +182,12 @@ class Cells:
 
 
 def marked(run: str, *, settled: bool) -> dict[str, Any]:
-    """Return the metadata by which a page recognises the view of a run, and whether it is the final one."""
+    """Return metadata that identify the view of a run for pages, and say whether it is the final one."""
     return {"jupyter_distrib": {"run": run, "settled": settled}}
 
 
 def cell_id(shell: Any) -> str:
-    """Return the front end's id of the cell that is running.
+    """Return the front end's id of the running cell.
 
     Notebook front ends send it; programs that execute notebooks in batch do not, and then it is empty.
     """
@@ -202,7 +201,7 @@ def shows_widgets(shell: Any) -> bool:
 
 
 def has_keyboard(shell: Any) -> bool:
-    """Return whether the front end of the running cell can ask its user: programs that execute notebooks cannot."""
+    """Return whether the front end of the running cell can ask its user; programs that execute notebooks cannot."""
     return bool((_asked(shell).get("content") or {}).get("allow_stdin"))
 
 
@@ -228,6 +227,6 @@ def place(shell: Any) -> CellPlace:
 
 
 def _asked(shell: Any) -> Mapping[str, Any]:
-    """Return the message with which a front end requested the present execution."""
+    """Return the front end's message that requested the current execution."""
     kernel = getattr(shell, "kernel", None)
     return kernel.get_parent("shell") if kernel is not None else {}

@@ -25,20 +25,19 @@ from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
 
 PROTOCOL = 3
-"""The version of the messages, raised when a page of another version would not understand the kernel."""
+"""Version of the messages; raised when pages of other versions would not understand the kernel."""
 LINE_CHARACTERS = 200
 _POINTS = 300
-"""The number of points of one line in a chart."""
+"""Number of points of one line in a chart."""
 
 
 @dataclass(slots=True)
 class UnchangedParts:
-    """The parts of the last overview that only change with what they were made of: overviews are made several times a
-    second."""
+    """The parts of the last overview that change only with their sources; overviews are made several times a second."""
 
     settings: Settings | None = None
     next: dict[str, Any] = field(default_factory=dict)
-    """The options of the next run under these settings."""
+    """Options of the next run under these settings."""
     ended: dict[Run, dict[str, Any]] = field(default_factory=dict)
     """The runs that have ended."""
 
@@ -49,7 +48,7 @@ def overview(
     pools: Mapping[str, PoolStatus],
     unchanged: UnchangedParts | None = None,
 ) -> dict[str, Any]:
-    """Return the present overview.
+    """Return the current overview.
 
     Args:
         session: The session of the kernel.
@@ -199,7 +198,7 @@ def _slowest(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _trouble(record: RunRecord) -> str:
-    """Return the first failure in one line; empty if there is none."""
+    """Return the first failure as one line; empty if there is none."""
     number = failures.cause(record)
     if number is None:
         return ""
@@ -211,13 +210,13 @@ def _last_line(record: RunRecord) -> str:
 
 
 def saved_runs(words: str) -> dict[str, Any]:
-    """Return the newest saved runs in which all of these words stand, and the number of further ones."""
+    """Return the newest saved runs that contain all of these words, and the number of others."""
     found = matching(run_files.load(), words.split())
     return {"saved": found.as_dicts(), "more": max(0, len(found) - SHOWN)}
 
 
 def compared_runs(names: Sequence[str]) -> dict[str, Any]:
-    """Return what differs between saved runs, by their numbers. Raises `DistributedError`."""
+    """Return the differences between saved runs, given by number. Raises `DistributedError`."""
     comparison = Comparison(tuple(run_files.find(name) for name in names))
     lines: dict[str, list[dict[str, Any]]] = {}
     for run in comparison:

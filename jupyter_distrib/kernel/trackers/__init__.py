@@ -49,15 +49,16 @@ def names() -> tuple[str, ...]:
 
 
 def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
-    """Return the trackers that may follow a run: those that are asked for, and those whose library is loaded here,
-    since the notebook may have begun a run with it, if it has begun this one."""
+    """Return the trackers that may follow a run: the requested ones, and those whose library is loaded here, since the
+    notebook may have started a run with it."""
     if NONE in asked:
         return []
     return [name for name in names() if name in asked or (not attached and _is_in_use(name))]
 
 
 def context(asked: Collection[str]) -> dict[str, object]:
-    """Return what each tracker of a run has to know of this thread, which submits the run, by the tracker's name."""
+    """Return each tracker's active run in this thread, by tracker name, for the thread that will start the submitted
+    run."""
     found: dict[str, object] = {}
     for name in wanted(asked):
         tracker = _loaded(name)
@@ -80,7 +81,7 @@ def check_installed(asked: Collection[str]) -> None:
 
 
 def load(name: str) -> Follow:
-    """Return the function of this tracker that takes a run and returns its observer."""
+    """Return the tracker's function that takes a run and returns its observer."""
     return _tracker(name).follow
 
 
@@ -107,7 +108,7 @@ def _tracker(name: str) -> _Tracker:
 
 
 def _loaded(name: str) -> _Tracker | None:
-    """Return a tracker; None for one that cannot be imported, which the run that it should follow says."""
+    """Return a tracker; None if it cannot be imported, which the output of its run then says."""
     try:
         return _tracker(name)
     except Exception:  # noqa: BLE001 - foreign code

@@ -27,21 +27,21 @@ from jupyter_distrib.wire import messages as m
 
 library = "mlflow"
 SEND_EVERY_S = 1.0
-"""The least interval between two messages to the server."""
+"""Minimum interval between two messages to the server."""
 MOST_METRICS = 1000
-"""The most numbers that a server takes in one message."""
+"""Maximum number of values in one message to the server."""
 MOST_TEXT = 5000
-"""The most characters of a tag that every server takes."""
+"""Maximum length of a tag that every server accepts."""
 SERVERS = ("http:", "https:", "databricks")
 ANSWER_S = 1.0
-"""The most seconds to wait for a connection to the server."""
+"""Maximum seconds to wait for a connection to the server."""
 _opened: set[str] = set()
 """The local stores that this kernel has opened."""
 
 
 def follow(run: ObservedRun) -> MLflowObserver | None:
-    """Return an observer if the run is to be tracked, or an MLflow run is active in the thread that began or submitted
-    it."""
+    """Return an observer if the run is to be tracked, or if an MLflow run is active in the thread that began or
+    submitted it."""
     parent = None if run.attached else run.context["mlflow"] if "mlflow" in run.context else active_run()
     if parent is None and "mlflow" not in run.trackers:
         return None
@@ -71,10 +71,10 @@ class MLflowObserver(Observer):
         self._client: Any = None
         self._id = ""
         self._given: dict[str, str] = {}
-        """The variables of the ranks."""
+        """The variables for the ranks."""
         self._metrics: list[Any] = []
         self._there: Mapping[str, Collection[int]] = {}
-        """The steps that an attached run has already, by metric."""
+        """The steps that an attached run already has, by metric."""
         self._sent_at_s = 0.0
         self._series = run_facts.Series(run)
 
@@ -103,7 +103,7 @@ class MLflowObserver(Observer):
             self._send()
 
     def _open(self) -> None:
-        """Make the MLflow run, or find that of an attached run, if it was left open."""
+        """Create the MLflow run, or find that of an attached run if it was left open."""
         import mlflow
 
         self._client = mlflow.MlflowClient(self._uri)
@@ -127,7 +127,8 @@ class MLflowObserver(Observer):
         self._describe()
 
     def _experiment(self) -> str:
-        """Return the experiment that was chosen when the run began: MLflow's own function takes the present choice."""
+        """Return the experiment that was selected when the run began, since MLflow's own function uses the present
+        one."""
         from mlflow.exceptions import MlflowException
         from mlflow.tracking.default_experiment.registry import get_experiment_id
 
@@ -179,7 +180,7 @@ class MLflowObserver(Observer):
         store.update_run_info(self._id, RunStatus.from_string(state), int(time.time() * 1000), None)
 
     def _describe(self) -> None:
-        """Add what is not needed before the cell is sent: parameters, source, the state of git."""
+        """Add everything that is not needed before the cell is sent: parameters, source, the state of git."""
         from mlflow.entities import Param, RunTag
 
         git = git_folder.state(".")

@@ -17,7 +17,7 @@ from jupyter_distrib.wire import messages as m
 library = "tensorboard"
 FOLDER = "runs"
 FLUSH_S = 2
-"""The seconds after which what was written is in the file, for a TensorBoard that is open."""
+"""Seconds after which written data are in the file, for a TensorBoard that is open."""
 
 
 def follow(run: ObservedRun) -> TensorBoardObserver | None:
@@ -58,7 +58,7 @@ class TensorBoardObserver(Observer):
             self._writer.close()
 
     def _replace_what_is_there(self) -> None:
-        """Have TensorBoard forget the points in the files of another kernel: all are told again."""
+        """Make TensorBoard forget the points in another kernel's files, since all are written again."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = SessionLog(status=SessionLog.START)

@@ -26,8 +26,8 @@ library = "wandb"
 
 
 def follow(run: ObservedRun) -> WandbObserver | None:
-    """Return an observer if the run is to be tracked, or a W&B run is active in the notebook; none for an attached run,
-    of which W&B keeps what the kernel that began it has written."""
+    """Return an observer if the run is to be tracked, or if a W&B run is active in the notebook; None for an attached
+    run, which the kernel that began it has logged."""
     if run.attached:
         return None
     active = getattr(sys.modules.get("wandb"), "run", None)

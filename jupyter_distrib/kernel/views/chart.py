@@ -25,9 +25,9 @@ COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 66
 MANY = 8
-"""The most ranks with a line each; with more, a chart has a mean and a band."""
+"""Maximum number of ranks with a line each; beyond it, a chart has a mean and a band."""
 FIRSTS = ("first", "second", "third")
-"""The colours of the lines that stand out, one for each metric of a chart."""
+"""Colours of the highlighted lines, one for each metric of a chart."""
 POINTS = 600
 """The number of points of one chart, over all its ranks."""
 
@@ -41,14 +41,14 @@ Line = tuple[int, list[Point]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Charts beside and below one another."""
+    """Charts in a grid."""
 
     names: tuple[str, ...]
     width: int
     height: int
     marks: tuple[Mark, ...]
     left_out: int
-    """The number of metrics that have no chart here."""
+    """Number of metrics that have no chart here."""
 
     @property
     def title(self) -> str:
@@ -59,7 +59,7 @@ class Drawing:
         return base64.b64encode(png.drawn(self.marks, self.width, self.height)).decode()
 
     def as_html(self) -> str:
-        """Return the picture as an `<img>` that holds it, and the number of metrics that are not drawn."""
+        """Return the picture as an `<img>` with embedded data, and the number of metrics that are not drawn."""
         size = f'width="{self.width}" height="{self.height}"'
         return f'<img alt="{escape(self.title)}" {size} src="data:image/png;base64,{self.as_png()}">{self.remark}'
 
@@ -75,13 +75,13 @@ class ChartSeries:
     """The lines and the band of one metric in a chart."""
 
     label: str
-    """The name of the line that stands out."""
+    """Name of the highlighted line."""
     lines: Sequence[Line]
-    """The one with the smallest number stands out."""
+    """The lines; the one with the smallest number is highlighted."""
     lost: Sequence[list[Point]] = ()
-    """Points that later attempts have computed again."""
+    """Points that later attempts have repeated."""
     band: Sequence[tuple[float, float, float]] = ()
-    """The lowest and the highest value of many ranks at each step, in the place of their lines."""
+    """The lowest and the highest value at each step, drawn instead of the lines of many ranks."""
 
     @property
     def changes(self) -> bool:
@@ -90,8 +90,8 @@ class ChartSeries:
 
 
 def chart_of(record: RunRecord) -> Drawing | None:
-    """Return one chart for each of the first metrics that change, of which `train/loss` and `val/loss` share one; None
-    if no metric changes."""
+    """Return a chart for each of the first metrics that change, with `train/loss` and `val/loss` in one; None if no
+    metric changes."""
     series = {name: _series(record, name) for name in _names(record)}
     groups: dict[str, list[str]] = {}
     for name in series:
@@ -109,7 +109,7 @@ def chart_of(record: RunRecord) -> Drawing | None:
 
 
 def drawn(lines: Mapping[str, Sequence[Line]], name_of: Callable[[int], str]) -> Drawing | None:
-    """Return one chart for each of the first metrics that change; None if none does.
+    """Return a chart for each of the first metrics that change; None if none does.
 
     Args:
         lines: The lines of each metric, each with a number; the one with the smallest number stands out.
@@ -143,7 +143,8 @@ def _drawing(charts: Mapping[str, Sequence[ChartSeries]]) -> Drawing | None:
 
 
 def _part_and_title(name: str) -> tuple[str, str]:
-    """Return what a metric is taken on and what it measures: `train`, `loss` of `train/loss` (`PART` in `chart.js`)."""
+    """Return the data set and the quantity in a metric's name: `train`, `loss` of `train/loss` (`PART` in
+    `chart.js`)."""
     found = _PART.fullmatch(name)
     return (found[1] or found[4], found[2] or found[3]) if found else (name, name)
 
@@ -153,7 +154,7 @@ def _names(record: RunRecord) -> list[str]:
 
 
 def _series(record: RunRecord, name: str) -> ChartSeries:
-    """Return the lines of the ranks; of many ranks their mean, with a band from the lowest to the highest."""
+    """Return the lines of the ranks; for many ranks their mean, with a band from the lowest to the highest."""
     most = max(20, POINTS // len(record.ranks))
     lines = [(rank.rank, points) for rank in record.ranks.values() if (points := list(points_of(rank, name, most)))]
     lost = _lost(record, name)
@@ -175,21 +176,21 @@ def _lost(record: RunRecord, name: str) -> list[list[Point]]:
 
 
 def points_of(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
-    """Yield at most about `most` of the points of a metric that a rank reported, the last one among them."""
+    """Yield about `most` of the points of a metric reported by a rank, including the last one."""
     points = _reported(rank, name, lost=False)
     yield from points[:: -(-len(points) // most) or 1][:-1]
     yield from points[-1:]
 
 
 def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
-    """Return the reported values; those that count, or those of steps that a later attempt has computed again."""
+    """Return the reported values: either those that count, or those of steps that a later attempt has repeated."""
     points = ((sample.step, sample.values.get(name)) for sample in rank.history if sample.lost == lost)
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 
 
 def _chart(title: str, series: Sequence[ChartSeries]) -> Iterable[Mark]:
     """Draw the title, the bands, the lines with their names, and at the right the highest value, the lowest, and the
-    last one of the first line that stands out; dashed what later attempts have computed again."""
+    last one of the first highlighted line; values that later attempts have repeated are dashed."""
     groups = [
         *(points for each in series for _, points in each.lines),
         *(points for each in series for points in each.lost),
@@ -232,6 +233,6 @@ def _chart(title: str, series: Sequence[ChartSeries]) -> Iterable[Mark]:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """Return the position of a value between the lowest and the highest: 0 to 1."""
+    """Return a value's position between the lowest and the highest: 0 to 1."""
     # Halved first: the range of two large numbers may not be a number.
     return 0.5 if low == high else (value / 2 - low / 2) / (high / 2 - low / 2)

@@ -21,7 +21,7 @@ from jupyter_distrib.wire import messages as m
 
 WIDTH, ROW = 900, 18
 CHARACTER = 6.6
-"""The width of a character of the font."""
+"""Width of a character of the font."""
 LEAST_WIDTH = 1.0
 BUSIEST = 10
 COLORS = ("#f2b17c", "#eda36a", "#e8c27a", "#e9b49b", "#dfa58a", "#f0c58f")
@@ -38,7 +38,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class FlameGraph:
-    """The picture of sampled stacks; `svg` is a page of its own, whose boxes tell their names."""
+    """A picture of sampled stacks; `svg` is a standalone page, whose boxes show their names."""
 
     ranks: tuple[int, ...]
     samples: tuple[tuple[str, ...], ...]
@@ -47,7 +47,7 @@ class FlameGraph:
 
     @classmethod
     def of(cls, stacks: Iterable[tuple[int, Sequence[m.Frame]]], seconds: float) -> FlameGraph:
-        """Return the graph of stacks, each with its rank."""
+        """Return the graph of stacks, each given with its rank."""
         seen = [(rank, tuple(map(_name, frames))) for rank, frames in stacks if frames]
         return cls(tuple(sorted({rank for rank, _ in seen})), tuple(stack for _, stack in seen), seconds)
 
@@ -98,7 +98,7 @@ def _tree(samples: Iterable[Sequence[str]]) -> _Call:
 
 
 def _boxes(node: _Call, left: float, width: float, depth: int) -> Iterator[tuple[_Call, float, float, int]]:
-    """Yield each node that is wide enough, with its place."""
+    """Yield each node that is wide enough, with its position."""
     yield node, left, width, depth
     for each in node.called.values():
         share = width * each.count / node.count

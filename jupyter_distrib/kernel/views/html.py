@@ -21,18 +21,18 @@ from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
-"""The limit on all displays together; a larger notebook is slow to open."""
+"""Limit on the size of all displays together; a larger notebook is slow to open."""
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
-"""The number of lines above which output scrolls in a box of its own."""
+"""Number of lines above which output scrolls in a box of its own."""
 _MONOSPACE = "font-family:var(--jp-code-font-family, monospace)"
-"""The style of text in columns: what nbconvert makes has no monospace font for it."""
+"""The style of text in columns, needed since nbconvert's output has no monospace font for it."""
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
 _RUN_FILE = re.compile(r"\b(runs/[\w.-]+/(?:trace\.json\.gz|memory-rank\d+\.pickle))")
 """A file that belongs to a run, beside the notebook."""
 _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
-"""The address of a page, without the punctuation of the sentence around it; `addressed` in `static/state.js` has the
+"""The address of a page, without the punctuation of the sentence around it; `addressed` in `static/state.js` uses the
 same."""
 
 
@@ -45,7 +45,8 @@ def as_html(
     output: Sequence[text_view.OutputLine] | None = None,
     with_chart: bool = True,
 ) -> str:
-    """Return the view of `text.as_text` as HTML, with the displays.
+    """Return the view of `text.as_text` as HTML, with the displays. `with_chart` is False if the chart is an output of
+    its own; otherwise that of an ended run is an image in the page.
 
     `with_chart` is False where the chart is an output of its own; that of an ended run is else an image in the page.
     """
@@ -68,7 +69,7 @@ def as_html(
 
 
 def _linked(note: str) -> str:
-    """Return a note as HTML, in which the addresses of pages are links, and the files of a run can be downloaded."""
+    """Return a note as HTML, with links to pages and downloads of the run's files."""
     link = '<a href="{0}" target="_blank" rel="noopener noreferrer">{0}</a>'
     parts = map(escape, _ADDRESS.split(note))
     return "".join(
@@ -88,7 +89,7 @@ def _output(lines: Sequence[text_view.OutputLine]) -> str:
 
 
 def _coloured(line: text_view.OutputLine) -> str:
-    """Return a line as HTML; what the clipping has added has no colour."""
+    """Return a line as HTML; text added by clipping has no colour."""
     parts, at = [escape(line.head)], 0
     for start, end, style in line.spans:
         text = line.text[start:end]

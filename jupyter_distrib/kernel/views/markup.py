@@ -1,4 +1,4 @@
-"""The Markdown and LaTeX that a rank displayed, in forms that every front end shows, and formulas in any text. Kernel
+"""The Markdown and LaTeX displayed by ranks, in forms that every front end shows, and formulas in any text. Kernel
 side; pure functions.
 
 Markdown becomes HTML by mistune, which JupyterLab brings along; without it the source is shown. LaTeX stays as it is:
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>")
-"""The plain text of IPython's own display objects, which says nothing of their content."""
+"""The plain text of IPython's own display objects, which does not describe their content."""
 TEXTS = ("text/plain", "text/markdown", "text/latex")
 _ACTIVE = re.compile(
     r"\\(href|url|includegraphics|html(?:@mathml|[A-Za-z]*)|data|style|class|cssId|require|unicode|bbox|mmlToken|tooltip"
@@ -44,8 +44,8 @@ def _rendered(source: str) -> str | None:
 
 
 def inert(html: str) -> str:
-    """Return HTML without the commands of TeX that do something: front ends typeset formulas in all text of a page,
-    whoever has written it. A space takes the place of what goes, so that nothing new comes about.
+    """Return HTML without the TeX commands that have side effects, since front ends typeset formulas in all text of a
+    page, whoever has written it. A space replaces each command, so that nothing new can form.
 
     Args:
         html: Well-formed HTML, in whose texts and attributes `<` and `>` are escaped.
@@ -57,6 +57,6 @@ def inert(html: str) -> str:
 
 
 def text_of(data: Mapping[str, str]) -> str | None:
-    """Return the text of a bundle that says most; None if it has none."""
+    """Return the most informative text of a bundle; None if it has none."""
     texts = [data[kind] for kind in TEXTS if kind in data]
     return next((text for text in texts if not _NO_TEXT.fullmatch(text)), texts[0] if texts else None)

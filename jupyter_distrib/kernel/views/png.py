@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 SCALE = 2
-"""The number of pixels for each unit of length: screens are finer than the units of a page."""
+"""Number of pixels for each unit of length: screens are finer than the units of a page."""
 GROUND = (0xFA, 0xFA, 0xFA)
 COLOURS = {
     "first": (0xB4, 0x50, 0x0B),
@@ -28,16 +28,16 @@ COLOURS = {
 }
 STRENGTHS = 4
 GLYPH_WIDTH, GLYPH_HEIGHT, BASELINE = 12, 22, 17
-"""The size of a character in pixels, and the place of its base line."""
+"""Size of a character in pixels, and the position of its baseline."""
 DASH = 6
-"""The length of a dash, and of the gap behind it, in pixels."""
+"""Length of a dash, and of the gap after it, in pixels."""
 
 Spot = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text whose base line begins at (x, y), or ends there."""
+    """A text whose baseline begins, or ends, at (x, y)."""
 
     x: float
     y: float
@@ -51,7 +51,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A line through spots."""
+    """A line through points."""
 
     spots: Sequence[Spot]
     colour: str = "others"
@@ -64,7 +64,7 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The ground between two lines: at each x from the upper y to the lower one."""
+    """The area between two lines: at each x from the upper y to the lower one."""
 
     edges: Sequence[tuple[float, float, float]]
 
@@ -104,7 +104,7 @@ class _Canvas:
                 x += 1
 
     def _put(self, x: int, top: int, column: bytes) -> None:
-        """Write pixels from above down; where they are those of the ground, what is there stays."""
+        """Draw pixels, from top to bottom; pixels of the background colour are transparent."""
         first, last = max(0, -top), min(len(column), self._height - top)
         if not 0 <= x < self._width or first >= last:
             return
@@ -134,7 +134,7 @@ class _Canvas:
                 self._span(x, top0 + share * (top1 - top0), bottom0 + share * (bottom1 - bottom0), full)
 
     def _span(self, x: int, top: float, bottom: float, full: int) -> None:
-        """Fill a column between two heights; pixels of which a part is inside are weaker."""
+        """Fill a column between two heights; pixels that are only partly inside are paler."""
         if not 0 <= x < self._width:
             return
         top, bottom = max(0.0, top), min(self._height - 1.0, bottom)
@@ -162,7 +162,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 @cache
 def _palette() -> bytes:
-    """Return red, green and blue of each number: the ground, then the colours from weak to strong."""
+    """Return red, green and blue of each palette index: the background, then the colours from pale to strong."""
     colours = [GROUND]
     for colour in COLOURS.values():
         for strength in range(1, STRENGTHS):
@@ -178,14 +178,14 @@ def _mixed(colour: tuple[int, int, int], share: float) -> tuple[int, int, int]:
 
 @cache
 def _strengths(colour: str) -> bytes:
-    """Return the number of each strength of a colour, as a table for `bytes.translate`."""
+    """Return the index of each strength of a colour, as a table for `bytes.translate`."""
     first = 1 + list(COLOURS).index(colour) * (STRENGTHS - 1)
     return bytes([0, *range(first, first + STRENGTHS - 1), *[0] * (256 - STRENGTHS)])
 
 
 @cache
 def _glyph(character: str) -> tuple[bytes, ...]:
-    """Return the columns of a character; those of a question mark for one that has no picture here."""
+    """Return the columns of a character; a question mark for one that has no glyph here."""
     number = ord(character) - 32 if " " <= character <= "~" else ord("?") - 32
     size = GLYPH_WIDTH * GLYPH_HEIGHT
     packed = _glyphs()[number * size // 4 : (number + 1) * size // 4]
@@ -195,5 +195,5 @@ def _glyph(character: str) -> tuple[bytes, ...]:
 
 @cache
 def _glyphs() -> bytes:
-    """Return the printable characters of ASCII: of each its columns from above down, two bits for each pixel."""
+    """Return the printable characters of ASCII, each as columns from top to bottom with two bits per pixel."""
     return zlib.decompress(Path(__file__).with_name("glyphs.bin").read_bytes())

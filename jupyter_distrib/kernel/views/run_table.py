@@ -1,4 +1,4 @@
-"""Tables of several runs, a line for each: those that a cell has submitted, and those of a sweep. Kernel side; pure
+"""Tables of several runs, a line for each: the runs submitted by a cell, and those of a sweep. Kernel side; pure
 functions.
 
     run  call           state             progress        metrics    time
@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import duration
 
 LARGER_IS_BETTER = ("acc", "auc", "f1", "precision", "recall", "reward", "score")
-"""Beginnings of the last word of a metric's name of which the largest value comes first; else the smallest does."""
+"""Prefixes of the last word of a metric's name for metrics where higher is better; for all others lower is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RunRow:
     elapsed_s: float
     record: RunRecord
     swept: Mapping[str, str] = field(default_factory=dict)
-    """The values of the run in a sweep, as text, by name."""
+    """The sweep's values for this run, as text, by name."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -50,20 +50,20 @@ class RunRow:
         return duration(self.elapsed_s) if begun else ""
 
     def status(self) -> tuple[str, str, str]:
-        """Return the progress of the slowest ranks, their metrics, and the reason of a failure."""
+        """Return the progress of the slowest ranks, their metrics, and the reason for a failure."""
         rows = text_view.statuses(self.record, max(self.elapsed_s, text_view.QUIET_S))
         return (rows[0][2], rows[0][3], rows[0][4]) if rows else ("", "", "")
 
 
 def of_runs(rows: Sequence[RunRow]) -> TextTable:
-    """Return the table of runs that were submitted, in their order."""
+    """Return the table of submitted runs, in the order of submission."""
     head = ("run", "call", "state", "progress", "metrics", "reason", "time")
     lines: list[Row] = [(row.run.rpartition("-")[2], row.label, row.state, *row.status(), row.time) for row in rows]
     return TextTable(head=head, rows=lines).without_empty("progress", "metrics", "reason", "time")
 
 
 def of_sweep(rows: Sequence[RunRow]) -> TextTable:
-    """Return the table of a sweep: what each run has reported, sorted by the first metric."""
+    """Return the table of a sweep: the reported values of each run, sorted by the first metric."""
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     swept = list(rows[0].swept) if rows else []
     head = (*swept, *names, "state", "progress", "time", "")
@@ -78,7 +78,8 @@ def of_sweep(rows: Sequence[RunRow]) -> TextTable:
 
 
 def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Return the runs with the best value of the first metric first, and those without one last, as submitted."""
+    """Return the runs sorted by the first metric, the best first; runs without it are last, in the order of
+    submission."""
     first = next((name for row in rows for name in row.metrics), "")
     word = first.lower().replace("/", "_").split("_")[-1]
     sign = -1.0 if word.startswith(LARGER_IS_BETTER) else 1.0
@@ -91,7 +92,7 @@ def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def chart_of_sweep(rows: Sequence[RunRow]) -> str:
-    """Return the charts of what the runs of a sweep have reported; the line of the best one stands out."""
+    """Return the charts of the values reported by the runs of a sweep; the best run's line is highlighted."""
     ordered = in_order(rows)
     names = list(dict.fromkeys(name for row in ordered for name in row.metrics))
     most = max(20, chart.POINTS // max(1, len(rows)))

@@ -1,4 +1,4 @@
-"""The harmless part of HTML that a rank displayed. Kernel side; pure functions.
+"""The harmless part of HTML displayed by a rank. Kernel side; pure functions.
 
 The result is written anew from the parsed HTML: only tags and attributes of the lists below, every text escaped, every
 tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one.
@@ -16,7 +16,7 @@ from html import escape
 from html.parser import HTMLParser
 
 _SHEET_CHARACTERS = 500_000
-"""The length of all sheets of a display together; beyond it rules are left out."""
+"""Maximum length of all style sheets of a display together; rules beyond it are left out."""
 _COLOUR = r"#[0-9a-fA-F]{3,8}|[a-zA-Z]{3,30}|(?:rgb|hsl)a?\([\d\s.,%/]{1,40}\)"
 _ALLOWED = {
     "color": _COLOUR,
@@ -91,7 +91,7 @@ class _Sheet:
 
     def __init__(self) -> None:
         self._named: dict[str, list[_Rule]] = {}
-        """The rules by a name that their element must have, or by its tag, or by `*`."""
+        """The rules, by an id or class that their element must have, or by its tag, or by `*`."""
         self._left = _SHEET_CHARACTERS
 
     def add(self, css: str) -> None:
@@ -129,7 +129,7 @@ class _Sheet:
 
 
 def _harmless(style: str) -> dict[str, str]:
-    """Return the declarations of a style that may stay."""
+    """Return the permitted declarations of a style."""
     kept: dict[str, str] = {}
     for declaration in style.split(";"):
         name, _, value = declaration.partition(":")

@@ -1,5 +1,5 @@
-"""The shares of a training's time as text, as a picture, and as a part of the widget's state. Kernel side; pure
-functions of a `RunRecord`.
+"""The shares of training time as text, as a picture, and as part of the widget's state. Kernel side; pure functions of
+a `RunRecord`.
 
     time: forward 41% · backward 35% · waiting 12% · moving 6% · optimizer 4% · rest 2%
 
@@ -17,23 +17,23 @@ from jupyter_distrib.kernel.analysis.shares import PARTS, Shares, percents
 from jupyter_distrib.kernel.record.record import RunRecord
 
 MOST_BARS = 16
-"""The number of ranks that are drawn; of more, those that wait most and least."""
+"""Maximum number of ranks to draw; of more, those that wait most and least are drawn."""
 COLORS = dict(zip(PARTS, ("#c2569b", "#3f83c4", "#2f9494", "#8f74c9", "#c78a1e", "#d4553f", "#8a8a8a"), strict=True))
-"""The color of each part; readable on white and on black."""
+"""Colour of each part; readable on white and on black."""
 TEXT = "#808080"
 WIDTH, ROW, BAR, LEFT = 620, 20, 14, 60
 LEGEND_WIDTH = 80
 
 
 def lines(record: RunRecord) -> list[str]:
-    """Return the line of text that says where the time went; none for a run that has hardly trained."""
+    """Return the line of text on how time was spent; empty for a run that has hardly trained."""
     shares = Shares.of(record)
     return [f"time: {percents(shares.mean())}"] if shares.tells else []
 
 
 def state(record: RunRecord) -> dict[str, Any]:
-    """Return the shares as the widget gets them: for each rank its number and the share of each part in thousandths.
-    Empty for a run that has hardly trained."""
+    """Return the shares in the widget's form: for each rank its number and the share of each part in thousandths. Empty
+    for a run that has hardly trained."""
     shares = Shares.of(record)
     if not shares.tells:
         return {}

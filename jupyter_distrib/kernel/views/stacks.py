@@ -1,4 +1,4 @@
-"""The Python stacks of the ranks as text: ranks at the same place together.
+"""The Python stacks of the ranks as text, with ranks at the same place shown together.
 
     ranks 0-2
       Cell In[5], line 14, in train
@@ -26,7 +26,7 @@ _PACKAGE = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/([^/.]+)
 
 
 def as_text(stacks: Mapping[int, m.StackSeen]) -> str:
-    """Return the stacks, each once with the ranks that have it."""
+    """Return the distinct stacks, each with its ranks."""
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, stack in sorted(stacks.items()):
         groups.setdefault((stack.trouble, tuple(lines(stack.frames))), []).append(rank)
@@ -37,7 +37,8 @@ def as_text(stacks: Mapping[int, m.StackSeen]) -> str:
 
 
 def lines(frames: Sequence[m.Frame]) -> Iterator[str]:
-    """Yield the lines of one stack, outermost first: all frames of the user, of a library's only both ends."""
+    """Yield the lines of one stack, outermost first: all frames of the user, and only the first and last of a
+    library's."""
     for of_user, group in itertools.groupby(frames, traceback_text.is_user):
         shown = list(group)
         if of_user or len(shown) <= 2:

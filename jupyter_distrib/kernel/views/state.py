@@ -40,17 +40,17 @@ BATCH_LINES = 100
 LINE_CHARACTERS = 500
 _LAST_LINE_CHARACTERS = 200
 NAMES = 12
-"""The number of a rank's metrics that are sent, with a count of the others; the record has all."""
+"""Number of a rank's metrics to send, with a count of the others; the record has all."""
 FEWEST_CHARTS, MOST_CHARTS = 6, 24
-"""The least and the greatest number of charts of a rank: fewer for more ranks."""
+"""Minimum and maximum number of charts of a rank: fewer with more ranks."""
 POINTS = 12_000
-"""The number of points of all charts and ranks together."""
+"""Number of points of all charts and ranks together."""
 FEWEST_POINTS = 30
-"""The least number of points of a line."""
+"""Minimum number of points of a line."""
 HISTORY_EVERY_S = 1.0
 _COURSE_EVERY_S = 4.0
 _DISPLAY_BYTES = 2_000_000
-"""The most bytes of displays in one update; further displays wait for the next."""
+"""Maximum size of displays in one update; others wait for the next."""
 _Piece = Any
 
 
@@ -68,7 +68,7 @@ def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
 
 
 def origin(record: RunRecord) -> float:
-    """Return the time from which the times of a state are counted."""
+    """Return the zero of the times in a state."""
     return record.began_at_s or 0.0
 
 
@@ -158,7 +158,7 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
 
 
 def history(rank: RankRecord) -> list[dict[str, Any]]:
-    """Return the reported numbers, with a mark at steps that a later attempt has computed again."""
+    """Return the reported numbers, with a mark at steps that a later attempt has repeated."""
     return [
         {"step": sample.step, "values": {name: number(value) for name, value in sample.values.items()}}
         | ({"lost": True} if sample.lost else {})
@@ -211,7 +211,7 @@ class StateDelta:
         self._count = 0
         self._chunk: list[dict[str, Any]] = []
         self._histories: dict[int, tuple[Sample, float]] = {}
-        """The newest sample that was sent of each rank, with the time."""
+        """The newest sample sent of each rank, with the time of sending."""
         self._displays: dict[str, Display] = {}
         self._course_at_s = float("-inf")
 
@@ -241,7 +241,7 @@ class StateDelta:
         return {f"history_{rank.rank}": columns(rank, POINTS // ranks, origin_s)}
 
     def _course(self, record: RunRecord, now_s: float) -> dict[str, _Piece]:
-        """Return the course of the run, now and then: it is drawn over the whole run."""
+        """Return the course of the run if it is due, since it is drawn over the whole run."""
         if len(record.ranks) < 2 or (now_s - self._course_at_s < _COURSE_EVERY_S and not record.ended):
             return {}
         self._course_at_s = now_s
@@ -308,8 +308,8 @@ def columns(rank: RankRecord, points: int, origin_s: float = 0.0) -> dict[str, A
 
 
 def _spaced(kept: Sequence[Sample], names: Sequence[str], most: int) -> list[Sample]:
-    """Return about `most` samples, evenly spaced, the last one among them; those of a metric that is reported now and
-    then, such as that of a validation, stay."""
+    """Return about `most` samples, evenly spaced, including the last one; samples of a metric that is reported rarely,
+    such as that of a validation, are kept."""
     counts = Counter(name for sample in kept for name in sample.values)
     strides = {name: -(-counts[name] // most) or 1 for name in names}
     seen: Counter[str] = Counter()
@@ -323,7 +323,7 @@ def _spaced(kept: Sequence[Sample], names: Sequence[str], most: int) -> list[Sam
 
 
 def _short(value: float | None) -> float | str | None:
-    """Return the value rounded to five digits, which are more than a chart shows."""
+    """Return the value rounded to five digits, which is finer than a chart can show."""
     return None if value is None else number(float(f"{value:.5g}"))
 
 

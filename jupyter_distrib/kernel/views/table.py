@@ -11,7 +11,7 @@ from itertools import zip_longest
 from jupyter_distrib.kernel.views import markup
 
 WIDE_CHARACTERS = 60
-"""The length from which a cell of HTML may be broken into lines."""
+"""Minimum length at which a cell of HTML may be broken into lines."""
 _STYLE = "text-align:left"
 _NARROW_STYLE = "text-align:left;white-space:nowrap"
 
@@ -30,7 +30,7 @@ class TextTable:
     rows: Sequence[Row] = ()
 
     def without_empty(self, *columns: str) -> TextTable:
-        """Return the table without its empty columns among `columns`; without all empty ones, if none is named."""
+        """Return the table without the empty columns among `columns`; without any empty column, if none is named."""
         left_out = {
             place
             for place, name in enumerate(self.head)
@@ -43,7 +43,7 @@ class TextTable:
         return TextTable(head=filled(self.head), rows=[filled(row) for row in self.rows])
 
     def _numbers(self) -> set[int]:
-        """Return the places of the columns in which there are only numbers, which stand at the right."""
+        """Return the positions of the columns that contain only numbers, which are aligned to the right."""
         columns = enumerate(zip(*self.rows, strict=True))
         filled = ((place, [text for text in column if text]) for place, column in columns)
         return {place for place, texts in filled if texts and all(_NUMBER.fullmatch(text) for text in texts)}

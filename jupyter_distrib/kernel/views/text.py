@@ -29,15 +29,15 @@ from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
-"""The numbers of output lines shown from the beginning and from the end of a run that has ended."""
+"""Numbers of output lines shown from the beginning and from the end of a run that has ended."""
 RANK_LINES, ALL_RANK_LINES = 20, 640
-"""The number of first lines of each rank that are shown besides, and the most of all ranks together."""
+"""Number of first lines shown of each rank in addition, and the maximum for all ranks together."""
 LIVE_LINES = (10, 30)
-"""The same numbers while it runs: fewer, since the cell is redrawn a few times a second."""
+"""The same numbers while the run is in progress: fewer, since the cell is redrawn a few times a second."""
 FINAL_CHARACTERS = 1000
 LIVE_CHARACTERS = 300
 SOLO_RANKS = 8
-"""The number of ranks above which ranks in the same state share one line."""
+"""Number of ranks above which ranks in the same state share one line."""
 QUIET_S = 1.0
 BAR_CELLS = 8
 DISPLAY_CHARACTERS = 2000
@@ -46,11 +46,11 @@ COLUMNS = ("ranks", "state", "progress", "metrics", "reason", "memory")
 Row = tuple[str, str, str, str, str, str]
 """The texts of a row, by `COLUMNS`; the reason is that of a failure."""
 _FOLD_WINDOW = 64
-"""The number of last lines among which an equal line is looked for."""
+"""Number of last lines among which to look for an equal line."""
 
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
-    """Return whether there is anything to show: a quick run without output or failure needs no view but its values."""
+    """Return whether there is anything to show: a quick run without output or failure shows only its values."""
     ranks = record.ranks.values()
     texts = record.line_count or record.notes or record.not_finite or record.stall
     if texts or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
@@ -91,7 +91,7 @@ def as_text(
 
 
 def status_line(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
-    """Return how far a run is, in one line: the header and the first rank's row."""
+    """Return the progress of a run in one line: the header and the first rank's row."""
     rows = statuses(record, elapsed_s)
     parts = [header(record, elapsed_s, pool), *(rows[0] if rows else ())]
     if len(rows) > 1:
@@ -139,7 +139,7 @@ def device_name(name: str) -> str:
 
 
 def remarks(record: RunRecord) -> list[str]:
-    """Return the sentences about the run, each once, with the ranks that it concerns."""
+    """Return the sentences about the run, each once, with its ranks."""
     about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
         about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
@@ -172,8 +172,8 @@ class OutputLine:
 
 
 def output_lines(record: RunRecord) -> list[OutputLine]:
-    """Return the output that is shown: the beginning, of an ended run that of each rank, and the end; between them one
-    line says how much is left out."""
+    """Return the lines of output to show: the first ones, at the end of a run those of each rank, and the last ones,
+    with a line between them on the number left out."""
     first, last = FINAL_LINES if record.ended else LIVE_LINES
     characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
     folded = _folded_lines([*record.lines_since(), *record.partial_lines()])
@@ -185,7 +185,7 @@ def output_lines(record: RunRecord) -> list[OutputLine]:
 
 
 def _beginning(folded: Sequence[_Folded], first: int, ranks: int) -> tuple[list[_Folded], int]:
-    """Return the first lines, and the first ones of each rank, with the number of all others."""
+    """Return the first lines, and the first ones of each rank, with the number of other lines."""
     most = min(RANK_LINES, ALL_RANK_LINES // ranks) if ranks else 0
     counts: Counter[int] = Counter()
     shown, left_out = [], 0
@@ -249,7 +249,7 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
 
 
 def _is_root(rank: RankRecord) -> bool:
-    """Return whether a rank failed or died by itself: such ranks come first."""
+    """Return whether a rank failed or died by itself; such ranks are shown first."""
     return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
 
 
@@ -281,7 +281,7 @@ def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
 
 
 def _trouble(rank: RankRecord, root: int | None) -> str:
-    """Return why a rank did not reach its end; `root` is the rank that failed first."""
+    """Return a phrase on why a rank did not reach its end; `root` is the rank that failed first."""
     follows = rank.state == "interrupted" or (rank.failure is not None and is_consequence(rank))
     if follows and root not in (None, rank.rank):
         return f"stopped because of rank {root}"
@@ -359,13 +359,13 @@ def _folded_lines(lines: Iterable[Line]) -> list[_Folded]:
 
 
 class _Folding:
-    """The lines so far, of which equal ones are merged."""
+    """The lines so far, with equal ones merged."""
 
     def __init__(self) -> None:
         self.folded: list[_Folded] = []
         self._last: dict[tuple[str, str], int] = {}
-        """The last place of each text and stream: the first lines of a batch are often the same as the first ones of
-        the batch before, which is out of reach."""
+        """The last position of each text and stream: the first lines of a batch often equal those of the batch before,
+        which is out of reach."""
 
     def add_gap(self, gap: Line) -> None:
         before = self.folded[-1].line if self.folded else None
@@ -384,8 +384,8 @@ class _Folding:
             self._join(place, line)
 
     def _equal_place(self, line: Line, last: int) -> int | None:
-        """Return the place of the first equal line near the end that this rank may join: after the last one it shares.
-        `last` is the place of the last equal line."""
+        """Return the first equal line near the end that this rank may join, after the last one it shares; `last` is the
+        position of the last equal line."""
         place, oldest = None, max(0, len(self.folded) - _FOLD_WINDOW)
         for index in range(len(self.folded) - 1, oldest - 1, -1) if last >= oldest else ():
             other = self.folded[index]
@@ -396,7 +396,7 @@ class _Folding:
         return place
 
     def _join(self, place: int, line: Line) -> None:
-        """Add the rank to a line; the lines that it wrote alone before this line go in front of it."""
+        """Add the rank to a line; lines that only this rank wrote before move in front of it."""
         behind = self.folded[place:]
         own = [each for each in behind if line.rank in each.ranks]
         rest = [each for each in behind if line.rank not in each.ranks]

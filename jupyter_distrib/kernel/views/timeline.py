@@ -19,16 +19,16 @@ from jupyter_distrib.kernel.record.timeline import NONE, Levels, Use
 from jupyter_distrib.system.formatting import duration
 
 COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#93224a", "#6d1a52")
-"""The color of each level; a front rank is blue, one that is far behind dark red."""
+"""Colour of each level: blue for a leading rank, dark red for one far behind."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 TEXT = "#808080"
 WIDTH, LEFT, LEGEND = 620, 60, 22
 TALL, SMALL, TALL_UNTIL = 14, 5, 16
-"""The height of a row, up to so many ranks, and of each among more."""
+"""Height of a row for up to this many ranks, and with more of them."""
 
 
 def levels(record: RunRecord) -> Levels | None:
-    """Return how far the ranks were behind over the run; None if that cannot be said."""
+    """Return how far the ranks were behind over time; None if unknown."""
     ranks = record.ranks.values()
     ended_s = {rank.rank: rank.ended_at_s for rank in ranks if rank.ended_at_s is not None}
     loops = {bool(rank.course.bars) for rank in ranks if rank.course.places}
@@ -36,7 +36,7 @@ def levels(record: RunRecord) -> Levels | None:
 
 
 def state(record: RunRecord) -> dict[str, Any] | None:
-    """Return the course as the widget gets it; None if there is nothing to be seen."""
+    """Return the course in the widget's form; None if there is nothing to see."""
     found = levels(record)
     if found is None or not found.tells:
         return None
@@ -44,7 +44,7 @@ def state(record: RunRecord) -> dict[str, Any] | None:
 
 
 def strips(rank: RankRecord) -> list[str]:
-    """Return the use of the last seconds, and the memory, as texts with a digit (`DIGITS`) for each second."""
+    """Return the usage and memory of the last seconds, as texts with one digit (`DIGITS`) for each second."""
     uses: list[Use] = rank.course.uses
     most = max((use.percent for use in uses), default=0.0)
     memory = rank.gpu_memory_total_bytes or max((use.memory_bytes for use in uses), default=0)
@@ -60,7 +60,7 @@ def _digits(values: Sequence[float], most: float) -> str:
 
 
 def picture(record: RunRecord) -> str:
-    """Return an `<img>` of the course; empty if no rank was behind, or that cannot be said."""
+    """Return the timeline as an `<img>`; empty if no rank fell behind or this is unknown."""
     found = levels(record)
     if found is None or not found.tells:
         return ""
@@ -78,14 +78,14 @@ def picture(record: RunRecord) -> str:
 
 
 def spoken(found: Levels) -> str:
-    """Return the ranks that were behind, each with the most steps."""
+    """Return the ranks that were behind, each with the maximum number of steps."""
     worst = {rank: max((int(level) for level in row if level != NONE), default=0) for rank, row in found.rows.items()}
     late = sorted((rank for rank, level in worst.items() if level > 1), key=lambda rank: (-worst[rank], rank))
     return "; ".join(f"rank {rank} up to {steps_of(worst[rank])}" for rank in late[:8])
 
 
 def steps_of(level: int) -> str:
-    """Return the steps that a level stands for: `4-7`."""
+    """Return the range of steps of a level: `4-7`."""
     low, high = 1 << (level - 1) if level else 0, (1 << level) - 1
     return f"{low} and more" if level == timeline.LEVELS else f"{low}-{high}" if high > low else str(low)
 
