@@ -41,7 +41,7 @@ def rank(name: str, text: str) -> int:
 
 def _whole(name: str, text: str, least: int, wanted: str) -> int:
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text) or int(text) < least:
-        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
+        raise OptionsError(f"{name} must be {wanted}; got {shown(text)}")
     return int(text)
 
 
@@ -55,7 +55,7 @@ def _number(name: str, text: str, wanted: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
+        raise OptionsError(f"{name} must be {wanted}; got {shown(text)}")
     return number
 
 
@@ -70,7 +70,7 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def size_bytes(name: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS or not (size := round(float(match[1]) * _UNITS[match[2].lower()])):
-        raise OptionsError(f"{name} wants a size such as 500MB or 1GB; got {shown(text)}")
+        raise OptionsError(f"{name} must be a size such as 500MB or 1GB; got {shown(text)}")
     return size
 
 
@@ -80,7 +80,7 @@ def json_object(name: str, text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise OptionsError(f"{name} wants an object in JSON, such as {{}}; got {shown(text)}")
+        raise OptionsError(f"{name} must be a JSON object, such as {{}}; got {shown(text)}")
     return value
 
 
@@ -95,16 +95,16 @@ def switch(name: str, text: str) -> bool:
 def names(name: str, text: str) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(","))
     if not all(part.isidentifier() for part in parts):
-        raise OptionsError(f"{name} wants names of variables, joined by commas without spaces; got {shown(text)}")
+        raise OptionsError(f"{name} must be names of variables, joined by commas without spaces; got {shown(text)}")
     for part in parts:
         if keyword.iskeyword(part):
-            raise OptionsError(f"{name} wants names of variables; {part!r} is a keyword of Python")
+            raise OptionsError(f"{name} must be names of variables; {part!r} is a keyword of Python")
     return tuple(dict.fromkeys(parts))
 
 
 def one_name(name: str, text: str) -> str:
     if not text.strip().isidentifier():
-        raise OptionsError(f"{name} wants the name of one variable; got {shown(text)}")
+        raise OptionsError(f"{name} must be the name of one variable; got {shown(text)}")
     return names(name, text)[0]
 
 
@@ -114,7 +114,7 @@ def rank_list(name: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if not match:
-            raise OptionsError(f"{name} wants ranks such as 0,2-3; got {shown(text)}")
+            raise OptionsError(f"{name} must be ranks such as 0,2-3; got {shown(text)}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise OptionsError(f"{name} has the range {part.strip()} backwards: write {last}-{first}")
@@ -129,18 +129,18 @@ def rank_list(name: str, text: str) -> tuple[int, ...]:
 def variable(name: str, text: str) -> dict[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or "\0" in text:
-        raise OptionsError(f"{name} wants K=V, the name of a variable and its value; got {shown(text)}")
+        raise OptionsError(f"{name} must be K=V, the name of a variable and its value; got {shown(text)}")
     return {key: value}
 
 
 def expression(name: str, text: str) -> dict[str, str]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (equals and key.isidentifier() and value) or keyword.iskeyword(key):
-        raise OptionsError(f"{name} wants NAME=VALUES, such as lr=[1e-3,1e-2]; got {shown(text)}")
+        raise OptionsError(f"{name} must be NAME=VALUES, such as lr=[1e-3,1e-2]; got {shown(text)}")
     try:
         compile(value, "--sweep", "eval")
     except SyntaxError:
-        raise OptionsError(f"{name} wants a list after {key}=, such as [1e-3,1e-2]; got {shown(value)}") from None
+        raise OptionsError(f"{name} must have a list after {key}=, such as [1e-3,1e-2]; got {shown(value)}") from None
     return {key: value}
 
 

@@ -71,7 +71,7 @@ def test_a_minute_the_shares_and_the_course_of_each_rank_are_seen(show: Show, ra
     expect(bars).to_have_count(min(ranks, 16))
     expect(bars.first).to_have_attribute("aria-label", re.compile("Time of rank 0: data"))
     course = page.locator(".jd-course svg")
-    expect(course).to_have_attribute("aria-label", "Steps behind the front rank over 1:29: rank 1 up to 64-127")
+    expect(course).to_have_attribute("aria-label", "Steps behind the leading rank over 1:29: rank 1 up to 64-127")
     expect(page.get_by_role("region", name="Steps behind over time")).to_contain_text("64-127")
     box = course.bounding_box()
     assert box is not None
@@ -96,7 +96,7 @@ def test_the_saved_notebook_has_the_course_as_a_picture(blank: Page) -> None:
     record.apply(m.Ended(run="r-7", at_s=91.0))
     blank.set_content(html.as_html(record, 90.0))
 
-    picture = blank.get_by_role("img", name="Steps behind the front rank over")
+    picture = blank.get_by_role("img", name="Steps behind the leading rank over")
     expect(picture).to_have_attribute("alt", re.compile("rank 1 up to 64-127"))
     assert picture.evaluate("image => image.naturalHeight") == 8 * 14 + 22
     shoot(blank, "course-settled")

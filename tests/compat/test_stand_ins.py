@@ -187,7 +187,7 @@ def test_the_settings_serve_names_as_well(book: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("", "%distributed_compat wants the name of a platform: choose databricks, spark or horovod"),
+        ("", "%distributed_compat needs the name of a platform: choose databricks, spark or horovod"),
         ("sparc", "%distributed_compat sparc is not known: did you mean spark?"),
     ],
 )

@@ -88,7 +88,7 @@ def test_memory_of_a_failure_is_there_while_it_is_kept_and_gone_afterwards(book:
 def test_a_rank_that_keeps_nothing_is_refused_with_a_sentence(book: Notebook) -> None:
     book.fails(ON_TWO + "if rank == 1: raise ValueError('one')\nimport time\ntime.sleep(60)")
     assert "rank 0 cannot be debugged: only rank 1 of run" in book.fails("%distributed_debug 0").text
-    assert "wants a rank, counted from 0" in book.fails("%distributed_debug x").text
+    assert "must be a rank, counted from 0" in book.fails("%distributed_debug x").text
 
 
 def test_a_front_end_without_input_is_refused_and_does_not_hang(book: Notebook) -> None:

@@ -72,4 +72,4 @@ def test_sharded_values_are_refused_in_a_sentence(book: Notebook) -> None:
 
 
 def test_a_name_that_no_rank_keeps_is_refused(book: Notebook) -> None:
-    assert "wants the name of a value that --keep has kept" in book.fails("%distributed_diff nothing").evalue
+    assert "needs the name of a value that --keep has kept" in book.fails("%distributed_diff nothing").evalue

@@ -158,15 +158,15 @@ def test_a_cell_of_another_library_than_torch_is_no_script_for_torchrun(book: No
     book.ok("%%distributed --ranks 1 --strategy tensorflow --own-scope --out got\n1")
 
     refused = book.fails("%distributed_export got train.py").evalue
-    assert "a cell with --strategy tensorflow is no script for torchrun, whose ranks compute with torch" in refused
+    assert "a cell with --strategy tensorflow cannot become a script for torchrun, whose ranks compute with torch" in refused
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "%distributed_export NAME SCRIPT.py wants the name of a Results or Run"),
-        ("got", "%distributed_export NAME SCRIPT.py wants the name of a Results or Run"),
-        ("got train", "train is no name of a script: write NAME.py"),
+        ("", "%distributed_export NAME SCRIPT.py needs the name of a Results or Run"),
+        ("got", "%distributed_export NAME SCRIPT.py needs the name of a Results or Run"),
+        ("got train", "train is not the name of a Python script: write NAME.py"),
         ("nothing train.py", "there is no run nothing in this notebook"),
         ("got /nowhere/train.py", "/nowhere/train.py cannot be written: No such file or directory"),
         ("got folder.py", "folder.py is a folder: write the name of a script in it"),

@@ -22,7 +22,7 @@ while True:
 def test_a_detached_run_is_sampled_and_goes_on(tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        assert "no run goes on" in book.fails("%distributed_flame").evalue
+        assert "no run is in progress" in book.fails("%distributed_flame").evalue
         book.ok(CELL)
         shown = book.ok("%distributed_flame 1")
         assert "samples of rank 1" in shown.result

@@ -30,7 +30,7 @@ def test_the_next_kernel_lists_and_compares_the_runs_of_the_one_before(tmp_path:
         assert "loss over steps" in both.result_html
         book.ok("runs = %distributed_runs 0.4")
         assert "0.2" in book.ok("runs[0].metrics['loss'][1]").result
-        assert "wants two or more runs" in book.fails("%distributed_runs diff 1").evalue
+        assert "needs two or more runs" in book.fails("%distributed_runs diff 1").evalue
 
 
 def test_history_0_saves_nothing(tmp_path: Path) -> None:

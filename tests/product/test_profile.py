@@ -113,7 +113,7 @@ def test_a_trace_holds_what_came_before_an_exception_and_before_a_death(book: No
         "%%distributed --ranks 2 --strategy ddp --profile\nimport os\n"
         + training(extra="rank == 1 and step == 6 and os._exit(3)")
     )
-    assert "Rank 1: it has ended before it could send its part" in lost.text
+    assert "Rank 1: it ended before it could send its part" in lost.text
     assert not steps(trace(folder), 1)
 
 

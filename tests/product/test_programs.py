@@ -240,8 +240,5 @@ def test_a_folder_of_the_notebook_that_is_gone_is_told(book: Notebook, tmp_path:
     book.ok(f"import os\nbefore = os.getcwd()\nos.chdir({str(folder)!r})\nos.rmdir({str(folder)!r})")
     told = book.fails(ON_ONE + "rank").traceback
     book.ok("os.chdir(before)")
-    assert told == (
-        "OptionsError: the folder that the notebook works in is gone, it was deleted or moved: change to one that exists "
-        "(%cd)"
-    )
+    assert told == ("OptionsError: the notebook's working folder was deleted or moved: change to one that exists (%cd)")
     assert book.ok(ON_ONE + "rank").result == "rank 0: 0"

@@ -84,7 +84,7 @@ def test_kept_values_that_a_restart_loses_are_named_in_the_head(book: Notebook) 
         f"    {DIE.replace(chr(10), chr(10) + '    ')}\nimport torch.distributed as dist\ndist.barrier()\nrank"
     )
 
-    assert "rank 1 kept `weights`, which went with the process that was replaced" in ended.view
+    assert "rank 1 kept `weights`, which were lost with the process that was replaced" in ended.view
     assert ended.result == "rank 0: 0\nrank 1: 1"
     book.ok("del weights")
 

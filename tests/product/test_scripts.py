@@ -111,7 +111,7 @@ def test_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Pat
     assert f"File {folder}/project/run.py:4" in failed.traceback
     assert "No module named project.rum" in book.fails("%distributed_run --ranks 2 -m project.rum").evalue
     assert book.fails("import jupyter_distrib\njupyter_distrib.run_script('-m')").evalue == (
-        "-m wants the name of a module"
+        "-m needs the name of a module"
     )
 
 

@@ -199,7 +199,7 @@ def test_a_server_that_hangs_delays_no_run(tmp_path: Path, server: Server) -> No
             book.ok("%%distributed --ranks 2\nrank")
             again = book.ok("%%distributed --ranks 2 --track mlflow\ntime.sleep(1.5)\nrank")
             assert again.result == "rank 0: 0\nrank 1: 1"
-            assert "mlflow has not answered yet: it gets this run while the notebook goes on" in again.view
+            assert "mlflow has not answered yet: it receives this run in the background" in again.view
             walls = [book.ok("%%distributed --ranks 2 --track mlflow\nrank").wall_s for _ in range(3)]
             assert min(walls) < 1.0
 

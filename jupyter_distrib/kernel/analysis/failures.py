@@ -241,7 +241,7 @@ def _manner(ended: m.Exited) -> str:
     if code is None and ended.reason:
         return f"is gone, because {ended.reason}"
     if code is None:
-        return "is gone; how its process ended cannot be known"
+        return "is gone; it is unknown how its process ended"
     if code >= 0:
         return f"left the process (os._exit or a C exit, status {code}) before it finished"
     name, words = _signal(-code)

@@ -130,7 +130,7 @@ def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, obj
     words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
     return {
         name: f"`{name}` is in the notebook, but the cell only reads it by eval, exec or an annotation in quotes, "
-        f"which is not seen beforehand: add --with {name}"
+        f"which cannot be detected beforehand: add --with {name}"
         for name in inside
         if name in words and name not in PROVIDED and not hasattr(builtins, name)
     }

@@ -147,7 +147,7 @@ def metrics_from(saved: SavedMetrics) -> Metrics:
     """Return the reported numbers. Raises `DamagedFile`."""
     columns, own = saved.columns, len(OWN_COLUMNS)
     if tuple(columns[:own]) != OWN_COLUMNS:
-        raise DamagedFile("its columns are others")
+        raise DamagedFile("it has other columns")
     for row in saved.rows:
         if len(row) != len(columns) or not all(isinstance(each, int) for each in row[: own - 1]):
             raise DamagedFile("a row has other columns")

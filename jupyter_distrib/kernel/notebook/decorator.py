@@ -88,7 +88,7 @@ def _given(
     if function is None:
         return lambda function: DistributedFunction(function, options)
     if not callable(function):
-        raise OptionsError(f"distributed wants its options by name, as in distributed(gpus=8); got {function!r}")
+        raise OptionsError(f"distributed takes its options by name, as in distributed(gpus=8); got {function!r}")
     return DistributedFunction(function, options)
 
 
@@ -96,7 +96,7 @@ def _pool_option(remote: bool | None, options: dict[str, Any], settings: Setting
     if remote is None:
         return {}
     if not isinstance(remote, bool):
-        raise OptionsError(f"remote wants True or False; got {remote!r}")
+        raise OptionsError(f"remote must be True or False; got {remote!r}")
     if options.get("pool") is not None:
         raise OptionsError("remote and pool both choose where the ranks are: leave one of them out")
     if not remote:

@@ -147,7 +147,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     yield Finding(topic="kernel", text=where)
     routes = {
         "widget": "the live widget, and static HTML at the end",
-        "html": "HTML that is drawn anew; the front end is not known to run the widget, or this was asked for",
+        "html": "HTML, redrawn in place; the front end is not known to run the widget, or this was requested",
         "lines": "lines as they come, and the end as a display; the front end did not say which cell it executes",
         "terminal": "lines as they come, and the table of ranks at the end",
     }
@@ -181,7 +181,7 @@ def _sidebar() -> Iterator[Finding]:
     if installed is not None:
         yield Finding(topic="sidebar", text=str(installed))
         return
-    text = "is not installed where this kernel looks; all else works without it"
+    text = "is not installed where this kernel looks; everything else works without it"
     advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""
     yield Finding(topic="sidebar", text=text, advice=advice)
 
@@ -197,7 +197,7 @@ def _settings(session: Session) -> Iterator[Finding]:
             text=f"{', '.join(pool.name for pool in session.usable_pools(settings))}; cells use {settings.pool}",
         )
         for text in settings.ignored:
-            yield Finding(topic="settings", text="a file of this folder is not followed", advice=text)
+            yield Finding(topic="settings", text="a settings file of this folder is not used", advice=text)
 
 
 def _pool(session: Session) -> Iterator[Finding]:
@@ -265,7 +265,7 @@ def _network(session: Session) -> Iterator[Finding]:
 def _way(pool: str, found: Mapping[str, Any]) -> Finding:
     topic, where = "network", f"{pool}, node {found['node']} to {found['to']}"
     if "error" in found:
-        advice = "let the nodes reach one another at all ports; NCCL and gloo need that as well"
+        advice = "let the nodes reach one another on all ports; NCCL and gloo need that as well"
         return Finding(topic=topic, text=f"{where}: {found['error']}", advice=advice)
     per_s, latency_s = found["bytes_per_s"], found["latency_s"]
     text = f"{where}: {1e6 * latency_s:.0f} µs, {8 * per_s / 1e9:.1f} Gbit/s"

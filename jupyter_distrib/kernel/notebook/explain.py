@@ -60,7 +60,7 @@ class Explanation:
         )
 
     def __repr__(self) -> str:
-        travels = [] if self.rows else ["Nothing of the notebook travels with this cell."]
+        travels = [] if self.rows else ["Nothing of the notebook is sent with this cell."]
         return "\n\n".join([*travels, *(table.as_text() for table in self._tables())])
 
     def _repr_html_(self) -> str:

@@ -129,8 +129,8 @@ class _Script:
         name = self.program.options.strategy or "none"
         if load_strategy(name).framework not in ("", TORCH):
             raise OptionsError(
-                f"a cell with --strategy {name} is no script for torchrun, whose ranks compute with torch: start its "
-                "text with the launcher of its own library"
+                f"a cell with --strategy {name} cannot become a script for torchrun, whose ranks compute with torch: run "
+                "its text with the launcher of its own library"
             )
         return name, dict(cell_order.for_strategy(self.program.options).strategy_options)
 
@@ -281,6 +281,6 @@ def _names_in(code: object) -> set[str]:
 def check_path(path: str) -> None:
     """Raise `OptionsError` for a path that is not that of a Python script."""
     if not path.endswith(".py"):
-        raise OptionsError(f"{path} is no name of a script: write NAME.py")
+        raise OptionsError(f"{path} is not the name of a Python script: write NAME.py")
     if os.path.isdir(path):
         raise OptionsError(f"{path} is a folder: write the name of a script in it")

@@ -115,7 +115,7 @@ class LineMagics(Magics):
             raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
         seen = run.stacks()
         if not seen and not run.done():
-            raise PoolError(f"no rank of run {run.id} has answered; its ranks have not started the cell, perhaps.")
+            raise PoolError(f"no rank of run {run.id} has answered; perhaps they have not started the cell yet.")
         print(stacks.as_text(seen) if seen else f"run {run.id} has just ended.")
 
     @line_magic

@@ -3,7 +3,7 @@ run, which draws in the thread that waits for it.
 
     JupyterLab, Notebook 7            the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
                                       at most
-    VS Code, Colab, programs that     HTML and text, drawn anew in place; never the widget, since whether one of these
+    VS Code, Colab, programs that     HTML and text, redrawn in place; never the widget, since whether one of these
     execute notebooks                 runs it shows only when it has failed to
     other clients that people use     lines as they come, and the end as a display of its own: many of them (Jupyter
                                       console) ignore updates of displays

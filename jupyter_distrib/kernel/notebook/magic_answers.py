@@ -70,7 +70,7 @@ def find_runs(line: str) -> RunList | Comparison:
     first, names = "".join(words[:1]), words[1:]
     if first == "diff":
         if len(names) < 2:
-            raise OptionsError("%distributed_runs diff wants two or more runs: %distributed_runs diff 12 15")
+            raise OptionsError("%distributed_runs diff needs two or more runs: %distributed_runs diff 12 15")
         return Comparison(tuple(run_files.find(name) for name in names))
     if first.isdecimal() and not names:
         return Comparison((run_files.find(first),))
@@ -87,7 +87,7 @@ def sample_stacks(line: str) -> FlameGraph:
         )
     run = next((run for run in reversed(session.current().history) if run.state == "running"), None)
     if run is None:
-        raise PoolError("no run goes on: start one with --detach, and sample it meanwhile.")
+        raise PoolError("no run is in progress: start one with --detach, then sample it.")
     ranks = {int(word) for word in words} or set(run.record.ranks)
     if missing := ranks - run.record.ranks.keys():
         raise PoolError(f"run {run.id} has no rank {min(missing)}.")
@@ -101,7 +101,7 @@ def _sampled(run: Run, ranks: set[int]) -> FlameGraph:
         stacks += [(rank, seen.frames) for rank, seen in run.stacks().items() if rank in ranks]
     graph = FlameGraph.of(stacks, elapsed_s)
     if not graph.samples:
-        raise PoolError(f"no rank of run {run.id} has answered; its ranks have not started the cell, perhaps.")
+        raise PoolError(f"no rank of run {run.id} has answered; perhaps they have not started the cell yet.")
     return graph
 
 
@@ -112,5 +112,5 @@ def compare_ranks(line: str, notebook: Mapping[str, object]) -> Differences:
     if not isinstance(value, RankValue):
         kept = sorted(name for name, each in notebook.items() if isinstance(each, RankValue))
         known = f"names that ranks keep: {', '.join(kept)}" if kept else "no rank keeps a value: use --keep NAME"
-        raise OptionsError(f"%distributed_diff wants the name of a value that --keep has kept on the ranks; {known}")
+        raise OptionsError(f"%distributed_diff needs the name of a value that --keep has kept on the ranks; {known}")
     return rank_differences.compare(session.current(), value)

@@ -34,9 +34,9 @@ JSON = Option(flag="--json", meaning="one line of JSON for each run", read=switc
 RANK = Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks")
 LOGS_OPTIONS = (RANK, JSON)
 DEBUG_OPTIONS = (
-    Option(flag="--done", meaning="let the ranks drop what the failure has left in their memory", read=switch),
+    Option(flag="--done", meaning="make the ranks free what the failure has left in their memory", read=switch),
 )
-STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch), JSON)
+STATUS_OPTIONS = (Option(flag="--doctor", meaning="what is installed and what is missing", read=switch), JSON)
 POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
 KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
 
@@ -124,7 +124,7 @@ def parse_export(line: str) -> ExportRequest:
     usage = "%distributed_export NAME SCRIPT.py"
     names = _few(line, usage, (), 2).positionals
     if len(names) < 2:
-        raise OptionsError(f"{usage} wants the name of a Results or Run, or a run's id, and the script to write")
+        raise OptionsError(f"{usage} needs the name of a Results or Run, or a run's id, and the script to write")
     return ExportRequest(name=names[0], path=names[1])
 
 
@@ -139,7 +139,7 @@ def parse_compat(line: str) -> tuple[str, ...]:
     for each in platforms:
         check_choice(each, stand_ins.PLATFORMS, f"%distributed_compat {each}")
     if not platforms:
-        raise OptionsError(f"%distributed_compat wants the name of a platform: choose {any_of(stand_ins.PLATFORMS)}")
+        raise OptionsError(f"%distributed_compat needs the name of a platform: choose {any_of(stand_ins.PLATFORMS)}")
     return tuple(platforms)
 
 
@@ -190,7 +190,7 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
     arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=lambda: owners)
     _, *names = arguments.positionals
     if len(names) != 1:
-        raise OptionsError(f"add wants one name for the pool; got {shown(' '.join(names)) if names else 'none'}")
+        raise OptionsError(f"add takes one name for the pool; got {shown(' '.join(names)) if names else 'none'}")
     values = {name: value for name, value in arguments.values.items() if name != KIND.name}
     return PoolRequest(action="add", name=names[0], kind=kind, values=values)
 
@@ -201,7 +201,7 @@ def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[st
     if action in ("start", "resize"):
         if sizes > 1 or (action == "resize" and not sizes):
             number = "N, --gpus N or --ranks N" if action == "resize" else "--gpus N or --ranks N"
-            raise OptionsError(f"{action} wants one of {number}; got {sizes or 'none'} of them")
+            raise OptionsError(f"{action} takes one of {number}; got {sizes or 'none'} of them")
     elif sizes:
         raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
     if action in ("use", "remove") and not name:
@@ -210,7 +210,7 @@ def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[st
         raise OptionsError(f"list takes no name: leave {name!r} out")
     if name and name.isdecimal():
         meant = f"start --gpus {name}" if action == "start" else f"resize {name}"
-        raise OptionsError(f"{action} wants the name of a pool, not {name}: did you mean {meant}?")
+        raise OptionsError(f"{action} takes the name of a pool, not {name}: did you mean {meant}?")
     if name:
         check_choice(name, pools, f"pool {name}")
 

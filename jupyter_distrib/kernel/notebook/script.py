@@ -84,7 +84,7 @@ def _of_file(path: str, arguments: Sequence[str]) -> m.Cell:
 
 def _of_module(arguments: Sequence[str]) -> m.Cell:
     if not arguments:
-        raise OptionsError("-m wants the name of a module")
+        raise OptionsError("-m needs the name of a module")
     name, *rest = arguments
     source = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     return m.Cell(source=source, filename=f"{file_owner.CALL}{name}", script=MODULE, arguments=tuple(rest))

@@ -40,7 +40,7 @@ def configurations(given: Mapping[str, str], notebook: dict[str, Any]) -> list[C
     for each in values.values():
         count *= len(each)
     if count > MOST_RUNS:
-        raise OptionsError(f"--sweep gives {count:,} runs: choose fewer values, {MOST_RUNS:,} runs are the most")
+        raise OptionsError(f"--sweep gives {count:,} runs: choose fewer values, at most {MOST_RUNS:,} are allowed")
     return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
 
 

@@ -84,7 +84,9 @@ def _rank_of(run: Run, number: int | None) -> int:
         return number
     kept = f"only {rank_list(keeping)} of run {run.id} can be debugged: " if keeping else ""
     who = "the ranks that failed" if number is None else f"rank {number}"
-    raise PoolError(f"{who} cannot be debugged: {kept}a rank keeps its memory if it has raised an exception and lives.")
+    raise PoolError(
+        f"{who} cannot be debugged: {kept}a rank keeps its memory if it has raised an exception and is still alive."
+    )
 
 
 def _reason(run: Run, rank: int) -> str:

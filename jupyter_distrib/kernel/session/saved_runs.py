@@ -61,7 +61,7 @@ def _sentence(run: SeenRun, cause: str) -> str:
     places = [f"Its logs are in {run.logs}." if run.logs else "It has left no logs."]
     if run.checkpoints:
         places.append(f"It saved checkpoints into {' and '.join(run.checkpoints)}.")
-    end = "has ended, but what it returned was lost" if run.ended else "was lost"
+    end = "has ended, but its return values were lost" if run.ended else "was lost"
     what = f"the detached run {run.run} ({run.label} of {run.holder}) {end}: {cause}"
     return " ".join([f"{what}. It was last seen {_date(run.seen_at_s)}.", *places])
 

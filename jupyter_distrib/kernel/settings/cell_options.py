@@ -142,10 +142,10 @@ class Options:
         None, "--max-restarts", "N", "start the cell again when a rank is lost, at most N times", read=count,
         default="end with the first loss", synonyms=("max-retries",))
     min_ranks: int | None = _declared(
-        None, "--min-ranks", "M", "after a restart, go on with fewer ranks, at least M, where the lost ones cannot be "
+        None, "--min-ranks", "M", "after a restart, continue with fewer ranks, at least M, if the lost ones cannot be "
         "replaced", read=count, default="only with all ranks")
     restart_on: str | None = _declared(
-        None, "--restart-on", "WHAT", "with `error`, an exception of a rank is a reason, too", default="lost",
+        None, "--restart-on", "WHAT", "with `error`, also when a rank raises an exception", default="lost",
         choices=("lost", "error"))
     check: bool = _declared(
         False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
@@ -180,7 +180,7 @@ class Options:
         False, "--halt-on-failure", "", "with --sweep: when a run fails, stop the others and raise its error",
         read=switch)
     explain: bool = _declared(
-        False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
+        False, "--explain", "", "print what would be sent, and run nothing", read=switch, synonyms=("dry-run",))
     strategy_options: dict[str, str] = field(default_factory=dict)
     """The given options of the chosen strategy, by `Option.name`."""
     pool_options: dict[str, str] = field(default_factory=dict)
@@ -311,13 +311,13 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
             f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
         )
     if options.min_ranks and not options.max_restarts:
-        raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the number of restarts at most")
+        raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the maximum number of restarts")
     if options.min_ranks and options.on:
         raise OptionsError(
-            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks are others, with other numbers"
+            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks would have other numbers"
         )
     if options.restart_on and not options.max_restarts:
-        raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the number of restarts at most")
+        raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the maximum number of restarts")
     size = options.gpus or options.ranks
     if size and options.min_ranks and options.min_ranks > size:
         raise OptionsError(f"{named('min_ranks')} {options.min_ranks} is more than the {size} ranks of the cell")
@@ -328,7 +328,7 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
             f"{named('sweep')} and {named('keep')} exclude each other: the runs of a sweep leave nothing on the ranks"
         )
     if options.halt_on_failure and not options.sweep:
-        raise OptionsError(f"{named('halt_on_failure')} is about a sweep: add {named('sweep')}, or leave it out")
+        raise OptionsError(f"{named('halt_on_failure')} only applies to a sweep: add {named('sweep')}, or leave it out")
     if options.debug and (options.detach or options.sweep):
         other = named("detach" if options.detach else "sweep")
         raise OptionsError(f"{named('debug')} and {other} exclude each other: nobody waits for the run at a prompt")

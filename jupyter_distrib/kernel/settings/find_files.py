@@ -58,7 +58,7 @@ def state(*, directory: str | None = None) -> FilesState:
         user = _file(user_file(), of_project=False)
         project, ignored = _project_file(folder)
     except OSError as error:  # the folder is gone, or a file is being replaced
-        raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
+        raise OptionsError(f"the settings files cannot be searched for: {error}") from None
     return FilesState(
         folder=folder,
         files=tuple(filter(None, (user, project))),
@@ -74,7 +74,7 @@ def present_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise OptionsError(
-            "the folder that the notebook works in is gone, it was deleted or moved: change to one that exists (%cd)"
+            "the notebook's working folder was deleted or moved: change to one that exists (%cd)"
         ) from None
 
 
@@ -107,7 +107,7 @@ def _reason_against(path: str) -> str:
     if stat.S_ISLNK(kind.st_mode):
         return "it is a link: put the file itself there"
     if not stat.S_ISREG(kind.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     for each in (path, os.path.dirname(path)):
         if reason := _writable_by_others(each):
             return f"{'it' if each == path else 'its folder'} {reason}"

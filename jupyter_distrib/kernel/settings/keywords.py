@@ -41,14 +41,14 @@ def _texts(option: Option, value: object) -> list[str]:
         return [option.bare] * value
     if not option.metavar:
         if not isinstance(value, bool):
-            raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
+            raise OptionsError(f"{option.name} must be True or False; got {shown(str(value))}")
         return [""] * value
     if option.read is expression and isinstance(value, Mapping):
         return [f"{key}={text if isinstance(text, str) else list(text)!r}" for key, text in value.items()]
     if option.read is variable and isinstance(value, Mapping):
         for key, text in value.items():
             if "=" in str(key) or text is None:
-                raise OptionsError(f"{option.name} wants a text for each name; got {shown(f'{key}: {text}')}")
+                raise OptionsError(f"{option.name} must have a text for each name; got {shown(f'{key}: {text}')}")
         return [f"{key}={text}" for key, text in value.items()]
     if not isinstance(value, list | tuple | set | frozenset | range):
         return [str(value)]

@@ -66,4 +66,4 @@ def check_name(name: str, kind: str, kinds: Declared) -> None:
     if name in kinds and not capabilities_of(name).nameable:
         raise OptionsError(f"{name} has nothing to set: choose another name for this pool")
     if name in kinds and kind and name != kind:
-        raise OptionsError(f"{name} is a kind of pool itself: choose another name for one of the kind {kind}")
+        raise OptionsError(f"{name} is itself a kind of pool: choose another name for a pool of the kind {kind}")

@@ -346,7 +346,7 @@ def _size(request: Mapping[str, Any]) -> GroupSize:
     gpus, ranks, gpu_type = (request.get(name) for name in ("gpus", "ranks", "gpu_type"))
     for number in (gpus, ranks):
         if number is not None and (not isinstance(number, int) or not 0 < number <= 1000):
-            raise OptionsError(f"the number of ranks is 1 to 1000, not {number!r}.")
+            raise OptionsError(f"the number of ranks must be 1 to 1000, not {number!r}.")
     if ranks and (gpus or gpu_type):
         raise OptionsError("ranks have GPUs or are CPU ranks, not both.")
     return GroupSize(count=gpus or ranks, gpus=not ranks, gpu_type=gpu_type or "")

@@ -73,7 +73,7 @@ def picture(record: RunRecord) -> str:
         f'font-family="system-ui,sans-serif" font-size="11">{"".join(parts)}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
-    alt = f"Steps behind the front rank over {duration(found.seconds)}: {spoken(found)}"
+    alt = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
     return f'<img alt="{escape(alt)}" width="{WIDTH}" height="{height}" src="data:image/svg+xml;base64,{data}">'
 
 

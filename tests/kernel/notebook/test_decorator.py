@@ -79,7 +79,7 @@ def test_the_decorator_may_stand_without_parentheses() -> None:
 
     assert work() == 5
     assert work.options == distributed()(work.function).options
-    with pytest.raises(OptionsError, match="distributed wants its options by name, as in distributed"):
+    with pytest.raises(OptionsError, match="distributed takes its options by name, as in distributed"):
         distributed(8)
 
 
@@ -309,17 +309,17 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
     [
         ({"gpu": 2}, "did you mean gpus?"),
         ({"strategy": "dpd"}, "did you mean 'ddp'?|did you mean ddp?"),
-        ({"ranks": 0}, "ranks wants a whole number, at least 1"),
+        ({"ranks": 0}, "ranks must be a whole number, at least 1"),
         ({"keep": "model"}, "keep is an option of cells only: a function has arguments and a return value instead"),
         ({"out": "x"}, "out is an option of cells only"),
         ({"explain": True}, "explain is an option of cells only"),
         ({"with_": "x"}, "with_ is an option of cells only"),
         ({"remote": True, "pool": "local"}, "remote and pool both choose where the ranks are"),
-        ({"remote": "yes"}, "remote wants True or False; got 'yes'"),
+        ({"remote": "yes"}, "remote must be True or False; got 'yes'"),
         ({"timeout": 3, "timeout_s": 3}, "timeout and timeout_s are the same option: leave one of them out"),
-        ({"timeout": "soon"}, "timeout_s wants a number of seconds above 0; got 'soon'"),
-        ({"max_capture": "much"}, "max_capture wants a size such as 500MB or 1GB; got 'much'"),
-        ({"max_capture": 0}, "max_capture wants a size such as 500MB or 1GB; got '0'"),
+        ({"timeout": "soon"}, "timeout_s must be a number of seconds above 0; got 'soon'"),
+        ({"max_capture": "much"}, "max_capture must be a size such as 500MB or 1GB; got 'much'"),
+        ({"max_capture": 0}, "max_capture must be a size such as 500MB or 1GB; got '0'"),
     ],
 )
 def test_a_wrong_keyword_is_refused_at_once(keywords: dict[str, object], message: str) -> None:

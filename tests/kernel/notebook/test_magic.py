@@ -95,7 +95,7 @@ def test_the_wrong_use_of_a_line_magic_is_one_line(book: Notebook) -> None:
     for line, message in [
         ("%distributed_pool bogus", "choose list, use, add, remove, start, stop, restart, resize or trust"),
         ("%distributed_pool use nowhere", "pool nowhere is not known: choose local, "),
-        ("%distributed_pool resize", "resize wants one of N, --gpus N or --ranks N; got none of them"),
+        ("%distributed_pool resize", "resize takes one of N, --gpus N or --ranks N; got none of them"),
         ("%distributed_logs --rnk 1", "unknown option --rnk: did you mean --rank?"),
         ("%distributed_logs no-such-run", "there is no run no-such-run"),
         ("%distributed_status now", "'now' is one word too many"),

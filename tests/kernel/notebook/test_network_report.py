@@ -37,7 +37,7 @@ def test_a_slow_network_is_warned_of(latency_s: float, bytes_per_s: float, secon
 def test_a_node_that_cannot_be_reached_is_named() -> None:
     finding = way(error="10.0.0.7 cannot be reached (timed out)")
     assert finding.text == "lab, node 0 to 1: 10.0.0.7 cannot be reached (timed out)"
-    assert finding.advice.startswith("let the nodes reach one another at all ports")
+    assert finding.advice.startswith("let the nodes reach one another on all ports")
 
 
 @pytest.mark.slow

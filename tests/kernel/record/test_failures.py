@@ -394,7 +394,7 @@ def test_sys_exit_with_a_message_shows_the_message() -> None:
         (-11, "Rank 2 crashed with SIGSEGV (segmentation fault)."),
         (-6, "Rank 2 crashed with SIGABRT (aborted)."),
         (-200, "Rank 2 was killed by signal 200."),
-        (None, "Rank 2 is gone; how its process ended cannot be known."),
+        (None, "Rank 2 is gone; it is unknown how its process ended."),
     ],
 )
 def test_a_death_says_how(code: int | None, expected: str) -> None:

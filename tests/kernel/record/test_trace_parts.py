@@ -45,5 +45,5 @@ def test_ranks_without_a_part_are_named_with_the_reason() -> None:
     none = m.Profiled(run="r", rank=1, note="it is tired")
 
     assert "on rank 0; " in (text := sentence({0: part(0, 0.0), 1: none}, (0, 1, 2), "f"))
-    assert text.endswith("Rank 1: it is tired. Rank 2: it has ended before it could send its part.")
+    assert text.endswith("Rank 1: it is tired. Rank 2: it ended before it could send its part.")
     assert sentence({1: none}, (1,), "") == "--profile has recorded nothing (rank 1: it is tired)"

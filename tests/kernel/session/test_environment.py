@@ -92,7 +92,7 @@ def test_a_limit_refuses_with_the_size(book: Notebook, packages: Path, home: Pat
     assert outcome.ename == "PoolError"
     assert "the packages that the ranks lack take 2.0 MB, more than the 1.0 MB that may be installed" in outcome.text
     assert (
-        "--environment-limit wants a size" in book.cell("%%distributed --pool other --environment-limit x\npass").text
+        "--environment-limit must be a size" in book.cell("%%distributed --pool other --environment-limit x\npass").text
     )
 
 

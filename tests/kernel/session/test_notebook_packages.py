@@ -131,7 +131,7 @@ def test_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "mine.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     [note] = notebook_packages.explain_missing_modules(failure("No module named 'mine'"), "", "host1").notes
-    assert note.startswith("The notebook has a module mine that no installed package has brought, and the Python")
+    assert note.startswith("The notebook has a module mine that belongs to no installed package, and the Python")
 
 
 def test_the_cause_of_another_exception_is_explained_and_nothing_else() -> None:

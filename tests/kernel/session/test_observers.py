@@ -183,9 +183,9 @@ def test_one_that_hangs_is_dropped_with_a_note_and_delays_one_run_only(book: Not
     book.ok("theirs.active = {'watching', 'hanging'}")
     outcome = book.ok("%%distributed --ranks 2\nrank")
     assert outcome.result == "rank 0: 0\nrank 1: 1"
-    assert "The observer hanging was dropped: it has not dealt with the end of the run within 2 s." in outcome.view
+    assert "The observer hanging was dropped: it has not handled the end of the run within 2 s." in outcome.view
     again = book.ok("%%distributed --ranks 2\nrank")
-    assert "The observer hanging does not follow this run: it hangs in an earlier one." in again.view
+    assert "The observer hanging does not follow this run: it is still hanging in an earlier one." in again.view
     assert again.wall_s < observers.FINISH_S
     assert last(book, "o.kinds[-1]") == "'Ended'"
 

@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_is_not_lost_and_one_that_has_ended_has_lost_its_valu
     seen("aaa-2", ended=True)
     assert told() == ""
     seen("aaa-3", ended=True, **DEAD)
-    assert "(Cell In[1] of b.ipynb (kernel 7)) has ended, but what it returned was lost: the process" in told("3")
+    assert "(Cell In[1] of b.ipynb (kernel 7)) has ended, but its return values were lost: the process" in told("3")
     saved_runs.save_lost(settings())
     assert run_files.load() == []
 

@@ -611,14 +611,17 @@ SLIPS = [
         '[pools.lab]\nkind = "local"\naddress = "x"',
         f'{FILE}, line 3: address is an option of kind = "ray": choose that, or leave address out',
     ),
-    ('[pools.lab]\nkind = "ray"\nnodes = "two"', f"{FILE}, line 3: nodes wants a whole number, at least 1; got 'two'"),
-    ('[pools.lab]\nkind = "ray"\ngpus = 0', f"{FILE}, line 3: gpus wants a whole number, at least 1; got '0'"),
+    (
+        '[pools.lab]\nkind = "ray"\nnodes = "two"',
+        f"{FILE}, line 3: nodes must be a whole number, at least 1; got 'two'",
+    ),
+    ('[pools.lab]\nkind = "ray"\ngpus = 0', f"{FILE}, line 3: gpus must be a whole number, at least 1; got '0'"),
     (
         '[pools.lab]\nkind = "ray"\ngpus = 1\nranks = 2',
         f"{FILE}, line 4: gpus and ranks exclude each other: leave one out",
     ),
     ('[pools."my lab"]\nkind = "ray"', f"{FILE}, line 1: 'my lab' cannot name a pool: use letters, digits, _, . and -"),
-    ('[pools.ray]\nkind = "local"', f"{FILE}, line 1: ray is a kind of pool itself: choose another name for one of"),
+    ('[pools.ray]\nkind = "local"', f"{FILE}, line 1: ray is itself a kind of pool: choose another name for a pool of"),
     ('pools = "x"', f"{FILE}, line 1: write a table [pools.NAME] for each pool"),
     ("[pools]\nlab = 3", f"{FILE}, line 2: write a table [pools.lab]"),
 ]

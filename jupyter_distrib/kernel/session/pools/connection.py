@@ -399,7 +399,11 @@ class WorkerGroup:
         for handle in lost:
             handle.mark_lost(ranks)
         names = ", ".join(sorted(f"`{handle.name}`" for handle in lost))
-        return f"{rank_list(sorted(ranks))} kept {names}, which went with the process that was replaced" if lost else ""
+        return (
+            f"{rank_list(sorted(ranks))} kept {names}, which were lost with the process that was replaced"
+            if lost
+            else ""
+        )
 
     def close(self, reason: str) -> None:
         """Mark the group as closed, and its kept values as lost."""

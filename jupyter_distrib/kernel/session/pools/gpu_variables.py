@@ -49,7 +49,7 @@ def not_in_force(changed: dict[str, str], in_force: dict[str, str]) -> str:
         return ""
     return (
         f"{', '.join(missing)}: set after these ranks were started, and not in force on them, since they keep values; "
-        "--fresh takes new ones"
+        "--fresh starts new ranks"
     )
 
 

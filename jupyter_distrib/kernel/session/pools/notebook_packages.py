@@ -210,7 +210,7 @@ def _note(module: str, python: str, node: str) -> str:
     owner = _owner_of(module)
     if owner is None:
         return (
-            f"The notebook has a module {module} that no installed package has brought, and {place} has none: "
+            f"The notebook has a module {module} that belongs to no installed package, and {place} has none: "
             "put its file into the notebook's folder."
         )
     if is_editable(owner):

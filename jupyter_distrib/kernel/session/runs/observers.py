@@ -128,11 +128,11 @@ class Observers:
 
     def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
         if (hung := self._hung.get(name)) is not None and hung.hangs:
-            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            run.note(f"The observer {name} does not follow this run: it is still hanging in an earlier one.")
             return None
         behind = [thread for thread in self._behind if thread.name == name and thread.is_behind]
         if len(behind) >= MOST_BEHIND or any(thread.hangs for thread in behind):
-            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            run.note(f"The observer {name} does not follow this run: it is still hanging in an earlier one.")
             return None
         make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
         if not run.attached:  # the pool's own thread, in which a run is attached, must not wait for foreign code
@@ -223,14 +223,14 @@ class ObserverThread(Observer):
         not wait for a tracker that ends in the background."""
         if self.is_tracker and self.is_behind:
             if time.monotonic() > self._called_at_s + QUIET_S:
-                self._note(f"{self.name} has not answered yet: it gets this run while the notebook goes on")
+                self._note(f"{self.name} has not answered yet: it receives this run in the background")
             return None
         while not (self._finished.is_set() or self._dropped.locked() or given_up()):
             left_s = until_s - time.monotonic()
             if left_s <= 0 and self._ends_in_background:
                 return None
             if left_s <= 0:
-                return self._hang(f"it has not dealt with the end of the run within {FINISH_S:g} s")
+                return self._hang(f"it has not handled the end of the run within {FINISH_S:g} s")
             interrupts.wait(self._finished, min(left_s, interrupts.HEAR_S))
 
     def _follow(self) -> None:

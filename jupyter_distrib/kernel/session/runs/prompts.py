@@ -20,5 +20,5 @@ extension replaces it by its front end's."""
 def missing() -> str:
     """Return the reason why nobody can answer a prompt now; empty if somebody can."""
     if threading.current_thread() is not threading.main_thread():
-        return "it was started in another thread than the notebook's"
+        return "it was started in a thread other than the notebook's"
     return front_end()

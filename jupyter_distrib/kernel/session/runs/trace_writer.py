@@ -127,7 +127,7 @@ def sentence(parts: Mapping[int, m.Profiled], ranks: Sequence[int], path: str) -
     missing = [rank for rank in ranks if rank not in recorded]
     notes: dict[str, list[int]] = {}
     for rank in ranks:
-        note = parts[rank].note if rank in parts else "it has ended before it could send its part"
+        note = parts[rank].note if rank in parts else "it ended before it could send its part"
         if note:
             notes.setdefault(note, []).append(rank)
     told = [f"{rank_list(which)}: {note}" for note, which in notes.items()]

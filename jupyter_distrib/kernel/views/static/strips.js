@@ -31,7 +31,7 @@ export function courseText({ seconds, rows }) {
   const worst = rows.map(([rank, row]) => [rank, Math.max(0, ...[...row].filter((level) => level !== NONE).map(Number))]);
   const late = worst.filter(([, level]) => level > 1).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   const told = late.slice(0, 8).map(([rank, level]) => t("rank %1 up to %2", rank, stepsOf(level)));
-  return t("Steps behind the front rank over %1: %2", clock(seconds), told.join("; "));
+  return t("Steps behind the leading rank over %1: %2", clock(seconds), told.join("; "));
 }
 
 /** The last minute of a rank: how busy it was as an area, and its memory as a line. */
@@ -111,7 +111,7 @@ function paintKey(node, color, text) {
 export class Course {
   constructor(root) {
     this.root = root;
-    set(root.appendChild(element("div", "jd-caption")), t("Steps behind the front rank, over the run"));
+    set(root.appendChild(element("div", "jd-caption")), t("Steps behind the leading rank, over the run"));
     this.box = root.appendChild(element("div", "jd-course"));
     this.numbers = this.box.appendChild(element("div", "jd-course-ranks"));
     this.numbers.setAttribute("aria-hidden", "true");

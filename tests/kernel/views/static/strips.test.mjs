@@ -15,5 +15,5 @@ test("a level stands for steps", () => {
 
 test("a course is told by the ranks that were behind most", () => {
   const rows = [[0, "0001"], [1, "0024"], [2, "..35"]];
-  assert.equal(courseText({ seconds: 75, rows }), "Steps behind the front rank over 1:15: rank 2 up to 16-31; rank 1 up to 8-15");
+  assert.equal(courseText({ seconds: 75, rows }), "Steps behind the leading rank over 1:15: rank 2 up to 16-31; rank 1 up to 8-15");
 });
