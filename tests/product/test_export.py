@@ -158,7 +158,10 @@ def test_a_cell_of_another_library_than_torch_is_no_script_for_torchrun(book: No
     book.ok("%%distributed --ranks 1 --strategy tensorflow --own-scope --out got\n1")
 
     refused = book.fails("%distributed_export got train.py").evalue
-    assert "a cell with --strategy tensorflow cannot become a script for torchrun, whose ranks compute with torch" in refused
+    assert (
+        "a cell with --strategy tensorflow cannot become a script for torchrun, whose ranks compute with torch"
+        in refused
+    )
 
 
 @pytest.mark.parametrize(

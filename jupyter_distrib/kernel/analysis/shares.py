@@ -66,14 +66,14 @@ class Shares(Mapping[int, Mapping[str, float]]):
         return len(self.seconds)
 
     @property
-    def tells(self) -> bool:
+    def is_meaningful(self) -> bool:
         """Return whether the training has run long enough for its shares to be meaningful."""
         return self.steps >= FEWEST_STEPS and max(sum(parts.values()) for parts in self.seconds.values()) >= LEAST_S
 
     @property
     def sentence(self) -> str:
         """The sentence worth showing: which ranks wait for which, or how long for data; empty if neither stands out."""
-        if not self.tells:
+        if not self.is_meaningful:
             return ""
         return self._about_waiting() or self._about_data()
 

@@ -77,7 +77,7 @@ class Dropped:
     """The label of that cell: `Cell In[3]`."""
     imported: bool = False
 
-    def told(self, name: str, place: str = "") -> str:
+    def explained(self, name: str, place: str = "") -> str:
         did, cure = "defined", f"Add `--keep {name}` to that cell."
         if self.imported:
             did, cure = "imported", "Import it in this cell, or in a cell of its own."
@@ -140,7 +140,7 @@ def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> Captu
     defined on the ranks."""
     for name, line in captured.missing:
         if (was := dropped.get(name)) is not None:
-            return CaptureError(was.told(name, f" (line {line})"))
+            return CaptureError(was.explained(name, f" (line {line})"))
     return None
 
 
@@ -202,7 +202,7 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
         line = known.line if known else 0
         return Input(name=name, value=namespace[name], line=line, certain=True, reason="named by --with")
     if name in dropped:
-        raise CaptureError(dropped[name].told(name, " (named by --with)"))
+        raise CaptureError(dropped[name].explained(name, " (named by --with)"))
     near = get_close_matches(name, [each for each in namespace if not each.startswith("_")], n=1)
     hint = f" Did you mean `{near[0]}`?" if near else " Define it in an earlier cell, or leave it out."
     raise CaptureError(f"--with names `{name}`, which is not in this notebook.{hint}")

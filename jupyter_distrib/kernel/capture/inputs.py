@@ -120,7 +120,7 @@ def absent(
     """Return the names that the cell, or code sent with it, may lack on the ranks, each with the reason."""
     gone = dropped.keys() - namespace.keys()
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
-    return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}
+    return {**{name: dropped[name].explained(name) for name in gone & mentioned}, **packed_inputs.left_out}
 
 
 def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:

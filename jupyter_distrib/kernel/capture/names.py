@@ -70,7 +70,7 @@ class Names:
 def analyse(program: ast.Module, *, future_annotations: bool = False) -> Names:
     """Return the names that `program`, executed as a module body, needs and defines."""
     walk = _Walk(future_annotations)
-    walk.take(*program.body)
+    walk.walk(*program.body)
     return walk.result()
 
 
@@ -152,7 +152,7 @@ class _Walk:
         scope.settled = set(scope.settled)
         scope.dead = scope.dead or dead
         scope.straight = scope.straight and not sometimes
-        self.take(*nodes)
+        self.walk(*nodes)
         end = self.here()
         scope.settled, scope.dead, scope.straight = before
         scope.straight = scope.straight and not (sometimes and end is None and not dead)  # it may have returned
@@ -168,7 +168,7 @@ class _Walk:
     def here(self) -> set[str] | None:
         return None if self.scope.dead else self.scope.settled
 
-    def take(self, *nodes: ast.AST | None) -> None:
+    def walk(self, *nodes: ast.AST | None) -> None:
         """Walk nodes in the order of execution, without recursion if possible, since `a + b + c + ...` nests deeply."""
         stack: list[Any] = list(reversed(nodes))
         while stack:
@@ -202,21 +202,21 @@ class _Walk:
         return None
 
     def visit_ifexp(self, node: ast.IfExp) -> None:
-        self.take(node.test)
+        self.walk(node.test)
         self.join(self.branch(node.body), self.branch(node.orelse))
 
     def visit_boolop(self, node: ast.BoolOp) -> None:
-        self.take(node.values[0])
+        self.walk(node.values[0])
         self.branch(*node.values[1:])
 
     def visit_compare(self, node: ast.Compare) -> None:
-        self.take(node.left, node.comparators[0])
+        self.walk(node.left, node.comparators[0])
         if len(node.comparators) > 1:
             self.branch(*node.comparators[1:])
 
     def comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         scope, generators = self.scope, node.generators
-        self.take(generators[0].iter)
+        self.walk(generators[0].iter)
         outside = scope.hidden, scope.in_comprehension, scope.in_generator
         targets = (part for each in generators for part in ast.walk(each.target))
         scope.hidden |= {part.id for part in targets if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
@@ -228,7 +228,7 @@ class _Walk:
         scope.hidden, scope.in_comprehension, scope.in_generator = outside
 
     def capturing_pattern(self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
-        self.take(*ast.iter_child_nodes(node))
+        self.walk(*ast.iter_child_nodes(node))
         name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name is not None:
             self.bind(name)
@@ -236,34 +236,34 @@ class _Walk:
     # Functions and classes.
 
     def visit_lambda(self, node: ast.Lambda) -> None:
-        self.take(*node.args.defaults, *node.args.kw_defaults)
-        self.take_later(node.body, arguments=_arguments_of(node.args))
+        self.walk(*node.args.defaults, *node.args.kw_defaults)
+        self.walk_later(node.body, arguments=_arguments_of(node.args))
 
     def visit_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         arguments = _arguments_of(node.args)
-        self.take(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
+        self.walk(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         outside = self.enter_type_parameters(node)
         self.annotations(*(argument.annotation for argument in arguments), node.returns)
-        self.take_later(*node.body, arguments=arguments, owner=node.name if self.scope is self.module else None)
+        self.walk_later(*node.body, arguments=arguments, owner=node.name if self.scope is self.module else None)
         self.scope.hidden = outside
         self.bind(node.name)
 
     def visit_classdef(self, node: ast.ClassDef) -> None:
-        self.take(*node.decorator_list)
+        self.walk(*node.decorator_list)
         outer, outside = self.scope, self.enter_type_parameters(node)
-        self.take(*node.bases, *node.keywords)
+        self.walk(*node.bases, *node.keywords)
         implicit = {"__module__", "__qualname__"}
         self.scope = _Scope("class", outer, settled=implicit, bound=dict.fromkeys(implicit))
-        self.take(*node.body)
+        self.walk(*node.body)
         self.scope, outer.hidden = outer, outside
         self.bind(node.name)
 
-    def take_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
+    def walk_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
         """Walk the body of a function made at this point, and pass on the reads of names that are not its own."""
         outer, guards = self.scope, self.guards
         self.scope = inner = _Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
         self.guards = 0
-        self.take(*nodes)
+        self.walk(*nodes)
         self.scope, self.guards = outer, guards
         for name, (line, sure) in inner.reads.items():
             if name not in inner.bound and name != "__class__":
@@ -271,9 +271,9 @@ class _Walk:
 
     def annotations(self, *nodes: ast.expr | None) -> None:
         if self.lazy_annotations:
-            self.take_later(*nodes)
+            self.walk_later(*nodes)
         else:
-            self.take(*nodes)
+            self.walk(*nodes)
 
     def enter_type_parameters(self, node: ast.AST) -> frozenset[str]:
         """Hide the names of `[T, ...]`. Return the names hidden before, which the caller puts back."""
@@ -281,12 +281,12 @@ class _Walk:
         parameters = getattr(node, "type_params", ())
         self.scope.hidden = outside.union(each.name for each in parameters)
         for each in parameters:
-            self.take_later(getattr(each, "bound", None), getattr(each, "default_value", None))
+            self.walk_later(getattr(each, "bound", None), getattr(each, "default_value", None))
         return outside
 
     def visit_typealias(self, node: Any) -> None:  # ast.TypeAlias is new in Python 3.12
         outside = self.enter_type_parameters(node)
-        self.take_later(node.value)
+        self.walk_later(node.value)
         self.scope.hidden = outside
         self.bind(node.name.id)
 
@@ -295,15 +295,15 @@ class _Walk:
     def visit_augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             self.read(node.target.id, node.lineno)
-        self.take(node.value, node.target)
+        self.walk(node.value, node.target)
 
     def visit_annassign(self, node: ast.AnnAssign) -> None:
-        self.take(node.value)
+        self.walk(node.value)
         in_function = self.scope.kind == "function"  # a function does not evaluate its annotations
         if not in_function:
             self.annotations(node.annotation)
         if in_function or node.value is not None or not node.simple:
-            self.take(node.target)
+            self.walk(node.target)
 
     def visit_import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -324,7 +324,7 @@ class _Walk:
     def visit_if(self, node: ast.If) -> None:
         ends = []
         while True:  # an `elif` chain nests deeply too
-            self.take(node.test)
+            self.walk(node.test)
             always = _is_constant(node.test, True)
             ends.append(self.branch(*node.body, dead=_is_constant(node.test, False)))
             if always or len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
@@ -333,13 +333,13 @@ class _Walk:
         self.join(*ends, self.branch(*node.orelse, dead=always))
 
     def visit_for(self, node: ast.For | ast.AsyncFor) -> None:
-        self.take(node.iter)
+        self.walk(node.iter)
         breaks = self.loop(node.target, *node.body)
-        self.take(*node.orelse)
+        self.walk(*node.orelse)
         self.join(self.here(), *breaks)
 
     def visit_while(self, node: ast.While) -> None:
-        self.take(node.test)
+        self.walk(node.test)
         breaks = self.loop(*node.body)
         end = self.branch(*node.orelse, dead=_is_constant(node.test, True), sometimes=False)
         self.join(end, *breaks)
@@ -354,7 +354,7 @@ class _Walk:
         return breaks
 
     def leave(self, node: ast.Return | ast.Raise | ast.Continue | ast.Break) -> None:
-        self.take(*ast.iter_child_nodes(node))
+        self.walk(*ast.iter_child_nodes(node))
         if isinstance(node, ast.Break) and self.scope.breaks and not self.scope.dead:
             self.scope.breaks[-1].append(set(self.scope.settled))
         self.scope.dead = True
@@ -374,7 +374,7 @@ class _Walk:
             self.scope.settled = self.scope.settled | (last - before)
 
     def handler(self, node: ast.ExceptHandler) -> set[str] | None:
-        self.take(node.type)
+        self.walk(node.type)
         if node.name is None:
             return self.branch(*node.body)
         known = node.name in self.scope.bound
@@ -385,16 +385,16 @@ class _Walk:
 
     def visit_with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
-            self.take(item.context_expr, item.optional_vars)
+            self.walk(item.context_expr, item.optional_vars)
         if any(_suppresses_exceptions(item.context_expr) for item in node.items):
             self.guards += 1
             self.branch(*node.body, sometimes=False)
             self.guards -= 1
         else:
-            self.take(*node.body)
+            self.walk(*node.body)
 
     def visit_match(self, node: ast.Match) -> None:
-        self.take(node.subject)
+        self.walk(node.subject)
         ends = [self.branch(*filter(None, (case.pattern, case.guard)), *case.body) for case in node.cases]
         last = node.cases[-1]
         always = last.guard is None and isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None

@@ -73,7 +73,7 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
         for saved, record in runs
     }
     at = folder()
-    with _alone(at), _present(at) as listing:
+    with _locked(at), _present(at) as listing:
         there = {name.partition("_")[2] for name in listing.names}
         try:
             for run, text in texts.items():
@@ -187,10 +187,10 @@ def _within_total(listing: _Listing, names: list[str]) -> list[str]:
 
 def load() -> list[SavedRun]:
     """Return all saved runs, oldest first; damaged files are left out."""
-    return look().runs
+    return load_with_note().runs
 
 
-def look() -> SavedRuns:
+def load_with_note() -> SavedRuns:
     """Return all saved runs, with a note on the files that cannot be read."""
     try:
         at = folder()
@@ -239,7 +239,7 @@ def _names(at: Path) -> list[str]:
 
 
 @contextmanager
-def _alone(at: Path) -> Iterator[None]:
+def _locked(at: Path) -> Iterator[None]:
     """Lock the folder for this process; the lock ends with the process."""
     with paths.opened(at / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

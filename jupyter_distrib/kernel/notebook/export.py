@@ -129,8 +129,8 @@ class _Script:
         name = self.program.options.strategy or "none"
         if load_strategy(name).framework not in ("", TORCH):
             raise OptionsError(
-                f"a cell with --strategy {name} cannot become a script for torchrun, whose ranks compute with torch: run "
-                "its text with the launcher of its own library"
+                f"a cell with --strategy {name} cannot become a script for torchrun, whose ranks compute with torch: "
+                "run its text with the launcher of its own library"
             )
         return name, dict(cell_order.for_strategy(self.program.options).strategy_options)
 

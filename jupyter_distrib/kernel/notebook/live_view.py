@@ -62,22 +62,22 @@ _NO_WIDGETS = (
 )
 
 
-class Bell:
+class RedrawSignal:
     """A signal that wakes the waiting thread to redraw. Set from any other thread; several calls before the thread
     wakes count as one."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._rung = False
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if not self._rung:
             self._rung = True
-            self._rings.put(None)
+            self._requests.put(None)
 
     def wait(self, timeout_s: float) -> None:
         with suppress(queue.Empty):
-            interrupts.take(self._rings, timeout_s)
+            interrupts.take(self._requests, timeout_s)
         self._rung = False
 
 
@@ -116,7 +116,7 @@ class LiveView(View):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._display = CellDisplay(run.id)
-        self._bell = Bell()
+        self._redraw = RedrawSignal()
         self._again_s = 0.0
         """The seconds until the next drawing without news."""
         self._next_s = 0.0
@@ -154,10 +154,10 @@ class LiveView(View):
         if self._chart_inside is not None and isinstance(event, m.Noted):
             self._show_late(event, record, with_chart=self._chart_inside)
         elif not isinstance(event, _QUIET):
-            self._bell.ring()
+            self._redraw.notify()
 
     def wait_for_news(self) -> None:
-        self._bell.wait(self._again_s)
+        self._redraw.wait(self._again_s)
 
     def draw(self, record: RunRecord, elapsed_s: float) -> None:
         self._again_s = self._draw_if_due(record, elapsed_s)
@@ -194,7 +194,7 @@ class LiveView(View):
         self._put(self._bundle(record, elapsed_s, shown=shown))
         if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
-            bridge.settle(self._run, self._display, model_id=model, place=self._place)
+            bridge.keep_final_view(self._run, self._display, model_id=model, place=self._place)
             self._put_chart(record)
         if self._widget is not None:
             with suppress(Exception):  # as in `_try`, but for the last time
@@ -208,7 +208,7 @@ class LiveView(View):
             print(f"· {event.text}", file=sys.stdout, flush=True)
         elif self._display.exists:
             self._put(self._bundle(record, self._run.elapsed_s, shown=True, with_chart=with_chart))
-            bridge.settle(self._run, self._display, model_id="", place=self._place)
+            bridge.keep_final_view(self._run, self._display, model_id="", place=self._place)
 
     # ------------------------------------------------------------------------------------------------ HTML and text
 
@@ -238,7 +238,7 @@ class LiveView(View):
             own = CellDisplay(f"{self._run.id}-chart")
             size = {"image/png": {"width": drawing.width, "height": drawing.height}}
             own.put({"image/png": drawing.as_png(), "text/plain": drawing.title}, settled=True, more=size)
-            bridge.settle(self._run, own, model_id="", place=self._place)
+            bridge.keep_final_view(self._run, own, model_id="", place=self._place)
 
     @property
     def _chart_is_own(self) -> bool:
@@ -278,7 +278,7 @@ class LiveView(View):
 
         self._pieces = StateDelta(self._run.pool)
         self._changed()
-        self._widget = RunWidget(self._state, self._take)
+        self._widget = RunWidget(self._state, self._handle_request)
         name, state = self._widget.model_id, self._widget.get_state
         bridge.show(cell_outputs.Shown(run=self._run, place=self._place, model=name, state=state))
         text = text_view.header(self._run.record, self._run.elapsed_s, self._run.pool)
@@ -295,7 +295,7 @@ class LiveView(View):
     def _state(self) -> dict[str, Any]:
         return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}
 
-    def _take(self, request: dict[str, Any]) -> None:
+    def _handle_request(self, request: dict[str, Any]) -> None:
         """Handle a request of the browser about this run, in the thread that receives it."""
         bridge.handle({**request, "run": self._run.id})
 

@@ -176,8 +176,8 @@ class CellMagics(Magics):
             cell_id=cell_outputs.cell_id(self.shell),
             settings=settings,
         )
-        beside = submitted or options.detach
-        run = current.submit(request, here=not submitted) if beside else current.start(request)
+        concurrent = submitted or options.detach
+        run = current.submit(request, here=not submitted) if concurrent else current.start(request)
         run.program = Program.of(captured.cell, captured.inputs, options, settings)
         return run
 

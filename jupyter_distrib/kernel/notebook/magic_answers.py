@@ -35,7 +35,7 @@ def change_pools(line: str) -> PoolTable:
     settings, pools = current.settings, current.pools
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
     request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
-    for text in current.choices.untold(settings) if request.action != "trust" else ():
+    for text in current.choices.unannounced(settings) if request.action != "trust" else ():
         print(text)
     name = request.name or settings.pool
     match request.action:
@@ -74,8 +74,8 @@ def find_runs(line: str) -> RunList | Comparison:
         return Comparison(tuple(run_files.find(name) for name in names))
     if first.isdecimal() and not names:
         return Comparison((run_files.find(first),))
-    found = run_files.look()
-    return matching(found.runs, words, found.note)
+    saved = run_files.load_with_note()
+    return matching(saved.runs, words, saved.note)
 
 
 def sample_stacks(line: str) -> FlameGraph:

@@ -14,7 +14,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from jupyter_distrib.kernel.notebook.live_view import DRAW_EVERY_S, TICK_S, Bell, route
+from jupyter_distrib.kernel.notebook.live_view import DRAW_EVERY_S, TICK_S, RedrawSignal, route
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.observers import EndObserver
@@ -42,7 +42,7 @@ class RunsView(Observer):
 
     def __init__(self, bundle: Callable[[], dict[str, str]]) -> None:
         self._bundle = bundle
-        self._bell = Bell()
+        self._redraw = RedrawSignal()
         self._handle: Any = None
         self._last: dict[str, str] = {}
         self._lines = route() in ("lines", "terminal")
@@ -54,11 +54,11 @@ class RunsView(Observer):
         run.observers.add(EndObserver(lambda: self._ended(run)))
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:
-        self._bell.ring()
+        self._redraw.notify()
 
     def wait_for_news(self) -> None:
         """Wait until there is something new to draw, or a second has passed."""
-        self._bell.wait(TICK_S)
+        self._redraw.wait(TICK_S)
 
     def draw(self) -> None:
         if self._lines or (bundle := self._bundle()) == self._last:

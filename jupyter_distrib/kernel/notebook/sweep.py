@@ -126,7 +126,7 @@ class SweepRuns(Sequence[Any]):
             self.cancel(force=bool(interrupted))
             interrupted.append(True)
 
-        with interrupt_presses.taken_as_orders(pressed, stopped=lambda: bool(interrupted)):
+        with interrupt_presses.interrupts_as_orders(pressed, stopped=lambda: bool(interrupted)):
             view = self.view()
             while not all(run.done() for run in self.runs):
                 view.wait_for_news()

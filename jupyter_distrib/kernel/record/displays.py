@@ -73,7 +73,7 @@ class RankClearing:
             self.streams[name] = Stream(self._cleared)
         return self.streams[name]
 
-    def fed(self, name: str, fed: Fed, displays: Displays) -> Displays:
+    def after_output(self, name: str, fed: Fed, displays: Displays) -> Displays:
         """Apply the clearing found in this stream. Return the displays that remain."""
         self._lines.clear(self._rank, name)
         self._take_effect(fed.cleared)
@@ -82,7 +82,7 @@ class RankClearing:
             return Displays()
         return displays
 
-    def called(self, event: m.Cleared, displays: Displays) -> Displays:
+    def after_call(self, event: m.Cleared, displays: Displays) -> Displays:
         """Return the displays that remain after a call."""
         if event.wait and event.number > self._cleared:
             self._waiting = event.number
@@ -91,7 +91,7 @@ class RankClearing:
         self._take_effect(event.number)
         return Displays()
 
-    def displayed(self, displays: Displays) -> Displays:
+    def after_display(self, displays: Displays) -> Displays:
         """Return the displays that remain when a new one arrives."""
         if not self._waiting:
             return displays

@@ -101,7 +101,7 @@ class RunRecord:
                 self._display(self.ranks[event.rank], event)
             case m.Cleared():
                 rank = self.ranks[event.rank]
-                rank.displays = self._of(rank.rank).called(event, rank.displays)
+                rank.displays = self._of(rank.rank).after_call(event, rank.displays)
             case m.Stalled() | m.Moved():
                 self.stall = event if isinstance(event, m.Stalled) else None
             case m.Profiled() | m.Saving():
@@ -177,7 +177,7 @@ class RunRecord:
             self._output.append(Line(rank=event.rank, stream=event.stream, skipped=event.skipped_lines))
         fed = stream.feed(event.text)
         if fed.cleared:
-            rank.displays, rank.last_line = self._of(event.rank).fed(event.stream, fed, rank.displays), ""
+            rank.displays, rank.last_line = self._of(event.rank).after_output(event.stream, fed, rank.displays), ""
         self._keep(rank, event.stream, fed.lines)
         for depth, bar in fed.bars:
             rank.progress = nested_progress.drawn(rank.progress, depth, bar)
@@ -189,7 +189,7 @@ class RunRecord:
 
     def _display(self, rank: RankRecord, event: m.Displayed) -> None:
         if not event.update:
-            rank.displays = self._of(event.rank).displayed(rank.displays)
+            rank.displays = self._of(event.rank).after_display(rank.displays)
         rank.displays = rank.displays.after(event)
 
     def _measure(self, rank: RankRecord, event: m.Measured) -> None:

@@ -120,9 +120,9 @@ class Stream:
             if is_simple and not (self._line or self._over or self._on_bar):
                 lines.append(self._commit(piece) if self._styled else piece)
             else:
-                self._take(piece, bars)
+                self._add_piece(piece, bars)
                 self._newline(lines, bars)
-        self._take(rest, bars)
+        self._add_piece(rest, bars)
         if self._redrawn and (bar := parse_bar(plain(self._line))):
             bars.append((None, bar))
         return Fed(lines, bars, cleared)
@@ -179,7 +179,7 @@ class Stream:
             self._styled = self._styled or BEGIN in text
         return _CONTROL.sub(_escaped, text)
 
-    def _take(self, piece: str, bars: list[Draw]) -> None:
+    def _add_piece(self, piece: str, bars: list[Draw]) -> None:
         if piece.count("\r") > 8:  # a thousand redraws in one batch: only the last ones can be seen
             piece = "\r" + "\r".join(piece.rsplit("\r", 8)[1:])
         for token in re.split(f"(\r|{_UP}+)", piece) if "\r" in piece or _UP in piece else (piece,):

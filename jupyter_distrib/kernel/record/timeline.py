@@ -83,7 +83,7 @@ class Levels(NamedTuple):
     rows: Mapping[int, str]
 
     @property
-    def tells(self) -> bool:
+    def show_delay(self) -> bool:
         """Return whether some rank was more than a step or two behind for some time."""
         return any(sum(level not in ".01" for level in row) >= 2 for row in self.rows.values())
 

@@ -47,7 +47,7 @@ class WrittenInputs:
 
 
 @data_class
-class Surroundings:
+class ProcessState:
     """The state of the kernel's process that is reproduced on the ranks."""
 
     env: dict[str, str]
@@ -57,7 +57,7 @@ class Surroundings:
     libraries: dict[str, Any]
 
     @classmethod
-    def now(cls, *, remote: bool) -> Surroundings:
+    def now(cls, *, remote: bool) -> ProcessState:
         directory = os.getcwd()
         path = [folder or directory for folder in sys.path]
         return cls(
@@ -101,7 +101,7 @@ class Order:
     """The options of the cell, completed with all defaults."""
     origins: str
     """The origins of pool, strategy and size that the cell does not name."""
-    surroundings: Surroundings | None = None
+    process_state: ProcessState | None = None
     """The state of the process at submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
     """The trackers' state in the thread that submitted the run."""
@@ -115,7 +115,7 @@ class Order:
         return replace(
             self,
             request=replace(self.request, inputs=WrittenInputs(parcel=parcel, content=content, sent=packed.sent)),
-            surroundings=Surroundings.now(remote=remote),
+            process_state=ProcessState.now(remote=remote),
             context=trackers.context(self.options.track),
         )
 
@@ -160,7 +160,7 @@ def _unanswered(run: Run, order: Order) -> str:
     """Return the reason why nobody can answer a rank's debugger during this run; empty if somebody can."""
     if order.options.detach:
         return "the run is detached"
-    if run.beside or not order.request.observed:
+    if run.concurrent or not order.request.observed:
         return "the notebook does not wait for this run"
     return prompts.missing()
 
@@ -168,27 +168,27 @@ def _unanswered(run: Run, order: Order) -> str:
 def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
     """Return the setting of each rank for the cell; `options` include the observers' variables."""
     facts = connection.facts
-    surroundings = order.surroundings or Surroundings.now(remote=facts.remote)
-    path = surroundings.path
+    process_state = order.process_state or ProcessState.now(remote=facts.remote)
+    path = process_state.path
     if script := order.request.cell.script:
-        folder = os.path.dirname(os.path.join(surroundings.directory, script))
+        folder = os.path.dirname(os.path.join(process_state.directory, script))
         path = (folder, *(each for each in path if each != folder))
     if facts.elsewhere:
         folders = connection.source_folders()
         path = _user_folders((*path, *(each for each in folders if each not in path)))
     return m.Setting(
         env={
-            **surroundings.env,
+            **process_state.env,
             **(CHECKED if options.check else {}),
             **(FALLBACK if options.backend_fallback else {}),
             **options.env,
         },
         own_environment=facts.remote,
-        directory=surroundings.directory,
-        umask=surroundings.umask,
+        directory=process_state.directory,
+        umask=process_state.umask,
         path=path,
         own_libraries=facts.elsewhere,
-        libraries=surroundings.libraries,
+        libraries=process_state.libraries,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,
         keep=options.keep,

@@ -30,7 +30,7 @@ def examine(runs: RunHistory, pools: PoolManager, number: int | None) -> None:
     rank = _rank_of(run, number)
     if reason := prompts.missing():
         raise PoolError(NO_PROMPT.format(reason))
-    with group.connection.heard(run):
+    with group.connection.routing_to(run):
         print(f"rank {rank}: {failures.in_brief(run.record.ranks[rank])}")
         try:
             if not _opened(run, rank):

@@ -148,5 +148,5 @@ def reporting_a_failed_start(run: Run) -> Iterator[None]:
         yield
     except BaseException:
         if not run.done():
-            run.observers.tell(m.Ended(run=run.id, at_s=time.monotonic()), run.record)
+            run.observers.notify(m.Ended(run=run.id, at_s=time.monotonic()), run.record)
         raise

@@ -25,7 +25,7 @@ from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Orde
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.pools.pool_manager import Beside, PoolManager, once_more
+from jupyter_distrib.kernel.session.pools.pool_manager import ConcurrentStart, PoolManager, once_more
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.runs.observers import Observers
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -110,7 +110,7 @@ class Session:
 
         def begin(patient: bool) -> None:
             wait_s = order.options.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
-            self._begin(order, run, Beside(wait_s=wait_s, say=run.wait_for))
+            self._begin(order, run, ConcurrentStart(wait_s=wait_s, say=run.wait_for))
 
         filled = order.options
         self.queue.submit(
@@ -129,17 +129,17 @@ class Session:
     def _order(self, request: CellRequest) -> Order:
         """Return the order for a request, whose options are completed with all defaults."""
         settings = request.settings or self.settings
-        for text in self.choices.untold(settings):
+        for text in self.choices.unannounced(settings):
             print(text)
         origins = settings.origins(request.options)
         filled = cell_order.for_strategy(settings.filled(request.options))
         trackers.check_installed(filled.track)
         return Order(request=request, options=filled, origins=origins)
 
-    def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
+    def _begin(self, order: Order, queued: Run | None = None, concurrent: ConcurrentStart | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses, on its fallback."""
         try:
-            return once_more(lambda: self._begin_here(order, queued, beside))
+            return once_more(lambda: self._begin_here(order, queued, concurrent))
         except PoolError as error:
             fallback = self._fallback(order)
             if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
@@ -148,7 +148,7 @@ class Session:
         settings = self.settings
         options = settings.filled(replace(order.request.options, pool=fallback, pool_options={}))
         order = replace(order, options=cell_order.for_strategy(options), origins=refused)
-        patient = replace(beside, wait_s=PATIENCE_S) if beside else None
+        patient = replace(concurrent, wait_s=PATIENCE_S) if concurrent else None
         return once_more(lambda: self._begin_here(order, queued, patient))
 
     def _fallback(self, order: Order) -> str:
@@ -156,11 +156,11 @@ class Session:
         pool = self.settings.pools.get(order.options.pool or "")
         return "" if pool is None or order.request.handles or order.options.on is not None else pool.fallback
 
-    def _begin_here(self, order: Order, queued: Run | None, beside: Beside | None) -> Run:
+    def _begin_here(self, order: Order, queued: Run | None, concurrent: ConcurrentStart | None) -> Run:
         """Claim ranks and send them the cell; a queued run becomes the run of it."""
-        request, options, say = order.request, order.options, beside.say if beside else print
+        request, options, say = order.request, order.options, concurrent.say if concurrent else print
         self.pass_on()
-        with self.pools.taking(options, request.handles, beside=beside) as group:
+        with self.pools.claiming(options, request.handles, concurrent=concurrent) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             parcel, content = order.content()
@@ -216,7 +216,7 @@ class Session:
                 group.run = run
                 if run not in self.runs.all:
                     self._remember(run)
-                connection.begin(run)
+                connection.add_run(run)
                 connection.node.send(command, descriptors)
                 run.sent()
                 if content is not None and early:

@@ -142,7 +142,7 @@ class Choices:
                 f"allowed. If you trust this file, run %distributed_pool trust {pool.name}."
             )
 
-    def untold(self, settings: Settings) -> list[str]:
+    def unannounced(self, settings: Settings) -> list[str]:
         """Return the sentences on files that are not read or trusted, each once in the life of the kernel."""
         new = [text for text in settings.ignored if text not in self._told]
         self._told.update(new)

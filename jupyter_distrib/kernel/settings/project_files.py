@@ -64,7 +64,7 @@ KEYS = (
 
 
 @data_class
-class Taken:
+class Accepted:
     """The accepted part of a project's file."""
 
     pools: dict[str, NamedPool]
@@ -85,7 +85,7 @@ def without_trust(
     present: Mapping[str, object],
     options_of: Callable[[str], tuple[Option, ...]],
     source: ProjectFile,
-) -> Taken:
+) -> Accepted:
     """Return the accepted part of a file that the user has not trusted.
 
     Args:
@@ -116,12 +116,14 @@ def without_trust(
             elif (tuple(value) if isinstance(value, list) else value) != present.get(key.name):
                 left.append(f"{key.name} = {_printable(repr(value))}")
     if not (left or asked):
-        return Taken(pools=pools, content=taken)
+        return Accepted(pools=pools, content=taken)
     waiting = replace(source, sets=", ".join((*left, *asked)))
-    return Taken(pools=pools, content=taken, waiting=waiting, sentence=_told(waiting, left) if left else "")
+    return Accepted(
+        pools=pools, content=taken, waiting=waiting, sentence=_ignored_sentence(waiting, left) if left else ""
+    )
 
 
-def _told(file: ProjectFile, left: list[str]) -> str:
+def _ignored_sentence(file: ProjectFile, left: list[str]) -> str:
     return (
         f"{file.shown} is not trusted, so this is not taken from it: {', '.join(left)}. "
         "If you trust this file, run %distributed_pool trust."

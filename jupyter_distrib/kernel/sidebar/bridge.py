@@ -67,13 +67,13 @@ class _Broadcast:
     def __init__(self, look: Callable[[], dict[str, Any]], active: Callable[[], bool]) -> None:
         from comm import create_comm, get_comm_manager
 
-        self._look, self._active = look, active
+        self._overview, self._active = look, active
         self._comm = create_comm(target_name=COMM, comm_id=COMM, primary=False)
         get_comm_manager().register_comm(self._comm)
         self._news, self._closing = threading.Event(), threading.Event()
         self._last: Mapping[str, Any] = {}
         self._sent_s = 0.0
-        threading.Thread(target=self._tell, name="jupyter_distrib-news", daemon=True).start()
+        threading.Thread(target=self._send_changes, name="jupyter_distrib-news", daemon=True).start()
 
     def changed(self) -> None:
         """Request that the overview be sent soon; from any thread."""
@@ -94,7 +94,7 @@ class _Broadcast:
         self.send("closed", {})
         get_comm_manager().unregister_comm(self._comm)
 
-    def _tell(self) -> None:
+    def _send_changes(self) -> None:
         while not self._closing.is_set():
             self._news.wait(_LOOK_S if self._active() else None)
             self._closing.wait(_GATHER_S)
@@ -102,10 +102,10 @@ class _Broadcast:
             if self._closing.is_set():
                 return
             with suppress(Exception):  # it reads pools of other packages; the next change is sent all the same
-                self._tell_if_changed()
+                self._send_if_changed()
 
-    def _tell_if_changed(self) -> None:
-        at_s, now_s, overview = time.time(), time.monotonic(), self._look()
+    def _send_if_changed(self) -> None:
+        at_s, now_s, overview = time.time(), time.monotonic(), self._overview()
         if overview == self._last and not (self._active() and now_s - self._sent_s >= _BEAT_S):
             return
         self._last, self._sent_s = overview, now_s
@@ -137,7 +137,7 @@ class FrontEnd:
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
-        self._news = _Broadcast(self._look, self._active)
+        self._news = _Broadcast(self._overview, self._active)
         self._route = self._listen()
         session.current().on_change = self._news.changed
         session.current().observers.own.append(self._follow)
@@ -180,7 +180,7 @@ class FrontEnd:
             get_comm_manager().unregister_target(REQUEST_COMM, self._on_open)
         self._news.close()
 
-    def _look(self) -> dict[str, Any]:
+    def _overview(self) -> dict[str, Any]:
         from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview  # %load_ext does not wait for it
 
         current, trouble = session.current(), self._trouble
@@ -201,7 +201,7 @@ class FrontEnd:
         return {**seen, **more}
 
     def _seen(self) -> dict[str, Any]:
-        return {"now_s": time.time(), "overview": self._look()}
+        return {"now_s": time.time(), "overview": self._overview()}
 
     def show(self, shown: Shown) -> None:
         self.cells.show(shown)
@@ -249,7 +249,7 @@ class FrontEnd:
                 self._news.changed()
                 return self._seen()
             case "start" | "resize" | "restart" as op:
-                self._begin(op, _one_of(request, "pool", current.settings.pools), request)
+                self._start_ranks(op, _one_of(request, "pool", current.settings.pools), request)
             case "stop_ranks":
                 current.pools.stop_ranks(_one_of(request, "pool", current.settings.pools), SIDEBAR)
             case "refresh":
@@ -257,11 +257,11 @@ class FrontEnd:
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
             case "history" | "compare" as op:
-                return self._look_at_history(op, request)
+                return self._handle_history_request(op, request)
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
-                return {"settled": self.cells.settled()}
+                return {"settled": self.cells.unsaved()}
             case "saved":
                 self.cells.forget(request["runs"])
             case "repair":
@@ -275,7 +275,7 @@ class FrontEnd:
                 )
         return {}
 
-    def _look_at_history(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _handle_history_request(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
         from jupyter_distrib.kernel.sidebar import overview  # not needed before somebody looks
 
         if op == "compare":
@@ -283,7 +283,7 @@ class FrontEnd:
         session.current().history_writer.flush()
         return overview.saved_runs(str(request.get("words", "")))
 
-    def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
+    def _start_ranks(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
         """Start ranks in a thread, which may take seconds; the front end can stop them meanwhile."""
         if self._doing is not None:
             raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
@@ -411,8 +411,8 @@ class FinalDisplay(Protocol):
     metadata: dict[str, Any]
 
 
-def settle(run: Run, display: FinalDisplay, *, model_id: str, place: CellPlace) -> None:
-    """Keep the final view of a run for the pages; see `Cells.settle`.
+def keep_final_view(run: Run, display: FinalDisplay, *, model_id: str, place: CellPlace) -> None:
+    """Keep the final view of a run for the pages; see `Cells.keep_final_view`.
 
     Args:
         run: The run, which has ended.
@@ -423,7 +423,7 @@ def settle(run: Run, display: FinalDisplay, *, model_id: str, place: CellPlace) 
     if _installed is not None:
         output = {"output_type": "display_data", "data": dict(display.data), "metadata": dict(display.metadata)}
         view = {"run": display.view, "model": model_id, "output": output}
-        _installed.cells.settle(place, view, detached=run.detached)
+        _installed.cells.keep_final_view(place, view, detached=run.detached)
 
 
 def route() -> str:

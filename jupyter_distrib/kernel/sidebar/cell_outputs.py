@@ -108,7 +108,7 @@ class Cells:
             raise OptionsError(f"no cell shows the run {run} live.")
         return shown.state()
 
-    def settle(self, place: CellPlace, view: dict[str, Any], *, detached: bool) -> None:
+    def keep_final_view(self, place: CellPlace, view: dict[str, Any], *, detached: bool) -> None:
         """Keep the final view of a run until a page has written it into the notebook's file.
 
         A page that was reloaded no longer receives the cell's output. It writes this view into the cell instead,
@@ -137,7 +137,7 @@ class Cells:
             views = [view for where, view in unfinished if where == place]
             self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
 
-    def settled(self) -> list[dict[str, Any]]:
+    def unsaved(self) -> list[dict[str, Any]]:
         """Return the outputs that no page has saved yet."""
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
 
@@ -191,7 +191,7 @@ def cell_id(shell: Any) -> str:
 
     Notebook front ends send it; programs that execute notebooks in batch do not, and then it is empty.
     """
-    return str((_asked(shell).get("metadata") or {}).get("cellId") or "")
+    return str((_request_message(shell).get("metadata") or {}).get("cellId") or "")
 
 
 def shows_widgets(shell: Any) -> bool:
@@ -202,7 +202,7 @@ def shows_widgets(shell: Any) -> bool:
 
 def has_keyboard(shell: Any) -> bool:
     """Return whether the front end of the running cell can ask its user; programs that execute notebooks cannot."""
-    return bool((_asked(shell).get("content") or {}).get("allow_stdin"))
+    return bool((_request_message(shell).get("content") or {}).get("allow_stdin"))
 
 
 def missing_prompt(shell: Any) -> str:
@@ -216,7 +216,7 @@ def place(shell: Any) -> CellPlace:
     """Return the present execution of a cell."""
     # IPython counts at the beginning of a cell or, in other versions, at its end; this result has the cell's number.
     going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
-    header = _asked(shell).get("header") or {}
+    header = _request_message(shell).get("header") or {}
     date = header.get("date")
     return CellPlace(
         cell=cell_id(shell),
@@ -226,7 +226,7 @@ def place(shell: Any) -> CellPlace:
     )
 
 
-def _asked(shell: Any) -> Mapping[str, Any]:
+def _request_message(shell: Any) -> Mapping[str, Any]:
     """Return the front end's message that requested the current execution."""
     kernel = getattr(shell, "kernel", None)
     return kernel.get_parent("shell") if kernel is not None else {}

@@ -28,14 +28,14 @@ LEGEND_WIDTH = 80
 def lines(record: RunRecord) -> list[str]:
     """Return the line of text on how time was spent; empty for a run that has hardly trained."""
     shares = Shares.of(record)
-    return [f"time: {percents(shares.mean())}"] if shares.tells else []
+    return [f"time: {percents(shares.mean())}"] if shares.is_meaningful else []
 
 
 def state(record: RunRecord) -> dict[str, Any]:
     """Return the shares in the widget's form: for each rank its number and the share of each part in thousandths. Empty
     for a run that has hardly trained."""
     shares = Shares.of(record)
-    if not shares.tells:
+    if not shares.is_meaningful:
         return {}
     ranks = [[rank, [round(1000 * share) for share in shares[rank].values()]] for rank in drawn_ranks(shares)]
     return {"shares": {"colors": COLORS, "ranks": ranks}}
@@ -52,7 +52,7 @@ def drawn_ranks(shares: Shares) -> list[int]:
 def picture(record: RunRecord) -> str:
     """Return an `<img>` with one bar for each rank, and a legend; empty for a run that has hardly trained."""
     shares = Shares.of(record)
-    if not shares.tells:
+    if not shares.is_meaningful:
         return ""
     ranks = drawn_ranks(shares)
     height = ROW * (len(ranks) + 1)

@@ -38,7 +38,7 @@ def levels(record: RunRecord) -> Levels | None:
 def state(record: RunRecord) -> dict[str, Any] | None:
     """Return the course in the widget's form; None if there is nothing to see."""
     found = levels(record)
-    if found is None or not found.tells:
+    if found is None or not found.show_delay:
         return None
     return {"seconds": round(found.seconds, 1), "rows": list(found.rows.items()), "colors": list(COLORS)}
 
@@ -62,7 +62,7 @@ def _digits(values: Sequence[float], most: float) -> str:
 def picture(record: RunRecord) -> str:
     """Return the timeline as an `<img>`; empty if no rank fell behind or this is unknown."""
     found = levels(record)
-    if found is None or not found.tells:
+    if found is None or not found.show_delay:
         return ""
     row = TALL if len(found.rows) <= TALL_UNTIL else SMALL
     height = row * len(found.rows) + LEGEND

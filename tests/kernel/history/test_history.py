@@ -246,11 +246,11 @@ ODD = ["1e30", "-1", "[]", "{}", "null", '"x"', "true", "NaN", "9" * 400, '{"a":
 
 def everything_shown() -> list[str]:
     """All that can be shown of the history, as it reaches the notebook."""
-    found = run_files.look()
-    runs = listing.matching(found.runs, [], found.note)
+    saved = run_files.load_with_note()
+    runs = listing.matching(saved.runs, [], saved.note)
     shown = [repr(runs), runs._repr_html_()]
-    for run in found.runs:
-        alone = listing.Comparison((run, found.runs[0]))
+    for run in saved.runs:
+        alone = listing.Comparison((run, saved.runs[0]))
         shown += [repr(alone), alone._repr_html_()]
         overview.compared_runs([str(run.number)])
     for text in shown:
@@ -475,7 +475,7 @@ def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "made")
-    with run_files._alone(tmp_path):
+    with run_files._locked(tmp_path):
         assert (tmp_path / "lock").is_file()
     assert not (tmp_path / "lock").is_symlink()
     assert not (tmp_path / "made").exists()

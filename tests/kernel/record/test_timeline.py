@@ -20,7 +20,7 @@ def test_a_rank_that_falls_behind_gets_higher_levels() -> None:
     assert found.rows[0] == "0" * 10
     # 8, 16, 24, 32 and 40 steps behind: 8-15, 16-31, 16-31, 32-63, 32-63
     assert found.rows[1] == "0000045566"
-    assert found.tells
+    assert found.show_delay
     assert view.spoken(found) == "rank 1 up to 32-63"
 
 
@@ -29,7 +29,7 @@ def test_ranks_at_the_same_step_differ_by_the_moments_of_their_samples_only() ->
     found = levels({0: places(*range(0, 1100, 100)), 1: late}, {})
 
     assert found is not None
-    assert not found.tells
+    assert not found.show_delay
 
 
 def test_a_rank_that_has_ended_is_not_behind() -> None:

@@ -133,8 +133,8 @@ def test_trust_without_a_file_that_needs_it_says_so(choices: Choices) -> None:
 
 def test_a_file_that_is_not_read_is_told_once(evil: Path, choices: Choices) -> None:
     evil.chmod(0o666)
-    assert choices.untold(choices.settings) == [f"{evil} is not read, since it can be written by every user."]
-    assert choices.untold(choices.settings) == []
+    assert choices.unannounced(choices.settings) == [f"{evil} is not read, since it can be written by every user."]
+    assert choices.unannounced(choices.settings) == []
 
 
 def test_settings_are_made_anew_only_when_something_has_changed(choices: Choices) -> None:

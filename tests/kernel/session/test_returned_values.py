@@ -22,7 +22,7 @@ class Pressed(Descriptors):
 def test_an_interrupt_that_comes_while_values_are_freed_is_not_lost() -> None:
     reading, writing = os.pipe()
     values = ReturnedValues()
-    values.taken(m.Returned(run="r", rank=0, value=m.Parcel(data=b""), at_s=0.0), Pressed((reading,)))
+    values.keep_value(m.Returned(run="r", rank=0, value=m.Parcel(data=b""), at_s=0.0), Pressed((reading,)))
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes in any of these steps
         del values
         while True:

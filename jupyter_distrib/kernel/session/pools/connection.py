@@ -5,8 +5,8 @@
     WorkerGroup                     ranks of this notebook in the pool
     Requests                        questions of this kernel that await an answer of the pool's process
 
-`Connection.take` is called in the pool's own thread, everything else in the thread that runs the cell. Both change the
-worker groups.
+`Connection.handle_event` is called in the pool's own thread, everything else in the thread that runs the cell. Both
+change the worker groups.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Connection:
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
         opened = opened or open_pool(address.kind, address.options)
-        self.node = _whole(opened.connect(hello, self.take, self._lose), address.kind)
+        self.node = _whole(opened.connect(hello, self.handle_event, self._lose), address.kind)
 
     def _read_variables(self) -> dict[str, str | None]:
         """Return the values of the variables that locate the pool where no option does."""
@@ -195,7 +195,7 @@ class Connection:
 
         return notebook_packages.source_folders()
 
-    def take(self, event: m.Event, descriptors: Descriptors) -> None:
+    def handle_event(self, event: m.Event, descriptors: Descriptors) -> None:
         """Pass an event on to its worker group, run or request; in the node's thread."""
         match event:
             case (
@@ -234,7 +234,7 @@ class Connection:
                 group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
                 self.gpus.learn(event)
                 group.state = "open"
-                group.settle()
+                group.wake_waiting()
             case m.WorkerGroupQueued():
                 group.news.put(event.reason)
             case m.WorkerGroupStarting():
@@ -298,14 +298,14 @@ class Connection:
         for run in list(self.runs.values()):
             self._give_up(run)
 
-    def begin(self, run: Run) -> None:
+    def add_run(self, run: Run) -> None:
         """Pass the events of this run on to it from now on. The run ends at once if the agent has just been lost."""
         self.runs[run.record.run] = run
         if self.lost:
             self._give_up(run)
 
     @contextmanager
-    def heard(self, run: Run) -> Iterator[None]:
+    def routing_to(self, run: Run) -> Iterator[None]:
         """Within the block, pass on events to this run, which has already ended."""
         self.runs[run.id] = run
         try:
@@ -345,7 +345,7 @@ class WorkerGroup:
     """Whether its ranks have GPUs."""
     notes: tuple[str, ...] = ()
     """Sentences for the head of its next run: on the choice of GPUs, and on variables that are not in force."""
-    told: set[str] = field(default_factory=set)
+    announced: set[str] = field(default_factory=set)
     """Sentences on variables that have been in `notes` before."""
     state: str = "opening"
     """The state: `opening`, `open`, or `closed`."""
@@ -358,10 +358,10 @@ class WorkerGroup:
     """Texts for the thread that waits for `opened`: the reason for the wait, or an empty text once it is over."""
     run: Run | None = None
     """The run that uses the group now, or used it last."""
-    taker: threading.Thread | None = None
+    claimed_by: threading.Thread | None = None
     """The thread that has chosen the group and is about to send a cell to it."""
-    taken_beside: bool = False
-    """Whether the cell of `taker` is one that the notebook does not wait for."""
+    claimed_concurrently: bool = False
+    """Whether the cell of `claimed_by` is one that the notebook does not wait for."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -370,9 +370,9 @@ class WorkerGroup:
         return len(self.workers)
 
     @property
-    def taken(self) -> bool:
+    def claimed(self) -> bool:
         """Return whether another thread is about to send a cell to the group."""
-        return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
+        return self.claimed_by not in (None, threading.current_thread()) and self.claimed_by.is_alive()
 
     @property
     def executing(self) -> Run | None:
@@ -380,13 +380,13 @@ class WorkerGroup:
         return None if self.run is None or self.run.done() else self.run
 
     @property
-    def busy_beside(self) -> bool:
+    def busy_concurrently(self) -> bool:
         """Return whether a cell that the notebook does not wait for uses the group, or is about to."""
-        return self.executing.beside if self.executing is not None else self.taken and self.taken_beside
+        return self.executing.concurrent if self.executing is not None else self.claimed and self.claimed_concurrently
 
     @property
     def busy(self) -> bool:
-        return self.taken or self.executing is not None
+        return self.claimed or self.executing is not None
 
     @property
     def kept(self) -> list[RankValue]:
@@ -410,9 +410,9 @@ class WorkerGroup:
         self.state, self.reason = "closed", reason
         for handle in list(self.handles):
             handle.mark_lost(handle.ranks)
-        self.settle()
+        self.wake_waiting()
 
-    def settle(self) -> None:
+    def wake_waiting(self) -> None:
         """Wake the threads that wait until the group is open or closed."""
         self.opened.set()
         self.news.put("")

@@ -20,15 +20,15 @@ def next_rank(server: m.ServerStatus) -> str:
     usable = [node for node in nodes if not node.state]
     if gpus := sum(node.gpus for node in usable):
         free = _sum([node.free_gpus for node in usable if node.gpus])
-        return "" if free is None else _told("GPU", gpus, free, _holders(server, usable))
+        return "" if free is None else _availability("GPU", gpus, free, _holders(server, usable))
     free_cpus = _sum([node.free_cpus for node in usable])
     if usable and free_cpus is None:
         return "at once, on the CPU"
     cpus = sum(node.cpus for node in usable)
-    return _told("CPU", cpus, free_cpus or 0, _holders(server, usable)) if usable else "no node can be used now"
+    return _availability("CPU", cpus, free_cpus or 0, _holders(server, usable)) if usable else "no node can be used now"
 
 
-def _told(what: str, total: float, free: float, holders: Sequence[str]) -> str:
+def _availability(what: str, total: float, free: float, holders: Sequence[str]) -> str:
     if free >= 1:
         return f"at once: {free:g} of {total:g} {what}{'s' * (total != 1)} {'are' if free != 1 else 'is'} free"
     held = f" ({'; '.join(holders)})" if holders else ""

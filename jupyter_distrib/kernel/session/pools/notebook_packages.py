@@ -39,7 +39,7 @@ _NO_MODULE = re.compile(r"No module named '([^'.]+)")
 
 
 @dataclass(slots=True)
-class _Known:
+class _Inspection:
     """Result of the last inspection, and the state of the folders at that time."""
 
     stamps: tuple[tuple[str, int], ...] = ()
@@ -47,31 +47,31 @@ class _Known:
     source_folders: tuple[str, ...] = ()
 
 
-_known = _Known()
+_last = _Inspection()
 
 
 def of_notebook(mode: str, limit_bytes: int) -> m.Packages:
     """Return the packages as they are now. Raises `PoolError` for a package that cannot be sent."""
-    _look()
-    return m.Packages(mode=mode, packages=_known.packages, limit_bytes=limit_bytes)
+    _inspect()
+    return m.Packages(mode=mode, packages=_last.packages, limit_bytes=limit_bytes)
 
 
 def source_folders() -> tuple[str, ...]:
     """Return the folders of editable packages, which are sent like the folders on the notebook's path."""
-    _look()
-    return _known.source_folders
+    _inspect()
+    return _last.source_folders
 
 
-def _look() -> None:
+def _inspect() -> None:
     """Inspect all packages, unless nothing was installed or removed since the last time."""
     stamps = tuple(_stamps(sys.path))
-    if stamps == _known.stamps:
+    if stamps == _last.stamps:
         return
     found = distributions.installed(sys.path)
     editable = {name for name, each in found.items() if is_editable(each)}
-    _known.packages = tuple(_package(found[name]) for name in sorted(wanted(found) - editable))
-    _known.source_folders = tuple(_source_folder(found[name]) for name in sorted(editable - _THEIR_OWN))
-    _known.stamps = stamps
+    _last.packages = tuple(_package(found[name]) for name in sorted(wanted(found) - editable))
+    _last.source_folders = tuple(_source_folder(found[name]) for name in sorted(editable - _THEIR_OWN))
+    _last.stamps = stamps
 
 
 def _stamps(path: Iterable[str]) -> Iterator[tuple[str, int]]:

@@ -115,7 +115,7 @@ class Connections:
             self._of_attached.append(connection)
             return connection
 
-    def take_all(self) -> list[Connection]:
+    def remove_all(self) -> list[Connection]:
         """Return all connections and forget them."""
         with self._lock:
             connections = [*self._open, *self._of_attached]
@@ -131,7 +131,7 @@ class Connections:
 
 
 @data_class
-class Beside:
+class ConcurrentStart:
     """The terms on which a cell that the notebook does not wait for gets its ranks."""
 
     wait_s: float
@@ -198,8 +198,8 @@ class PoolManager:
     # ------------------------------------------------------------------------------------------------ for a cell
 
     @contextmanager
-    def taking(
-        self, options: Options, handles: Sequence[RankValue] = (), *, beside: Beside | None = None
+    def claiming(
+        self, options: Options, handles: Sequence[RankValue] = (), *, concurrent: ConcurrentStart | None = None
     ) -> Iterator[WorkerGroup]:
         """Claim the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
         thread gets them until the cell has been sent or has failed to start.
@@ -207,15 +207,15 @@ class PoolManager:
         Args:
             options: The cell's options, completed with all defaults.
             handles: The kept values that the cell reads.
-            beside: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
+            concurrent: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
 
         Raises:
             PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
         """
-        waiting_s = beside.wait_s if beside else options.wait_s or 0.0
-        say = beside.say if beside else print
+        waiting_s = concurrent.wait_s if concurrent else options.wait_s or 0.0
+        say = concurrent.say if concurrent else print
         until_s = time.monotonic() + waiting_s
-        while (group := self._take(options, handles, beside)).taker is not threading.current_thread():
+        while (group := self._claim(options, handles, concurrent)).claimed_by is not threading.current_thread():
             if waiting_s and until_s > time.monotonic():
                 label = group.executing.record.label if group.executing else "another cell"
                 say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
@@ -225,18 +225,20 @@ class PoolManager:
             yield group
         finally:
             with self._turns:
-                group.taker = None
+                group.claimed_by = None
                 self._turns.notify_all()
 
-    def _take(self, options: Options, handles: Sequence[RankValue], beside: Beside | None) -> WorkerGroup:
+    def _claim(self, options: Options, handles: Sequence[RankValue], concurrent: ConcurrentStart | None) -> WorkerGroup:
         """Choose ranks, and claim them for this thread's cell unless they are busy."""
         with self._turns:
-            group = self._choose(options, handles, beside)
+            group = self._choose(options, handles, concurrent)
             if not group.busy:
-                group.taker, group.taken_beside = threading.current_thread(), beside is not None
+                group.claimed_by, group.claimed_concurrently = threading.current_thread(), concurrent is not None
             return group
 
-    def _choose(self, options: Options, handles: Sequence[RankValue] = (), beside: Beside | None = None) -> WorkerGroup:
+    def _choose(
+        self, options: Options, handles: Sequence[RankValue] = (), concurrent: ConcurrentStart | None = None
+    ) -> WorkerGroup:
         keeps = handles[0].group if handles else ""
         visible = _visible()
         connection = self.connections.connect(options.pool or self._choices.pool, options.pool_options, keeps)
@@ -244,13 +246,13 @@ class PoolManager:
         request = _request(options, connection, connection.packages())
         if handles:
             group = selection.of_handles(handles, connection, options.size.count, options.on)
-            return selection.told_of_variables(group, request)
+            return selection.with_note_on_variables(group, request)
         if options.on is not None and options.size.count is None:
             return selection.newest(connection)
         fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
         if not (fitting or options.fresh):
             fitting = [
-                selection.told_of_variables(group, request)
+                selection.with_note_on_variables(group, request)
                 for group in connection.groups.values()
                 if group.kept and not group.busy and selection.fits_but_for_variables(group, request)
             ]
@@ -259,7 +261,7 @@ class PoolManager:
             fitting.remove(group)
             if group.executing is not None and group.executing.abandoned:
                 self.close_group(group)
-            elif beside is None and not group.busy_beside:
+            elif concurrent is None and not group.busy_concurrently:
                 busy.append(group)
         if options.fresh and not busy:
             while fitting:
@@ -267,8 +269,8 @@ class PoolManager:
         if free := fitting or busy:
             return free[-1]
         if not connection.is_current(surely=True):
-            return self._choose(options, handles, beside)  # on another process, which is here
-        return self._open(connection, request, beside.wait_s if beside else options.wait_s or 0.0)
+            return self._choose(options, handles, concurrent)  # on another process, which is here
+        return self._open(connection, request, concurrent.wait_s if concurrent else options.wait_s or 0.0)
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
@@ -388,7 +390,7 @@ class PoolManager:
     def close(self) -> None:
         """Close all connections: the agent ends this kernel's ranks, except those of detached runs, which are followed
         to their end."""
-        for connection in self.connections.take_all():
+        for connection in self.connections.remove_all():
             for group in list(connection.groups.values()):
                 if connection.runs and not (group.executing and group.executing.detached):
                     self.close_group(group)

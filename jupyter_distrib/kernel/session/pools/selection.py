@@ -41,12 +41,12 @@ def _given(request: GroupRequest) -> dict[str, str]:
     return {name: value for name, value in request.load_env.items() if request.changed.get(name) != value}
 
 
-def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
+def with_note_on_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
     """Return the group; add a note for the head of its next run, once, on variables of the notebook that are not in
     force."""
     text = not_in_force(request.changed, group.asked.load_env)
-    if text and text not in group.told:
-        group.told.add(text)
+    if text and text not in group.announced:
+        group.announced.add(text)
         group.notes = (*group.notes, text)
     return group
 
@@ -66,7 +66,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
         run.wait_ended(left_s)
     else:
         with turns:
-            turns.wait_for(lambda: not group.taken, left_s)
+            turns.wait_for(lambda: not group.claimed, left_s)
 
 
 def of_handles(

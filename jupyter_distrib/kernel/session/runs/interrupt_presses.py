@@ -20,7 +20,7 @@ LATE_S = 1.0
 
 
 @contextmanager
-def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
+def interrupts_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
     """Call `order` instead of raising an exception for interrupts while this thread waits: an exception between two
     lines would leave the run behind.
 
@@ -31,16 +31,16 @@ def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool])
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    if isinstance(before, LatePresses):
+    if isinstance(before, LateInterrupts):
         before = before.successor
     signal.signal(signal.SIGINT, lambda signum, frame: order())
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, LatePresses(before) if stopped() else before)
+        signal.signal(signal.SIGINT, LateInterrupts(before) if stopped() else before)
 
 
-class LatePresses:
+class LateInterrupts:
     """A signal handler that swallows presses meant for a run that has just stopped, then gives way to `successor`.
 
     A press that reached ipykernel (7.4) while it shows the first one would cost the cell its reply: the front end would

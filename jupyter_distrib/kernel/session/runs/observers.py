@@ -1,10 +1,10 @@
 """The observers of runs, and the protection of runs from observers of other packages.
 
-    Run.deliver --> RunRecord.apply --> RunObservers.tell --+--> LiveView          wakes the thread that waits
-                                                            +--> SidebarObserver   wakes the thread that sends the news
-                                                            +--> ObserverThread    a queue, and a thread of its own
+    Run.deliver --> RunRecord.apply --> RunObservers.notify --+--> LiveView          wakes the waiting thread
+                                                              +--> SidebarObserver   wakes the thread that sends news
+                                                              +--> ObserverThread    a queue, and a thread of its own
 
-`tell` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
+`notify` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
 An observer of another package is called in a thread of its own, with a record of its own, which folds the same events.
 If it raises, falls behind or hangs, it is dropped with a note, and the run goes on. Nobody waits for a tracker
 that `ends_in_background`.
@@ -67,7 +67,7 @@ class RunObservers:
         self._threads = (*self._threads, thread)
         self.add(thread)
 
-    def tell(self, event: m.RunEvent, record: RunRecord) -> None:
+    def notify(self, event: m.RunEvent, record: RunRecord) -> None:
         """Pass an event, just folded into the record, to all observers. Returns at once."""
         for observer in self._observers:
             observer.observe(event, record)
@@ -247,7 +247,7 @@ class ObserverThread(Observer):
             self._finished.set()
 
     def _pass_on(self, observer: Observer) -> None:
-        while not self._dropped.locked() and (event := self._backlog.take()) is not None:
+        while not self._dropped.locked() and (event := self._backlog.get()) is not None:
             self._record.apply(event)
             self._called_at_s = time.monotonic()
             observer.observe(event, self._record)
@@ -285,14 +285,14 @@ class Backlog:
         self._events.put(event)
         return True
 
-    def take(self) -> m.RunEvent | None:
+    def get(self) -> m.RunEvent | None:
         """Wait for the next event and return it; None if the backlog was closed."""
         if (event := self._events.get()) is not None:
             self._taken_bytes += _size_bytes(event)
         return event
 
     def close(self) -> None:
-        """Wake the thread that waits in `take`."""
+        """Wake the thread that waits in `get`."""
         self._events.put(None)
 
 

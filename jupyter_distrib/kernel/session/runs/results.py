@@ -242,7 +242,7 @@ class ReturnedValues:
         """Return whether no value is left to unpack."""
         return not self._parcels
 
-    def taken(self, event: m.RunEvent, descriptors: Descriptors) -> m.RunEvent:
+    def keep_value(self, event: m.RunEvent, descriptors: Descriptors) -> m.RunEvent:
         """Keep the event's value, and return the event without it. Owns the descriptors."""
         if isinstance(event, m.Returned) and event.value is not None:
             self._parcels[event.rank] = event.value, descriptors

@@ -103,7 +103,7 @@ class Run:
         self.start = RunStart()
         self.detached = detached
         """Whether it outlives the kernel."""
-        self.beside = detached or not awaited
+        self.concurrent = detached or not awaited
         """Whether no cell waits for it."""
         self.cell_id = cell_id
         self.clock = RunClock(age_s)
@@ -150,7 +150,7 @@ class Run:
 
         Read by the next cell that wants its ranks."""
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
-        return elsewhere and not self.beside and not self.done()
+        return elsewhere and not self.concurrent and not self.done()
 
     def wait_ended(self, timeout_s: float | None) -> bool:
         """Wait for the end of the run, without stopping it. Return whether it has ended within this time."""
@@ -184,7 +184,7 @@ class Run:
     def wait_for(self, reason: str) -> None:
         """Record that the run waits for ranks or GPUs that others use."""
         self.move_on("starting", reason)
-        self.start.settle()
+        self.start.wake_waiting()
 
     def stop_by(self, stop: Callable[[bool], None]) -> None:
         """Set the function that stops the run, which has no ranks yet."""
@@ -211,7 +211,7 @@ class Run:
         self.start.refuse(refusal)
         self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
         self.deliver(m.Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
-        self.start.settle()
+        self.start.wake_waiting()
 
     # ------------------------------------------------------------------------------------------------ its end
 
@@ -240,7 +240,7 @@ class Run:
 
     def seen_values(self) -> dict[int, Any]:
         """Return the ranks' values, as far as the notebook or the run still has them."""
-        if self.beside and self.done() and self.state == "done":
+        if self.concurrent and self.done() and self.state == "done":
             self.result()
         results = self._seen()
         return {} if results is None else dict(results.items())
@@ -320,7 +320,7 @@ class Run:
 
         Returns and raises the same as `result`; after an interrupt, raises `KeyboardInterrupt`.
         """
-        with interrupt_presses.taken_as_orders(self._pressed, stopped=lambda: self.interrupted):
+        with interrupt_presses.interrupts_as_orders(self._pressed, stopped=lambda: self.interrupted):
             self._show_until_ended(view)
             self.observers.finish(given_up=lambda: self.stop_order.late)
             self._draw(view, at_end=True)
@@ -360,17 +360,17 @@ class Run:
 
     def deliver(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Fold one event into the record; called in the node's thread. Owns the descriptors."""
-        event = self._sources.named(self.values.taken(event, descriptors))
+        event = self._sources.named(self.values.keep_value(event, descriptors))
         with self._lock:
             self.record.apply(event)
             if not isinstance(event, m.Ended):
-                self.observers.tell(event, self.record)
+                self.observers.notify(event, self.record)
                 return
         try:
             self._end()
         finally:
             with self._lock:
-                self.observers.tell(event, self.record)
+                self.observers.notify(event, self.record)
 
     def _end(self) -> None:
         self.clock.stop()
@@ -390,7 +390,7 @@ class Run:
         try:
             imports = nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports()
             with imports, open_files.as_pool_error():
-                results = self.values.unpacked(returned, keep=self.beside)
+                results = self.values.unpacked(returned, keep=self.concurrent)
                 exception = None if succeeded else self._exception()
         except KeyboardInterrupt:
             results = Results({})
@@ -437,28 +437,28 @@ class RunStart:
         """The place in the queue, counted from 1; 0 if it is not queued."""
         self.refusal: BaseException | None = None
         """The error with which the run was refused before it had ranks."""
-        self._settled = threading.Event()
+        self._decided = threading.Event()
         """An event that is cleared while a submitted run is on its way to its ranks and does not wait for others."""
-        self._settled.set()
+        self._decided.set()
 
     def move_on(self, state: str, place: int) -> None:
         if not self.state:
-            self._settled.clear()
+            self._decided.clear()
         self.state, self.place = state, place
 
     def begin(self) -> None:
         self.state, self.place = "", 0
 
-    def settle(self) -> None:
+    def wake_waiting(self) -> None:
         """Wake the waiting thread: the cell was sent, queued behind others, or refused."""
-        self._settled.set()
+        self._decided.set()
 
     def refuse(self, refusal: BaseException | None) -> None:
         self.refusal, self.place = refusal, 0
 
     def wait(self) -> None:
         """Wait while the run is starting. Raises the error with which it was refused."""
-        while self.state != "queued" and not interrupts.wait(self._settled, interrupts.HEAR_S):
+        while self.state != "queued" and not interrupts.wait(self._decided, interrupts.HEAR_S):
             continue
         if self.refusal is not None:
             raise self.refusal

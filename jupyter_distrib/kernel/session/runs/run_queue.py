@@ -136,7 +136,7 @@ class RunQueue:
         try:
             capacity = self._learn_capacity(submission.pool, submission.pool_options)
             submission.start(not here and capacity.ranks(submission.size) <= capacity.all_for(submission.size))
-            run.start.settle()
+            run.start.wake_waiting()
         except BaseException as error:  # noqa: BLE001 - `result()` raises it
             if not run.done():
                 submission.drop()
