@@ -1,4 +1,4 @@
-"""The language of README and docs: short sentences, and words as the glossary has them."""
+"""The language of README and docs: sentences that can be read at once, and words as the glossary has them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from tests.notebook import ROOT
 
-MOST_WORDS = 25
-"""The length of a sentence, or of a part of it that ends with a colon or a semicolon. Code counts as one word."""
+MOST_WORDS = 40
+"""The length of a sentence, or of a part of it that ends with a colon or a semicolon. Code counts as one word. A longer
+one is two sentences; a tighter limit would be met by leaving out subjects."""
 PAGES = sorted(
     path.relative_to(ROOT) for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
 )
@@ -53,7 +54,7 @@ def long_sentences(markdown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_sentences_are_short(page: Path) -> None:
+def test_sentences_can_be_read_at_once(page: Path) -> None:
     assert long_sentences((ROOT / page).read_text("utf-8")) == []
 
 

@@ -54,7 +54,7 @@ class Lines:
         self._append(line)
 
     def extend(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Append lines of one stream; those that would be dropped at once, as most of a flood, are only counted."""
+        """Append lines of one stream; lines that would be dropped at once, as most of a flood are, are only counted."""
         first = 0
         while first < len(texts) and self._has_room_in_head(rank):
             self.append(line_of(rank, stream, texts[first]))

@@ -1,6 +1,6 @@
-"""Saves runs in the history, as the settings have it: those that have ended, and detached runs that were lost with
-everything that knew them, by a reboot or the out-of-memory killer. A user who asks for a lost run is told where its
-logs and checkpoints are.
+"""Saves runs in the history, as the settings have it: runs that have ended, and detached runs that were lost in a
+reboot or to the out-of-memory killer, with every process that knew them. For a lost run, gives the place of its logs
+and checkpoints.
 
 Kernel side; in the history's thread, which imports what no cell needs, or in that of a magic.
 """

@@ -123,7 +123,7 @@ class Choices:
 
     def trust(self, pool: str | None = None) -> str:
         """Remember for all notebooks that the user trusts the project's file, or the file that defines this pool, with
-        its present content. Return a sentence on what that is. Raises `PoolError`."""
+        its present content. Return a sentence on the file. Raises `PoolError`."""
         settings = self.settings
         file = settings.waiting if pool is None else settings.pools[pool].project_file or settings.waiting
         if file is None:

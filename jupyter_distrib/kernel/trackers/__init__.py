@@ -49,8 +49,8 @@ def names() -> tuple[str, ...]:
 
 
 def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
-    """Return the trackers that may follow a run: the requested ones, and those whose library is loaded here, since the
-    notebook may have started a run with it."""
+    """Return the trackers that may follow a run: the requested ones and, unless the run is attached, any whose library
+    is loaded here, since the notebook may have started a run with it."""
     if NONE in asked:
         return []
     return [name for name in names() if name in asked or (not attached and _is_in_use(name))]

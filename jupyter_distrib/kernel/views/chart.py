@@ -183,7 +183,7 @@ def points_of(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
 
 
 def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
-    """Return the reported values: either those that count, or those of steps that a later attempt has repeated."""
+    """Return the values that count, or (`lost`) the values of steps that a later attempt has repeated."""
     points = ((sample.step, sample.values.get(name)) for sample in rank.history if sample.lost == lost)
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 

@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.analysis.shares import PARTS, Shares, percents
 from jupyter_distrib.kernel.record.record import RunRecord
 
 MOST_BARS = 16
-"""Maximum number of ranks to draw; of more, those that wait most and least are drawn."""
+"""Maximum number of ranks to draw; if there are more, the ranks that wait most and least are drawn."""
 COLORS = dict(zip(PARTS, ("#c2569b", "#3f83c4", "#2f9494", "#8f74c9", "#c78a1e", "#d4553f", "#8a8a8a"), strict=True))
 """Colour of each part; readable on white and on black."""
 TEXT = "#808080"

@@ -1,5 +1,5 @@
 """The state of a run as JSON can carry it: everything that a view in the browser gets of a run; and in pieces, each
-under its own key, so that a browser gets only those that have changed.
+under its own key, so that a browser gets only the pieces that have changed.
 
 Kernel side, in the thread that shows the run; no clock. The golden state in `tests/` fixes the shape, for Python and
 for JavaScript. Put together again (`assemble` in `static/state.js`) the pieces are the result of `state_of`, with

@@ -31,8 +31,8 @@ class GpuVisibility:
 
 
 class GpuVariables:
-    """The variables that GPU libraries read only once in a process, as they were when a connection was made. Those that
-    the notebook sets later are not in force on ranks that have started."""
+    """The variables that GPU libraries read only once in a process, as they were when a connection was made. Variables
+    that the notebook sets later are not in force on ranks that have started."""
 
     def __init__(self) -> None:
         self._at_first = _now()
