@@ -162,6 +162,7 @@ def begun(folder: Path, state: Path) -> str:
     with Notebook(folder) as book:
         book.ok("%load_ext jupyter_distrib")
         run = book.ok(CELL).result.split()[1].rstrip(":,")
+        assert wait_until(lambda: list((state / "detached").glob("*.json")), 30)
         (remembered,) = (state / "detached").glob("*.json")
         assert wait_until(lambda: json.loads(remembered.read_text())["checkpoints"] == [str(folder / "ckpt")], 30)
     return remembered.stem if run not in remembered.stem else run

@@ -184,7 +184,7 @@ def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: st
 def test_a_folder_that_is_gone_is_told(notebook: Notebook) -> None:
     notebook.ok("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')")
     seen = overview(notebook)
-    assert "the folder that the notebook works in is gone" in seen["trouble"]["text"]
+    assert "the notebook's working folder was deleted or moved" in seen["trouble"]["text"]
     assert seen["next"]["line"] == "%%distributed"
 
 
