@@ -3,6 +3,9 @@
 `torch.distributed.checkpoint` (2.13) writes over the files of an earlier checkpoint, so a save that is stopped half-way
 destroys both. Here each save has files of its own; `.metadata`, which names them, is replaced in one step at the end,
 and only then the earlier files go. What a killed save has left goes with the next one.
+
+Each rank writes its share and describes it in a file beside its data; rank 0 reads these files and completes the
+checkpoint. Ranks send one another no message for it.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from jupyter_distrib.checkpoints import part
+from jupyter_distrib.checkpoints.part import Part
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity, make_folder
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import outside_text
@@ -261,3 +265,17 @@ def as_told(cause: BaseException, what: str) -> BaseException:
         return cause
     where = f" on rank {dist.get_rank()}" if dist.is_initialized() else ""
     return DistributedError(f"{what}{where}: {type(cause).__name__}: {cause}")
+
+
+def write_share(writer: Writer, planner: SavePlanner, plan: SavePlan, items: list[WriteItem]) -> Part:
+    """Write these items of a rank's plan."""
+    writer.set_up_storage_writer(True)  # it makes no difference
+    plan = writer.prefixed(dataclasses.replace(plan, items=items))
+    return plan, writer.write_data(plan, planner).value()
+
+
+def complete_checkpoint(writer: Writer, planner: SavePlanner, own: Part, ranks: int) -> None:
+    """Make the checkpoint valid. Called on rank 0, when the other ranks have left their parts."""
+    parts = [own, *map(writer.part, range(1, ranks))]
+    _, metadata = planner.create_global_plan([plan for plan, _ in parts])
+    writer.finish(metadata, [results for _, results in parts])

@@ -11,8 +11,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from jupyter_distrib.checkpoints import share
-from jupyter_distrib.checkpoints.folder import Writer, as_told, make_ready, new_save_id
+from jupyter_distrib.checkpoints.folder import (
+    Writer,
+    as_told,
+    complete_checkpoint,
+    make_ready,
+    new_save_id,
+    write_share,
+)
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import object_collectives
 
@@ -53,7 +59,7 @@ def _write(writer: Writer, state: dict[str, Any], rank: int, ranks: int, *, toge
     problem: BaseException | None = None
     own = None
     try:
-        own = share.write(writer, planner, plan, items)
+        own = write_share(writer, planner, plan, items)
         if rank != 0:
             writer.leave_part(*own)
     except BaseException as error:  # noqa: BLE001 - raised when all ranks know of it
@@ -61,7 +67,7 @@ def _write(writer: Writer, state: dict[str, Any], rank: int, ranks: int, *, toge
     _raise_together(writer, problem, together=together)
     try:
         if own is not None and rank == 0:
-            share.finish(writer, planner, own, ranks)
+            complete_checkpoint(writer, planner, own, ranks)
     except BaseException as error:  # noqa: BLE001 - the same
         problem = error
     _raise_together(writer, problem, together=together)

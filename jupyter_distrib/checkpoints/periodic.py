@@ -1,7 +1,12 @@
 """`save(..., every_s=60, keep=3)`: checkpoints at intervals, written in the background.
 
 nothing is sharded    rank 0 decides by its clock, copies and writes alone; calls of other ranks return at once
-shards                every rank writes its own, so all take the same call: see `schedule.py`
+shards                every rank writes its own, so all save at the same call
+
+Ranks that write together agree on that call without a message in most of them: the calls of all ranks are counted
+alike, and only at some of them, the meetings, rank 0 decides by its clock whether to save, and at which call the ranks
+meet next. Each meeting lies halfway to the expected time of the checkpoint, so an interval of a thousand calls has
+about ten.
 
 Rank's main thread, or a plain program's.
 """
@@ -20,7 +25,6 @@ import torch.distributed as dist
 from jupyter_distrib.checkpoints import meeting, series
 from jupyter_distrib.checkpoints.folder import make_ready, new_save_id
 from jupyter_distrib.checkpoints.place import Identity
-from jupyter_distrib.checkpoints.schedule import Schedule
 from jupyter_distrib.checkpoints.snapshot import Snapshot
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import end_of_cell
@@ -164,3 +168,41 @@ def _is_sharded(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):
         return meeting.has_shards([*value.parameters()])
     return meeting.has_shards(value)
+
+
+class Schedule:
+    """The time of the next checkpoint on rank 0.
+
+    Args:
+        every_s: Seconds from one checkpoint to the next; 0: every call is one.
+        now_s: The present time.
+    """
+
+    def __init__(self, every_s: float, now_s: float) -> None:
+        self.every_s = every_s
+        self._since_s, self._calls = now_s, 0
+
+    def count(self) -> None:
+        """Count a call of `save`."""
+        self._calls += 1
+
+    def due(self, now_s: float) -> bool:
+        """Return whether to save now: at the call that is nearest to the time, as far as calls are regular."""
+        left_s = self.every_s - (now_s - self._since_s)
+        return left_s <= self._call_s(now_s) / 2
+
+    def saved(self, now_s: float) -> None:
+        """Begin a new interval."""
+        self._since_s, self._calls = now_s, 0
+
+    def calls_to_meeting(self, now_s: float) -> int:
+        """Return after how many more calls the ranks meet again; at most as many as there were so far, since the first
+        calls may have been slow."""
+        if not self._calls:
+            return 1
+        left_s = self.every_s - (now_s - self._since_s)
+        half = int(left_s / 2 / max(self._call_s(now_s), 1e-9))
+        return max(1, min(half, self._calls))
+
+    def _call_s(self, now_s: float) -> float:
+        return (now_s - self._since_s) / self._calls if self._calls else 0.0

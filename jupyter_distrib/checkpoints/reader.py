@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
-from jupyter_distrib.checkpoints import pickle_limits, strict_metadata
+from jupyter_distrib.checkpoints import strict_metadata
 from jupyter_distrib.checkpoints.folder import refusal_to_read, told
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 from jupyter_distrib.errors import DistributedError
@@ -140,7 +140,7 @@ class _Streams:
         try:
             if not content.startswith(_BEGINS):
                 raise ValueError("it is not as torch.save writes it")
-            pickle_limits.check(saved_pickle(content))
+            strict_metadata.check_extent(saved_pickle(content))
         except Exception as error:  # noqa: BLE001 - anything, since anybody has made it
             raise DistributedError(
                 f"{files.path}/{files.present} {doubt}, and `{read_item.dest_index.fqn}` in it is not loaded: "

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_distrib.checkpoints import share
-from jupyter_distrib.checkpoints.folder import Writer, is_checkpoint
+from jupyter_distrib.checkpoints.folder import Writer, complete_checkpoint, is_checkpoint, write_share
 from jupyter_distrib.errors import DistributedError
 
 _LOOK_UP_S = 0.02
@@ -123,11 +122,11 @@ class Snapshot:
         planner, writer = self._planner, self._writer
         plan = planner.create_local_plan()
         planner.state_dict = {}
-        own = share.write(writer, planner, plan, [item for item in plan.items if item.index.fqn in planner.copies])
+        own = write_share(writer, planner, plan, [item for item in plan.items if item.index.fqn in planner.copies])
         if self._rank != 0:
             writer.leave_part(*own)
         elif all(map(self._comes, range(1, self._ranks))):
-            share.finish(writer, planner, own, self._ranks)
+            complete_checkpoint(writer, planner, own, self._ranks)
             self._on_whole()
 
     def _comes(self, rank: int) -> bool:

@@ -1,12 +1,20 @@
 """Reads the `.metadata` of somebody else without running code: the pickle may name only the classes that
 `torch.distributed.checkpoint` puts into it. It gets stand-ins in their place, which hold what it says of them; the real
-objects are made of those values that are what they should be."""
+objects are made of those values that are what they should be.
+
+A pickle that names nothing can still keep this process busy for ever, or end it. A few bytes make a tuple that holds
+another one twice, which again holds one twice, and so on: its hash would take longer than the age of the universe. In C
+the hash of a tuple calls that of the tuple inside, so a million nested ones overflow the stack. Neither can be
+interrupted, and no error is raised. So `check_extent` first follows the operations, with the depth and the size of
+each value in place of the value.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import pickle
+import pickletools
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -22,7 +30,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from jupyter_distrib.checkpoints import pickle_limits
 from jupyter_distrib.checkpoints.checks import checked_path, count, number_type, refuse, shape, text
 from jupyter_distrib.system.private_torch import LAYOUT, MEMORY_FORMAT, STORAGE_INFO
 from jupyter_distrib.worker.pytorch.private import storage_info
@@ -44,7 +51,7 @@ def metadata_from(content: bytes) -> Metadata:
         ValueError: It holds something that does not belong there.
         Exception: It is damaged.
     """
-    pickle_limits.check(content)
+    check_extent(content)
     found = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
     entries = _dict(found["state_dict_metadata"])
     paths = found.get("planner_data")
@@ -162,3 +169,64 @@ def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
         refuse("a list", value)
     return value
+
+
+_MOST_LEVELS = 200
+_MOST_PARTS = 10**9
+"""The number of parts of all values together; what is named several times counts as often."""
+_KEEPS = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
+_NAMES = {"GET", "BINGET", "LONG_BINGET"}
+_ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
+
+_Extent = list[int]
+"""The levels and the parts of one value, which grow with it."""
+
+
+def check_extent(content: bytes) -> None:
+    """Refuse a pickle whose values are too deep or too large.
+
+    Raises:
+        pickle.UnpicklingError: They are.
+        ValueError: It is no pickle.
+    """
+    stack: list[_Extent | None] = []  # None: a mark
+    memo: dict[Any, _Extent | None] = {}
+    parts = 0
+    try:
+        for operation, argument, _ in pickletools.genops(content):
+            name = operation.name
+            if name in _KEEPS:
+                memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+                continue
+            if name == "MARK":
+                stack.append(None)
+                continue
+            if name in _NAMES or name == "DUP":
+                extent, more = memo[argument] if name in _NAMES else stack[-1], 0
+            else:
+                extent, more = _extent_of(operation, stack)
+            if operation.stack_after:
+                stack.append(extent)
+            levels, size = extent or (0, 0)
+            parts += more or size
+            if levels > _MOST_LEVELS or parts > _MOST_PARTS:
+                raise pickle.UnpicklingError("it has more values within one another than can be read")
+    except (IndexError, KeyError, TypeError):
+        raise pickle.UnpicklingError("it is damaged") from None
+
+
+def _extent_of(operation: pickletools.OpcodeInfo, stack: list[_Extent | None]) -> tuple[_Extent, int]:
+    """Take from the stack what an operation takes. Return the extent of what it makes, and by how much that has
+    grown."""
+    taken: list[Any] = []
+    wanted = operation.stack_before
+    if pickletools.markobject in wanted:
+        while (top := stack.pop()) is not None:
+            taken.append(top)
+        wanted = wanted[: wanted.index(pickletools.markobject)]
+    taken += [stack.pop() for _ in wanted]
+    into = taken.pop() if operation.name in _ADDS else [0, 1]
+    more = sum(size for _, size in taken)
+    into[0] = max([into[0], *(levels + 1 for levels, _ in taken)])
+    into[1] += more
+    return into, more

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from jupyter_distrib import DistributedError, load, resume, save
-from jupyter_distrib.checkpoints import folder, part, periodic, pickle_limits, series, strict_metadata
+from jupyter_distrib.checkpoints import folder, part, periodic, series, strict_metadata
 from jupyter_distrib.checkpoints.folder import Writer
 from jupyter_distrib.checkpoints.place import CheckpointFolder, ThisUser
 from jupyter_distrib.checkpoints.snapshot import Snapshot
@@ -896,7 +896,7 @@ def test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy(pl
 )
 def test_what_people_save_is_within_the_limits(value: object) -> None:
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        pickle_limits.check(pickle.dumps(value, protocol))
+        strict_metadata.check_extent(pickle.dumps(value, protocol))
 
 
 @pytest.mark.parametrize(
@@ -904,7 +904,7 @@ def test_what_people_save_is_within_the_limits(value: object) -> None:
 )
 def test_a_damaged_pickle_is_said_to_be_one(content: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, ValueError)):
-        pickle_limits.check(content)
+        strict_metadata.check_extent(content)
 
 
 @as_two_users

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from jupyter_distrib import DistributedError, load, resume, save
 from jupyter_distrib.checkpoints import folder as folders
 from jupyter_distrib.checkpoints import periodic, series
-from jupyter_distrib.checkpoints.schedule import Schedule
+from jupyter_distrib.checkpoints.periodic import Schedule
 
 
 @pytest.fixture(autouse=True)

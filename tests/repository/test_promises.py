@@ -162,7 +162,7 @@ HELD: dict[str, dict[str, str]] = {
         "| `worker/environment/spawned_process.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
         "**A checkpoint of somebody else** loads if its values are numbers, texts, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
-        "So is a value that could not be read to its end (`checkpoints/pickle_limits.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
+        "So is a value that could not be read to its end (`checkpoints/strict_metadata.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
         "`save` refuses a folder that belongs to another user than you and root, since they could change what is in it; root may write into any that is not open to every user, as in a container.": (
             "checkpoints/test_other_users.py::test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good "
             "checkpoints/test_other_users.py::test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_and_never_read "
