@@ -40,12 +40,12 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
         part: An object of torch, of a library or of the user.
         by_attributes: Whether attributes with the names of a rank and of the number of ranks mark a share, too.
     """
-    from jupyter_distrib.libraries import datasets, known
+    from jupyter_distrib.libraries import known
 
     if _is_one_of(part, SAMPLERS) or known.divides_data(part):
         return True
     names = getattr(part, "__dict__", {}).keys() if by_attributes else set()
-    if any(pair <= names for pair in _RANK_AND_SIZE) or datasets.is_split(part):
+    if any(pair <= names for pair in _RANK_AND_SIZE) or known.is_split(part):
         return True
     stages = getattr(part, "__dict__", {}).get("pipeline")
     return isinstance(stages, list) and any(getattr(each, "__name__", "") == _SPLIT_STAGE for each in stages)

@@ -1,24 +1,53 @@
-"""The list of all libraries in this package, and their combined answers to one question."""
+"""The list of all libraries that are treated specially, and their combined answers to one question. A library with
+code of its own has a file beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
-from jupyter_distrib.libraries.accelerate import ACCELERATE
-from jupyter_distrib.libraries.composer import COMPOSER
-from jupyter_distrib.libraries.datasets import DATASETS
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
 from jupyter_distrib.libraries.keras import KERAS
-from jupyter_distrib.libraries.lightning import LIGHTNING
+from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
-from jupyter_distrib.libraries.transformers import TRANSFORMERS
-from jupyter_distrib.libraries.trl import TRL
 
-LIBRARIES = (ACCELERATE, COMPOSER, DATASETS, DEEPSPEED, KERAS, LIGHTNING, MLFLOW, TENSORFLOW, TQDM, TRANSFORMERS, TRL)
+
+def _declared_blocks(model: Any) -> Collection[str]:
+    return getattr(model, "_no_split_modules", None) or ()
+
+
+LIBRARIES = (
+    # It takes one set of arguments and one process group for a program, and requires a restart for others. On ranks
+    # without an accelerator it needs a variable that says so.
+    Library(
+        modules=("accelerate",),
+        extra="accelerate",
+        cpu_environment={"ACCELERATE_USE_CPU": "true"},
+        instead_of_launching="with Accelerate call the training function instead of notebook_launcher()",
+        divides_data=True,
+        shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
+    ),
+    Library(modules=("composer",), divides_data=True),
+    Library(modules=("datasets",), extra="trl"),
+    DEEPSPEED,
+    KERAS,
+    # It starts its own ranks unless TORCHELASTIC_RUN_ID is set. It ignores SIGINT while it shuts down, and leaves it
+    # ignored; `worker/environment/cell_environment.py` puts every handler back.
+    Library(
+        modules=("lightning", "pytorch_lightning"),
+        extra="lightning",
+        instead_of_launching="with Lightning take strategy='ddp' instead of 'ddp_notebook' or 'ddp_spawn'",
+        divides_data=True,
+    ),
+    MLFLOW,
+    TENSORFLOW,
+    TQDM,
+    Library(modules=("transformers",), extra="transformers", repeated_blocks=_declared_blocks),
+    Library(modules=("trl",), extra="trl"),
+)
 
 _DIVIDE = {module for library in LIBRARIES if library.divides_data for module in library.modules}
 _WRAP = {module for library in LIBRARIES if library.wraps_models for module in library.modules}
@@ -69,6 +98,16 @@ def after_cell() -> list[tuple[str, Callable[[ModuleType], None]]]:
 def repeated_blocks(model: Any) -> set[str]:
     """Return the names of the classes that the model's own library declares as its blocks."""
     return {name for library in LIBRARIES for name in library.repeated_blocks(model)}
+
+
+def is_split(part: object) -> bool:
+    """Return whether a stream is a share by `datasets.distributed.split_dataset_by_node`."""
+    return getattr(part, "_distributed", None) is not None
+
+
+def dataset_fingerprint(thing: object) -> object:
+    """Return the fingerprint of a dataset of `datasets`, which spares reading its tables; None for anything else."""
+    return getattr(thing, "_fingerprint", None)
 
 
 def _top(thing: object) -> str:

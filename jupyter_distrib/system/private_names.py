@@ -229,7 +229,7 @@ ACCELERATE = Library(
 TRANSFORMERS = Library(
     name="transformers",
     known="5.23",
-    files=("libraries/transformers.py",),
+    files=("libraries/known.py",),
     spared={
         "transformers:PreTrainedModel": ("_no_split_modules", "fsdp chooses the modules that it shards by their size")
     },
@@ -237,7 +237,7 @@ TRANSFORMERS = Library(
 DATASETS = Library(
     name="datasets",
     known="5.2",
-    files=("libraries/datasets.py",),
+    files=("libraries/known.py",),
     spared={
         "datasets:Dataset.from_dict()": ("_fingerprint", "its columns are read instead"),
         "datasets:IterableDataset()": ("_distributed", "a stream that is split by hand is split once more"),

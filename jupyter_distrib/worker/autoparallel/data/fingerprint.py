@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.libraries.datasets import fingerprint_of
+from jupyter_distrib.libraries.known import dataset_fingerprint
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
 
@@ -236,7 +236,7 @@ def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
     """Yield parts of an object's data, without its numbers and texts: its own seed does not determine the samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
-    fingerprint = fingerprint_of(thing)
+    fingerprint = dataset_fingerprint(thing)
     if isinstance(fingerprint, str):
         yield fingerprint.encode()
         return
