@@ -1,7 +1,7 @@
 """Horovod's operations on tensors, with their handles. Called in the thread that computes.
 
 Under one name every rank calls the same operation; without a name, the n-th call of a kind goes with the n-th of the
-other ranks.
+other ranks. `Compression` chooses the form in which gradients are sent.
 """
 
 # ruff: noqa: PLR0917 - Horovod's own signatures
@@ -341,3 +341,34 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Take part in the other ranks' allreduces with zeros until all ranks have called it; return the last that did."""
     return global_process_set.negotiating().join()
+
+
+class NoneCompressor:
+    """Tensors are sent as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class FP16Compressor:
+    """Numbers with a point are sent with 16 bits."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """The forms to choose from."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib import runtime
-from jupyter_distrib.compat.horovod.errors import NOT_INITIALIZED
 from jupyter_distrib.compat.horovod.negotiation import Negotiation
 from jupyter_distrib.compat.horovod.operations import SetGroup
+from jupyter_distrib.compat.horovod.requests import NOT_INITIALIZED
 from jupyter_distrib.worker import end_of_cell
 
 

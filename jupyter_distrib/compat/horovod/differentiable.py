@@ -11,6 +11,7 @@ import torch
 
 from jupyter_distrib.compat.horovod.collectives import (
     Average,
+    Compression,
     Sum,
     allgather_async,
     allreduce_async,
@@ -22,7 +23,6 @@ from jupyter_distrib.compat.horovod.collectives import (
     reducescatter_async,
     synchronize,
 )
-from jupyter_distrib.compat.horovod.compression import Compression
 from jupyter_distrib.compat.horovod.context import ProcessSet, global_process_set
 from jupyter_distrib.compat.horovod.operations import rows_by_rank
 

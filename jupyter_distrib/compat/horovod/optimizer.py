@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.compat.horovod.collectives import (
     Average,
+    Compression,
     allreduce_async,
     chosen_op,
     sparse_allreduce_async,
     synchronize,
 )
-from jupyter_distrib.compat.horovod.compression import Compression
 from jupyter_distrib.compat.horovod.context import ProcessSet, global_process_set
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import TrainingStrategy

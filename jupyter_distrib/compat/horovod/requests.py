@@ -1,4 +1,5 @@
-"""The operations that ranks issue by name, as they tell them to one another, and the handles for their results."""
+"""The operations that ranks issue by name, as they describe them to one another, with their results, and the exceptions
+that Horovod has for operations that fail."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import Any
 
 import torch
 
-from jupyter_distrib.compat.horovod.errors import HorovodInternalError
+NOT_INITIALIZED = "horovod.torch is not ready on this rank: call hvd.init() first."
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation failed: ranks disagree about it, or one of them is lost."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ranks came or went. Here a changed set of ranks runs the cell anew, so that this is never raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from jupyter_distrib.compat.horovod import elastic
 from jupyter_distrib.compat.horovod.collectives import (
     Adasum,
     Average,
+    Compression,
     Max,
     Min,
     Product,
@@ -35,7 +36,6 @@ from jupyter_distrib.compat.horovod.collectives import (
     sparse_allreduce_async,
     synchronize,
 )
-from jupyter_distrib.compat.horovod.compression import Compression
 from jupyter_distrib.compat.horovod.context import (
     ProcessSet,
     add_process_set,
@@ -62,8 +62,8 @@ from jupyter_distrib.compat.horovod.differentiable import (
     grouped_reducescatter,
     reducescatter,
 )
-from jupyter_distrib.compat.horovod.errors import HorovodInternalError
 from jupyter_distrib.compat.horovod.optimizer import DistributedOptimizer
+from jupyter_distrib.compat.horovod.requests import HorovodInternalError
 from jupyter_distrib.compat.horovod.state import (
     allgather_object,
     broadcast_object,
