@@ -22,7 +22,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import TrainingStrategy
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.pytorch import process_group
-from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 _LOOK_UP_S = 0.02
 _WAIT_S = 1.0
@@ -141,10 +141,10 @@ def all_come(words: StoreBoard, key: str) -> None:
 
 
 def _ended(rank: int) -> str:
-    """Return the key that a training strategy leaves at the end of a cell (`autoparallel/data_consensus.py`)."""
+    """Return the key that a training strategy leaves at the end of a cell (`autoparallel/data/consensus.py`)."""
     return f"ended/{rank}"
 
 
 def _returns(rank: int) -> str:
-    """Return the key that a rank leaves before its value is gathered (`autoparallel/gather_shards.py`)."""
+    """Return the key that a rank leaves before its value is gathered (`autoparallel/training/gather_shards.py`)."""
     return f"whole/{rank}"

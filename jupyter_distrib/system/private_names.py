@@ -221,7 +221,7 @@ PANDAS = Library(
 ACCELERATE = Library(
     name="accelerate",
     known="1.15",
-    files=("worker/environment/process_reset.py",),
+    files=("worker/environment/cell_environment.py",),
     spared={
         "accelerate.state:PartialState": ("_shared_state", "what Accelerate knows of a cell's group outlives the cell")
     },

@@ -2,7 +2,8 @@
 
 Each rank of a process set has one `Negotiation`. It goes in rounds; in each, all ranks tell the operations that are new
 with them. Whoever waits for a result takes part in rounds until it is there, and begins none without a reason, so ranks
-that compute are not disturbed. A round is a `TextExchange`, which blocks only when it is waited for. What has been told in full once has a number from then on.
+that compute are not disturbed. A round is a `TextExchange`, which blocks only when it is waited for. An operation that
+was described in full once has a number from then on.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.worker.debugging import stack
+from jupyter_distrib.worker.debugging import probe
 from jupyter_distrib.worker.environment import cell, rank_environment
 from jupyter_distrib.worker.output import reporting
 from jupyter_distrib.worker.process.outcome import outcome
@@ -86,7 +86,7 @@ class InlineRun:
     def show_stack(self) -> None:
         """Report the stack of the rank that is executing the cell; from any thread."""
         if (rank := self._rank) is not None:
-            self._tell(stack.seen(self.command.run, rank))
+            self._tell(probe.stack_of_main_thread(self.command.run, rank))
 
     def end(self) -> None:
         """Report that the run has ended; later reports of its threads are dropped."""

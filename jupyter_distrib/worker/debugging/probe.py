@@ -1,8 +1,9 @@
-"""The answers to `Probe`: the position of this rank's main thread, and the progress of its process groups.
+"""The place at which a rank is: the answers to `Probe` tell the position of its main thread and the progress of its
+process groups; `stack_of_main_thread` returns its whole Python stack.
 
-Runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it reads the
-frames of the main thread and its clock. Only when that thread has not moved for a while, or when another rank waits,
-the framework reads the state of the groups, which may take tens of milliseconds.
+The prober runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it
+reads the frames of the main thread and its clock. Only when that thread has not moved for a while, or when another rank
+waits, the framework reads the state of the groups, which may take tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from jupyter_distrib.interfaces.framework import Sightings
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire import messages as m
+from jupyter_distrib.worker.failure import ends_of, frame_at
 
 _RUNPY = "<frozen runpy>"
 """The file of the functions by which a program runs a script."""
@@ -162,3 +164,30 @@ def _call(frames: list[types.FrameType], communication: tuple[str, ...]) -> str:
         elif not file_owner.is_own(code.co_filename):
             break
     return called
+
+
+def stack_of_main_thread(run: str, rank: int) -> m.StackSeen:
+    """Return the stack of the main thread, which goes on meanwhile."""
+    frames = sys._current_frames()  # noqa: SLF001 - the only way to see another thread
+    stack = _outermost_first(frames.get(threading.main_thread().ident or 0))
+    return m.StackSeen(run=run, rank=rank, frames=ends_of(_of_cell(stack)), at_s=time.monotonic())
+
+
+def _outermost_first(frame: types.FrameType | None) -> list[types.FrameType]:
+    def walk(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    return list(walk(frame))[::-1]
+
+
+def _of_cell(stack: list[types.FrameType]) -> list[m.Frame]:
+    """Return the frames that this package has called: the cell's, and those of the libraries that it calls."""
+    own = [file_owner.is_own(frame.f_code.co_filename) for frame in stack]
+    first = own.index(True) if True in own else 0
+    return [
+        frame_at(frame.f_code, frame.f_lineno, frame.f_lasti)
+        for frame, is_own in zip(stack[first:], own[first:], strict=True)
+        if not is_own
+    ]

@@ -1,14 +1,28 @@
 """The process state that every cell on a rank finds: folder, variables, path, threads, modules as they are on disk,
 signal handlers. Rank's main thread.
+
+The process lives on, so traces of a cell that would make the next one fail are removed:
+
+- Signal handlers: Lightning ignores SIGINT while it shuts down, and leaves it ignored.
+- States that a library keeps for the life of a program (`libraries/`): Accelerate's arguments and process group,
+  MLflow's active runs.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
-from jupyter_distrib.libraries import settings
+from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import local_modules, process_reset, rank_environment, spawned_process, threads
+from jupyter_distrib.worker.environment import child_processes, local_modules, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
 
 
@@ -17,7 +31,7 @@ class CellEnvironment:
 
     def __init__(self, order: m.WorkerOrder, groups: Groups) -> None:
         self._order, self._groups = order, groups
-        self._handlers = process_reset.Handlers()
+        self._handlers = SignalHandlers()
         self.modules = local_modules.of_forkserver or local_modules.LocalModules()
         self._libraries = settings.Applied()
         self._variables: dict[str, str] = {}
@@ -28,14 +42,14 @@ class CellEnvironment:
         """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
         self._take(setting)
         self._libraries.apply(setting.libraries)
-        process_reset.forget_singletons()
-        spawned_process.forget()
+        forget_singletons()
+        child_processes.close_main_files()
         return self.modules.refresh()
 
     def restore(self) -> None:
         """Undo the cell's changes of the process."""
         self._handlers.restore()
-        process_reset.close_libraries()
+        close_libraries()
 
     def _take(self, setting: m.Setting) -> None:
         """Apply the kernel's present directory, environment and path, and this rank's own variables."""
@@ -51,3 +65,77 @@ class CellEnvironment:
         rank_environment.take(setting, self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)
+
+
+_handler = getattr(signal, "_signal", signal).getsignal
+"""The function behind `signal.getsignal`, without the conversion to an enumeration, which takes most of the time."""
+_SHARED_STATES = known.shared_states()
+_AFTER_CELL = known.after_cell()
+_HOLDER_DEPTH = 3
+"""The depth of the search for a state: an accelerator is in a trainer, its state in the accelerator."""
+_MOST_PARTS = 100
+"""The number of items that are searched in a list or dict: a longer one is data."""
+
+
+class SignalHandlers:
+    """The signal handlers that every cell finds at its beginning."""
+
+    def __init__(self) -> None:
+        named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
+        self._first = [(int(number), _handler(number)) for number in named]
+
+    def restore(self) -> None:
+        for number, handler in self._first:
+            if handler is not None and _handler(number) != handler:
+                signal.signal(number, handler)
+
+
+def forget_singletons() -> None:
+    """Reset the shared states of libraries for the next cell."""
+    for cls in _singletons():
+        cls._shared_state = {}  # a new dict: kept values of an earlier cell go on with the old one
+
+
+def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
+    """Restore the shared states of the cell that kept a value which this cell reads, if that value uses them."""
+    if not (classes := _singletons()):
+        return
+    of_earlier = {id(value) for value in kept}
+    for value in read:
+        for instance in _held(value, tuple(classes), _HOLDER_DEPTH) if id(value) in of_earlier else ():
+            type(instance)._shared_state = instance.__dict__  # noqa: SLF001 - they have no public way to change it
+
+
+def close_libraries() -> None:
+    """Let the libraries that the cell has loaded close what it left open."""
+    for name, close in _AFTER_CELL:
+        if (module := sys.modules.get(name)) is not None:
+            try:
+                close(module)
+            except Exception:  # noqa: BLE001 - foreign code; the cell has ended already
+                traceback.print_exc()
+
+
+def _singletons() -> list[Any]:
+    classes = (getattr(sys.modules.get(module), name, None) for module, name in _SHARED_STATES)
+    return [cls for cls in classes if isinstance(getattr(cls, "_shared_state", None), dict)]
+
+
+def _held(value: object, classes: tuple[type, ...], depth: int) -> Iterator[Any]:
+    if isinstance(value, classes):
+        yield value
+    elif depth:
+        for part in _parts(value):
+            yield from _held(part, classes, depth - 1)
+
+
+def _parts(value: object) -> Iterable[object]:
+    match value:
+        case list() | tuple():
+            return value[:_MOST_PARTS]
+        case dict():
+            return islice(value.values(), _MOST_PARTS)
+        case type() | types.ModuleType() | types.FunctionType():
+            return ()
+        case _:
+            return list(getattr(value, "__dict__", {}).values())

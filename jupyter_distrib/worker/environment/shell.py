@@ -1,18 +1,21 @@
 """The `get_ipython()` of a rank, with the methods for `!command`, `%run`, `%time`, `%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
-thread."""
+thread. `%run` executes a file or module as IPython does it: in a fresh `__main__` with its own arguments, whose names
+the cell has afterwards."""
 
 from __future__ import annotations
 
+import getopt
 import os
+import runpy
 import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-from jupyter_distrib.worker.environment import script
 
 
 @contextmanager
@@ -58,7 +61,7 @@ class RankShell:
                 return None
 
     def _magic_run(self, line: str) -> None:
-        script.run(shlex.split(self._expand(line)), self.user_ns)
+        run_program(shlex.split(self._expand(line)), self.user_ns)
 
     def _magic_cd(self, line: str) -> None:
         os.chdir(os.path.expanduser(self._expand(line.strip()) or "~"))
@@ -96,3 +99,96 @@ class RankShell:
     def _variable(self, word: str) -> str:
         name = word[: next((i for i, c in enumerate(word) if not (c.isalnum() or c == "_")), len(word))]
         return str(self.user_ns[name]) + word[len(name) :] if name and name in self.user_ns else "$" + word
+
+
+_OPTIONS = "niem:"
+_REFUSED = "dtpN:b:D:l:rs:T:G"
+"""The options of `%run` for debugging, timing and profiling."""
+
+
+def run_program(words: Sequence[str], namespace: dict[str, object]) -> None:
+    """Run a program and put its names into the namespace.
+
+    Args:
+        words: The arguments of `%run`: `[-n] [-i] [-e] file.py ...` or `-m module ...`.
+        namespace: The names of the cell; the program sees them with `-i`.
+
+    Raises:
+        SystemExit: The program has left with another status than 0, and there is no `-e`.
+    """
+    options, arguments = _parsed(words)
+    before = dict(namespace) if "-i" in options else {}
+    made: dict[str, object] = {}
+    try:
+        if "-m" in options:
+            made.update(_run_module(options["-m"], arguments, before))
+        else:
+            _run_file(arguments, before, made, name="" if "-n" in options else "__main__")
+    except SystemExit as left:
+        if left.code not in (None, 0) and "-e" not in options:
+            raise
+    namespace.update((name, value) for name, value in made.items() if not name.startswith("__"))
+
+
+def _parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    try:
+        options, arguments = getopt.getopt(list(words), _OPTIONS + _REFUSED)
+    except getopt.GetoptError as error:
+        raise ValueError(f"%run: {error}.") from None
+    for option, _ in options:
+        if option[1] not in _OPTIONS:
+            raise NameError(f"%run {option} cannot run on a rank; run it in a cell of its own.")
+    return dict(options), arguments
+
+
+def _run_module(name: str, arguments: Sequence[str], before: dict[str, object]) -> dict[str, object]:
+    with _program_arguments(["-m", *arguments]):
+        return runpy.run_module(name, init_globals=before, run_name="__main__", alter_sys=True)
+
+
+def _run_file(arguments: Sequence[str], before: dict[str, object], made: dict[str, object], *, name: str) -> None:
+    """Run a file, and leave its names in `made`, also if it ends by an exception."""
+    path = _program_file(arguments[0] if arguments else "")
+    module = types.ModuleType(name or os.path.splitext(os.path.basename(path))[0])
+    module.__dict__.update(before, __name__=module.__name__, __file__=path)
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    cell = sys.modules["__main__"]
+    sys.modules["__main__"] = module  # classes of the program are pickled by this name
+    try:
+        with _program_arguments([path, *arguments[1:]]), _program_folder(os.path.dirname(os.path.abspath(path))):
+            exec(code, module.__dict__)
+    finally:
+        sys.modules["__main__"] = cell
+        made.update(module.__dict__)
+
+
+def _program_file(path: str) -> str:
+    path = os.path.expanduser(path)
+    if not path or path.endswith(".ipynb"):
+        raise ValueError("%run on a rank takes a Python file (`%run train.py --x 1`) or `-m module`.")
+    for each in (path, f"{path}.py"):
+        if os.path.isfile(each):
+            return each
+    raise FileNotFoundError(f"%run: there is no file {path} in {os.getcwd()}.")
+
+
+@contextmanager
+def _program_arguments(words: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = words
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _program_folder(folder: str) -> Iterator[None]:
+    """Put the program's folder in front of the path, from which it imports its neighbours."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)

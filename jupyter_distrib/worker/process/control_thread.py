@@ -16,7 +16,7 @@ from jupyter_distrib.system import process
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.worker.debugging import stack
+from jupyter_distrib.worker.debugging import probe
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.interrupts import Interrupts
@@ -147,7 +147,7 @@ class ControlThread:
 
     def _show_stack(self, command: m.AskStacks) -> None:
         if command.run == self._running:
-            self._messenger.send(stack.seen(command.run, identity.rank()))
+            self._messenger.send(probe.stack_of_main_thread(command.run, identity.rank()))
 
     def _cut(self, command: m.CutSockets) -> None:
         if command.run not in (self._running, self._left):

@@ -24,7 +24,7 @@ from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.kept_failure import KeptFailure
 from jupyter_distrib.worker.debugging.probe import Prober
-from jupyter_distrib.worker.environment import cell, forked_child, local_modules, process_reset, rank_environment
+from jupyter_distrib.worker.environment import cell, cell_environment, child_processes, local_modules, rank_environment
 from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.interrupts import Interrupts
@@ -136,7 +136,7 @@ class CellRunner:
                 profiler = self._profiler(command) if command.profile else None
                 self._control.reserve()
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
-                forked_child.leave(self._pid)
+                child_processes.leave_if_forked(self._pid)
                 value = None if command.cell.script else value
                 strategy.returning(value)
                 end_of_cell.run(ok=True)
@@ -144,7 +144,7 @@ class CellRunner:
             finally:
                 self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
                 self._debugger.finish()
-                forked_child.leave(self._pid, sys.exception())
+                child_processes.leave_if_forked(self._pid, sys.exception())
                 if profiler is not None:
                     profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
                 end_of_cell.run(ok=False)
@@ -223,7 +223,7 @@ class CellRunner:
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
         self._device.note_torn(command, namespace)
-        process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
+        cell_environment.resume_singletons(namespace.values(), payload.kept_values.values())
         self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
         self._prober.begin(run, command.cell.filename)
         reporting.current = reporting.Reporter(run, rank, self._messenger.send)

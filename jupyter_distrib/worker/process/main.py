@@ -23,7 +23,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.probe import Prober
-from jupyter_distrib.worker.environment import spawned_process, threads
+from jupyter_distrib.worker.environment import child_processes, threads
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -72,7 +72,7 @@ def settled(order: m.WorkerOrder) -> framework.Framework:
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)
     displaying.install()
-    spawned_process.install()
+    child_processes.install()
     framework.current.settle(order)
     return framework.current
 

@@ -4,6 +4,9 @@ Ranks meet through a store (`rank_store.py`), in which every `init_process_group
 
 Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A
 strategy has often made the group already when a script calls `init_process_group`; that call then finds it done.
+
+Groups have no timeout while a cell runs that may stop in the debugger (`Patience`): the other ranks then wait for the
+user.
 """
 
 from __future__ import annotations
@@ -24,11 +27,9 @@ import torch.distributed as dist
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system import open_files
 from jupyter_distrib.worker.debugging import debugger_channel
-from jupyter_distrib.worker.pytorch import private, rank_clock
+from jupyter_distrib.worker.pytorch import private, rank_store
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
-from jupyter_distrib.worker.pytorch.patience import PATIENCE, Patience
-from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore
-from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore, StoreBoard
 
 ABORT_S = 1.0
 """The seconds after which sockets are cut even if NCCL has not aborted."""
@@ -157,7 +158,7 @@ class Rendezvous:
     def clock_offset_s(self) -> float:
         """Return the seconds to add to a time of this rank for the time of rank 0. All ranks of the worker group call
         it."""
-        return rank_clock.offset_s(self.store.of_next_group(), self.store.rank, self.store.world_size)
+        return rank_store.clock_offset_s(self.store.of_next_group(), self.store.rank, self.store.world_size)
 
     def board(self) -> StoreBoard | None:
         return self.store.board()
@@ -389,3 +390,39 @@ def _breakpoint(rank: int = 0, *_: object, **__: object) -> None:
     """Stop one rank in the debugger, as `torch.distributed.breakpoint` does; the others go on to what they share."""
     if dist.get_rank() == rank:
         debugger_channel.stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it
+
+
+PATIENCE = timedelta(days=30)
+
+
+class Patience:
+    """The timeouts of the groups of this rank."""
+
+    def __init__(self) -> None:
+        self.endless = False
+        """Whether collectives wait without a limit during this cell."""
+        self._before: dict[tuple[str, str], timedelta] = {}
+        """The timeouts that were changed, by the names of group and backend."""
+
+    def begin(self, *, endless: bool) -> None:
+        """Begin a cell, with the groups that there are."""
+        if self._before:
+            for key, backend in private.backends_of_groups().items():
+                if (timeout := self._before.get(key)) is not None:
+                    private.set_timeout(backend, timeout)
+            self._before.clear()
+        self.endless = endless
+        self.apply()
+
+    def apply(self) -> None:
+        """Lift the timeouts of groups that have just been made, if this cell needs that."""
+        for key, backend in private.backends_of_groups().items() if self.endless else ():
+            timeout = private.timeout(backend)
+            if timeout is not None and timeout != PATIENCE:
+                self._before[key] = timeout
+                private.set_timeout(backend, PATIENCE)
+
+    def limit_s(self) -> float | None:
+        """Return the seconds after which a collective gives up; None without a group."""
+        limits = [timeout for each in private.backends_of_groups().values() if (timeout := private.timeout(each))]
+        return min(limits).total_seconds() if limits else None

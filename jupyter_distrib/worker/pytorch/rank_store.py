@@ -3,19 +3,25 @@
 The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
 group of every run gets its own prefix in the store: a second group under the same keys would meet the addresses of the
 first (measured with torch 2.13: it hangs).
+
+Through the store ranks also leave one another messages that use no process group (`StoreBoard`, in any thread), and
+ranks on several nodes compare their clocks:
+
+    rank 3   asks, at its time 10.0000 ---> rank 0 answers with its time 712.3004 ---> rank 3   reads it, at 10.0006
+
+The answer came from the middle of the round trip, so rank 3 is 702.3001 s behind; the shortest of some trips counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from jupyter_distrib.system import open_files
 from jupyter_distrib.worker.pytorch import private
-from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(minutes=5)
@@ -138,3 +144,76 @@ class RankStore:
             multi_tenant=False,
             master_listen_fd=listen_fd,
         )
+
+
+class StoreBoard:
+    """Messages between the ranks of one run. The board records the keys that this rank has written, to delete them.
+
+    Args:
+        store: The `PrefixStore` of this run alone.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._mine: set[str] = set()
+
+    def put(self, key: str, text: str) -> None:
+        """Write a text without waiting for the store: a few microseconds."""
+        self._mine.add(key)
+        self._store.set(key, text)
+
+    def put_first(self, key: str, text: str) -> str:
+        """Write a text unless the key has one already. Return the text of the key."""
+        self._mine.add(key)
+        return str(self._store.compare_set(key, "", text).decode())
+
+    def count(self, key: str) -> int:
+        """Count a call for this key. Return the number of calls by all ranks."""
+        self._mine.add(key)
+        return int(self._store.add(key, 1))
+
+    def has(self, keys: Iterable[str]) -> bool:
+        return bool(self._store.check(list(keys)))
+
+    def get(self, key: str) -> str:
+        return str(self._store.get(key).decode())
+
+    def wait(self, keys: Iterable[str], timeout_s: float) -> None:
+        """Wait for these keys. Raises a RuntimeError if they do not come."""
+        self._store.wait(list(keys), timedelta(seconds=timeout_s))
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Leave the deletion of these keys to another rank."""
+        self._mine.difference_update(keys)
+
+    def wipe(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._store.delete_key(key)
+
+    def wipe_mine(self) -> None:
+        """Delete the keys that this rank has written; called when every rank has read them."""
+        self.wipe(self._mine)
+        self._mine.clear()
+
+
+TRIPS = 8
+"""The number of round trips by which a rank measures its clock."""
+
+
+def clock_offset_s(store: Any, rank: int, world_size: int, now_s: Callable[[], float] = time.monotonic) -> float:
+    """Return the seconds to add to a time of this rank for the time of rank 0. All ranks call it, with a store that
+    they share and nobody else uses."""
+    if rank == 0:
+        for other in range(1, world_size):
+            for trip in range(TRIPS):
+                store.get(f"{other}/{trip}/asked")
+                store.set(f"{other}/{trip}/answered", repr(now_s()))
+        return 0.0
+    found = []
+    for trip in range(TRIPS):
+        asked_s = now_s()
+        store.set(f"{rank}/{trip}/asked", "")
+        answer_s = float(store.get(f"{rank}/{trip}/answered").decode())
+        read_s = now_s()
+        found.append((read_s - asked_s, answer_s - (asked_s + read_s) / 2))
+    return min(found)[1]

@@ -7,8 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer
-from jupyter_distrib.worker.autoparallel.training.replica_registry import ReplicaRegistry
+from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer, ReplicaRegistry
 
 
 def trained() -> tuple[torch.optim.Optimizer, GradientReducer]:

@@ -12,8 +12,8 @@ import torch
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import DeviceState
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.pytorch import device, process_group
-from jupyter_distrib.worker.pytorch.device import Device
+from jupyter_distrib.worker.pytorch import process_group, pytorch
+from jupyter_distrib.worker.pytorch.pytorch import Device
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_much_memory_in_reserve_is_given_back(
     Device("cuda:0").release_memory()
 
     assert len(asked["empty_cache"]) == emptied
-    assert device.RELEASE_BYTES == 1 << 30
+    assert pytorch.RELEASE_BYTES == 1 << 30
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from jupyter_distrib.worker.pytorch import rank_clock, trace_events
+from jupyter_distrib.worker.pytorch import rank_store, trace_events
 
 PID = 4242
 
@@ -70,9 +70,9 @@ def test_memory_becomes_a_timeline_and_too_many_events_are_cut_at_the_end() -> N
 
 def test_the_offset_of_a_clock_is_measured_by_a_round_trip() -> None:
     store = dist.HashStore()
-    answering = threading.Thread(target=rank_clock.offset_s, args=(store, 0, 2))
+    answering = threading.Thread(target=rank_store.clock_offset_s, args=(store, 0, 2))
     answering.start()
-    offset_s = rank_clock.offset_s(store, 1, 2, now_s=lambda: time.monotonic() - 5000.0)
+    offset_s = rank_store.clock_offset_s(store, 1, 2, now_s=lambda: time.monotonic() - 5000.0)
     answering.join()
 
     assert offset_s == pytest.approx(5000.0, abs=0.05)

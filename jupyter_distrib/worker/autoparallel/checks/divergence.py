@@ -20,7 +20,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.autoparallel.checks import tensor_sums
 from jupyter_distrib.worker.host_copy import HostCopy, is_capturing
 from jupyter_distrib.worker.pytorch import process_group
-from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3

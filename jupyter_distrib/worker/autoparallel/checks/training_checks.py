@@ -4,7 +4,7 @@ say. One object for each run; rank's main thread. No check fails a cell."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 import torch
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership, source_location
-from jupyter_distrib.worker.autoparallel.checks import loops, loss_reduction
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group
@@ -80,7 +80,7 @@ class TrainingChecks:
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
         """Check the losses at which a backward pass begins."""
         if self._loaders.backwards == 1 and not self._loaders.divides:
-            self._loop = loops.looped_over(self._run.filename)
+            self._loop = source_location.current_loop(self._run.filename)
         if self._loaders.backwards == 1 and not self._spread.active:
             self._old_gradients = [
                 (ref(each), ref(each.grad), private.version_of(each.grad))
@@ -168,7 +168,7 @@ class TrainingChecks:
         """Add a note if a loss is a sum over a batch that `--batch global` has split over the ranks."""
         if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
             size = identity.world_size()
-            if any(map(loss_reduction.is_sum, losses)):
+            if any(map(is_sum_loss, losses)):
                 self._run.note(
                     f"the loss is a sum over the batch, of which each rank has 1/{size} with --batch global, and "
                     f"gradients are averaged over ranks: they are 1/{size} of those of one device. Take "
@@ -228,3 +228,24 @@ def _watchable(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _at(place: str) -> str:
     return f" on {place}" if place else ""
+
+
+_SUM = 2
+"""torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
+_SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
+"""The operations behind a loss that keep its kind: a scale, a penalty, another type."""
+_DEPTH = 8
+
+
+def is_sum_loss(loss: torch.Tensor) -> bool:
+    """Return whether a loss is a sum over a batch."""
+    return _is_sum(loss.grad_fn, _DEPTH)
+
+
+def _is_sum(node: Any, depth: int) -> bool:
+    if node is None or depth == 0:
+        return False
+    name = type(node).__name__
+    if name.startswith(_SCALED):
+        return any(_is_sum(each, depth - 1) for each, _ in node.next_functions)
+    return name.startswith("SumBackward") or private_torch.saved_reduction(node) == _SUM

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.pytorch import process_group
-from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 WAIT_S = 10.0
 _LOOK_UP_S = 0.02

@@ -3,7 +3,7 @@ thread.
 
 Each rank writes a fingerprint of a few samples of its data to the store, and reads those of the others. Only a cell
 whose code reads the number of ranks can have divided data on purpose: in such a cell the ranks wait for one another
-before a loader is divided (`data_consensus.py`). In any other cell no rank waits, and a difference (a random split
+before a loader is divided (`consensus.py`). In any other cell no rank waits, and a difference (a random split
 without a seed, say) is only noted.
 """
 

@@ -1,4 +1,5 @@
-"""The decision which data loaders of an unchanged cell are divided among the ranks, made when one begins to be read.
+"""The decision which data loaders of an unchanged cell are divided among the ranks, made when one begins to be read,
+and the shares that are read in their place.
 
 nothing is trained yet                          whole
 under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
@@ -10,26 +11,35 @@ else                                            a share of equal length on every
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from inspect import isgeneratorfunction
 from types import FunctionType
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, Protocol, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
-from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel import guesses, source_location
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
-from jupyter_distrib.worker.autoparallel.data.division_by_others import DivisionByOthers
-from jupyter_distrib.worker.autoparallel.data.loader_shares import LoaderShares, Reading
-from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
+from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
+    ResumableBatches,
+    ShardChoice,
+    is_divided_by_others,
+    share,
+)
 from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream, allow_ranks, ending_together
 from jupyter_distrib.worker.autoparallel.patches import Patches
-from jupyter_distrib.worker.pytorch import randomness
+from jupyter_distrib.worker.pytorch import private, randomness
+
+Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
+_ITERATOR_PARTS = ("dataset", "sampler", "batch_sampler", "batch_size", "drop_last")
+"""The attributes from which a loader's iterator is made."""
 
 
 class LoaderState(Protocol):
@@ -237,3 +247,105 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(moved(value, device) for value in batch)
     return batch
+
+
+class LoaderShares:
+    """The shares of this rank, by the loaders of the cell.
+
+    Args:
+        part: The choice of the share.
+        run: The run.
+        summary: The summary, which gets each loader that is divided.
+    """
+
+    def __init__(self, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
+        self._part, self._run, self._summary = part, run, summary
+        self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
+        self._shares = WeakKeyDictionary()
+        """The shares of each loader, by the kind of reading and the length of the data set, which may have grown."""
+        self._ours: WeakSet[DataLoader[Any]] = WeakSet()
+        self.divides = False
+        """Whether a loader was divided for a training."""
+
+    def __contains__(self, loader: DataLoader[Any]) -> bool:
+        """Return whether this loader is a share itself."""
+        return loader in self._ours
+
+    def of(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
+        """Return this rank's share of a loader."""
+        shares = self._shares.setdefault(loader, {})
+        key = how, _length(loader.dataset)
+        if key not in shares:
+            shares[key] = own_share = share(loader, replace(self._part, exact=how == "evaluated"))
+            self._ours.add(own_share)
+            if how == "divided":
+                self.divides = True
+                self._summary.divided(loader, own_share, source_location.current_line(self._run.filename))
+        return shares[key]
+
+    @contextmanager
+    def standing_in(self, loader: DataLoader[Any], how: Reading) -> Iterator[None]:
+        """Let a loader that makes iterators of its own read this rank's share, for as long as it makes one."""
+        own_share, parts = self.of(loader, how), loader.__dict__
+        before = {name: parts[name] for name in _ITERATOR_PARTS}
+        parts |= {name: own_share.__dict__[name] for name in _ITERATOR_PARTS}  # torch refuses an assignment
+        if callable(getattr(loader, "state_dict", None)) and own_share.batch_sampler is not None:
+            parts["batch_sampler"] = ResumableBatches(own_share.batch_sampler, loader.sampler)
+        self._ours.add(loader)
+        try:
+            yield
+        finally:
+            parts |= before
+            self._ours.discard(loader)
+
+    def close(self) -> None:
+        """End the workers of all shares."""
+        private.end_loaders([own_share for shares in self._shares.values() for own_share in shares.values()])
+
+
+def _length(dataset: Any) -> int:
+    return 0 if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) else len(dataset)
+
+
+class DivisionByOthers:
+    """The findings on the loaders of one run.
+
+    Args:
+        run: The run.
+        alone: Whether there is no other rank to divide data with.
+    """
+
+    def __init__(self, run: StrategyRun, *, alone: bool) -> None:
+        self._run, self._guesses = run, guesses.made(run.options)
+        self._compares = not alone and run.everyone and "divided-data" in self._guesses
+        self._fingerprints = DataFingerprints(run.filename, ordered="order" in self._guesses)
+        self._decided: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
+        self.divides = False
+        """Whether any loader was divided."""
+
+    def has_divided(self, loader: DataLoader[Any]) -> bool:
+        """Return whether the user or a library has divided this loader among the ranks."""
+        if loader not in self._decided:
+            self._decided[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
+            self.divides = self.divides or self._decided[loader]
+        return self._decided[loader]
+
+    def look(self) -> None:
+        """Read the cell's code, while it is being executed."""
+        self._fingerprints.look()
+
+    def meets(self) -> None:
+        """Record that a collective of all ranks begins; in any thread."""
+        self._fingerprints.meets()
+
+    def end(self) -> None:
+        """End the check, because the cell has ended: no rank has to wait for this one."""
+        self._fingerprints.end()
+
+    def _differs(self, loader: DataLoader[Any]) -> bool:
+        if not self._compares:
+            return False
+        finding = self._fingerprints.compared(loader, source_location.current_line(self._run.filename))
+        if finding.note:
+            self._run.note(finding.note)
+        return finding.by_hand

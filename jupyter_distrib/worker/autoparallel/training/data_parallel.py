@@ -31,9 +31,8 @@ from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummar
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
 from jupyter_distrib.worker.autoparallel.training import weight_sync
-from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer
+from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer, ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
-from jupyter_distrib.worker.autoparallel.training.replica_registry import ReplicaRegistry
 from jupyter_distrib.worker.host_copy import is_capturing
 from jupyter_distrib.worker.pytorch import phase_clock, private
 

@@ -4,6 +4,7 @@
     backward()                                                         Spread.backward
     a data loader is read      divided among the ranks, or whole       Loaders
     an optimizer has stepped                                           Spread.stepped
+    a loss decides what follows  averaged over the ranks               LossAveraging
 
 A strategy defines how to spread a model, as a `Spread`; this module finds the moment for it. Optimizers that exist
 already when the cell begins, since the cell has captured them or they were kept, are found by the garbage collector
@@ -25,7 +26,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import by_hand, identity
@@ -37,7 +39,6 @@ from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
 from jupyter_distrib.worker.autoparallel.training.gradient_reducer import ReducedParameters
-from jupyter_distrib.worker.autoparallel.training.loss_averaging import LossAveraging
 from jupyter_distrib.worker.pytorch import process_group, randomness
 
 
@@ -273,3 +274,48 @@ def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:
 
 def _is_wrapper(module: nn.Module) -> bool:
     return by_hand.wraps_model(module) and not isinstance(getattr(module, "module", None), ReducedParameters)
+
+
+class LossAveraging:
+    """The averaged losses of one run.
+
+    Args:
+        applies: Returns whether the ranks train any model together.
+        meets: Called before a collective begins.
+    """
+
+    def __init__(self, applies: Callable[[], bool], meets: Callable[[], None]) -> None:
+        self._applies, self._meets = applies, meets
+        self._undo: Callable[[], None] = lambda: None
+
+    def install(self, patches: Patches) -> None:
+        patches.replace(ReduceLROnPlateau, "step", self._on_plateau)
+        self._undo = register_optimizer_step_pre_hook(self._before_step).remove
+
+    def close(self) -> None:
+        self._undo()
+
+    def _on_plateau(self, original: Any) -> Any:
+        def step(scheduler: ReduceLROnPlateau, metrics: Any, *args: Any, **keywords: Any) -> None:
+            original(scheduler, self._averaged(metrics) if self._applies() else metrics, *args, **keywords)
+
+        return step
+
+    def _before_step(self, _: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        optimizer, *given = args
+        closure = given[0] if given else keywords.get("closure")
+        if closure is None or not self._applies():
+            return None
+
+        def together() -> Any:
+            loss = closure()
+            return loss if loss is None else self._averaged(loss)
+
+        if given:
+            return (optimizer, together, *given[1:]), keywords
+        return args, {**keywords, "closure": together}
+
+    def _averaged(self, value: Any) -> Any:
+        self._meets()
+        (total,) = weight_sync.summed((value if isinstance(value, torch.Tensor) else float(value),))
+        return total / identity.world_size()

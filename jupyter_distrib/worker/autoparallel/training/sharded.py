@@ -36,15 +36,16 @@ from jupyter_distrib.worker.autoparallel.training.data_parallel import check_tog
 from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.autoparallel.training.sharding import (
     ShardingPlan,
+    accept_whole_state_dicts,
     begin_alike,
     callable_parts,
     check,
     offloads,
     place,
+    reshard,
     shard,
     shard_state,
 )
-from jupyter_distrib.worker.autoparallel.training.state_dict_loading import listen, reshard
 from jupyter_distrib.worker.autoparallel.training.units import units_of
 
 _MIXED = "got mixed torch.Tensor and DTensor"
@@ -167,7 +168,7 @@ class ShardedTraining:
                 "wrap all of it by hand or nothing."
             )
         self._check_additions(training.roots, f"{name}{at}")
-        listen(training.optimizer)
+        accept_whole_state_dicts(training.optimizer)
         self._train(training.roots, training.optimizer)
 
     def _check_additions(self, roots: Sequence[nn.Module], optimizer: str) -> None:
@@ -183,7 +184,7 @@ class ShardedTraining:
                 )
 
     def recognise(self, optimizer: Optimizer) -> None:
-        listen(optimizer)
+        accept_whole_state_dicts(optimizer)
         parameters = ownership.parameters_of(optimizer)
         if self._plan.model:
             return self._train(ownership.owners_of(parameters).roots, optimizer)

@@ -1,24 +1,25 @@
 """The sharding of a module by torch's `fully_shard`: refused before anything has changed, or done as a whole.
-Collective; rank's main thread."""
+A sharded model and its optimizer load whole state dicts, of which each rank takes its part. Collective; rank's main
+thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.training import weight_sync
-from jupyter_distrib.worker.autoparallel.training.state_dict_loading import listen
 from jupyter_distrib.worker.autoparallel.training.units import has_forward
 from jupyter_distrib.worker.pytorch import private
 
@@ -108,7 +109,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
             fully_shard(module, mesh=plan.data, mp_policy=policy, offload_policy=_offload(plan))
     root.register_forward_hook(_reshard_after_evaluation)
     for module in (*units, root):
-        listen(module)
+        accept_whole_state_dicts(module)
     new_of: New = {id(old): (old, private.own_parameters(module)[name]) for module, name, old in before}
     for old, new in new_of.values():
         if (grad := grads[id(old)]) is not None:
@@ -165,3 +166,44 @@ def shard_state(optimizer: Optimizer, new_of: New) -> None:
 def _sharded_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
     local = like.to_local()
     return distribute_tensor(value.to(local.device), like.device_mesh, like.placements)
+
+
+_listening: WeakSet[Optimizer] = WeakSet()
+
+
+def accept_whole_state_dicts(thing: nn.Module | Optimizer) -> None:
+    """Make a model or an optimizer accept whole state dicts from now on."""
+    if isinstance(thing, nn.Module):
+        thing.register_load_state_dict_pre_hook(_before_loading_module)  # type: ignore[no-untyped-call]
+    elif thing not in _listening:
+        _listening.add(thing)
+        thing.register_load_state_dict_post_hook(_after_loading_optimizer)
+
+
+def reshard(root: nn.Module) -> None:
+    """Put the sharded parameters back into the model."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _before_loading_module(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    reshard(module)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if prefix + name in state:
+            state[prefix + name] = _own_part(state[prefix + name], parameter)
+
+
+def _after_loading_optimizer(optimizer: Optimizer) -> None:
+    for parameter in ownership.parameters_of(optimizer):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            optimizer.state[parameter][key] = _own_part(value, parameter)
+
+
+def _own_part(value: Any, like: torch.Tensor) -> Any:
+    """Return this rank's part of a whole tensor of the same shape; any other value unchanged."""
+    is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == like.shape
+    if not is_whole or not isinstance(like, DTensor) or any(type(p) not in (Shard, Replicate) for p in like.placements):
+        return value
+    value = value.to(like.to_local().device)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

@@ -1,8 +1,11 @@
-"""The `torch.save` of a rank. Installed once, before ranks are forked.
+"""The functions of torch that a rank replaces. Installed once, before ranks are forked.
 
-- A cell that was written for one device saves on every rank, and to the same path: each rank writes a file of its own
-  and moves it to the path when it is complete, so that no reader finds half of a file, or a mixture.
-- Of a value that a strategy has sharded it would write the shards of one rank as if they were the whole: refused.
+`torch.multiprocessing.spawn`   refused: the processes that it starts as further ranks would wait for one another for
+                                ever (seen with Lightning's `ddp_notebook`), as each existing rank starts its own
+`torch.save`                    on a cell that was written for one device every rank saves, and to the same path: each
+                                writes a file of its own and moves it to the path when it is complete, so that no reader
+                                finds half of a file, or a mixture. Refused for a value that a strategy has sharded: it
+                                would write the shards of one rank as if they were the whole
 """
 
 from __future__ import annotations
@@ -19,7 +22,33 @@ import torch
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
+from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.worker.pytorch import private
+
+_LAUNCHED = (
+    "torch.multiprocessing.{name}() on a rank of a distributed cell: the ranks are there already, as many as --ranks "
+    "or --gpus says. Call the function itself; {advice}."
+)
+
+
+def refuse_launching() -> None:
+    """Replace torch's functions that start processes."""
+    spawning: Any = private.spawn_module()
+    package: Any = torch.multiprocessing
+    for name in ("start_processes", "spawn"):
+        refused = _refusing(getattr(package, name))
+        setattr(spawning, name, refused)
+        setattr(package, name, refused)
+
+
+def _refusing(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refuse(*_: object, **__: object) -> None:
+        raise DistributedError(_LAUNCHED.format(name=original.__name__, advice=known.instead_of_launching()))
+
+    return refuse
+
 
 _SAVED = (
     "torch.save() would write this rank's shards only, since this model is sharded over the ranks: call "
@@ -28,7 +57,7 @@ _SAVED = (
 )
 
 
-def install() -> None:
+def replace_save() -> None:
     """Replace `torch.save`."""
     torch.save = _saving(torch.save)
 

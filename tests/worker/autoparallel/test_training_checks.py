@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jupyter_distrib.worker.autoparallel.checks import loss_reduction
+from jupyter_distrib.worker.autoparallel.checks import training_checks
 
 X, Y, CLASSES = torch.ones(4, 3, requires_grad=True), torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
 SUMS = {
@@ -27,9 +27,9 @@ MEANS = {
 @pytest.mark.parametrize("how", SUMS)
 @pytest.mark.versions
 def test_a_sum_is_found(how: str) -> None:
-    assert loss_reduction.is_sum(SUMS[how]())  # type: ignore[no-untyped-call]
+    assert training_checks.is_sum_loss(SUMS[how]())  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("how", MEANS)
 def test_a_mean_is_none(how: str) -> None:
-    assert not loss_reduction.is_sum(MEANS[how]())  # type: ignore[no-untyped-call]
+    assert not training_checks.is_sum_loss(MEANS[how]())  # type: ignore[no-untyped-call]

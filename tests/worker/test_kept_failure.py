@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_distrib.worker.debugging import failed_values
+from jupyter_distrib.worker.debugging import kept_failure
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the CPU are taken for those of a GPU, and 1 kB for much."""
-    monkeypatch.setattr(failed_values, "is_on_accelerator", lambda storage: True)
-    monkeypatch.setattr(failed_values, "LEFT_BYTES", 1000)
+    monkeypatch.setattr(kept_failure, "is_on_accelerator", lambda storage: True)
+    monkeypatch.setattr(kept_failure, "LEFT_BYTES", 1000)
 
 
 def failed(function: Callable[..., object], *arguments: object) -> BaseException:
@@ -57,7 +57,7 @@ def test_large_values_are_freed_wherever_they_are_and_the_debugger_sees_what_the
     error = failed(outer)
     assert alive(7001) == 2
 
-    assert failed_values.free(error, frozenset()) == 3
+    assert kept_failure.free_device_values(error, frozenset()) == 3
     assert alive(7001) == 0
     assert repr(variables(error, "inner")["hidden"]) == (
         "<Tensor of shape (7001,) and torch.float32 on cpu, freed after the failure: 28.0 kB>"
@@ -76,9 +76,9 @@ def test_what_else_holds_a_value_keeps_it_unchanged() -> None:
         raise ValueError(len(weights))
 
     error = failed(trains, model)
-    failed_values.free(error, frozenset())
+    kept_failure.free_device_values(error, frozenset())
 
-    assert isinstance(variables(error, "trains")["model"], failed_values.Freed)
+    assert isinstance(variables(error, "trains")["model"], kept_failure.Freed)
     assert model(torch.ones(100)).shape == (50,)
 
 
@@ -90,12 +90,12 @@ def test_a_small_result_stays_without_its_graph_which_may_hold_much() -> None:
 
     error = failed(computes)
     assert alive(7001) == 1
-    failed_values.free(error, frozenset())
+    kept_failure.free_device_values(error, frozenset())
 
     assert alive(7001) == 0
     loss, losses = variables(error, "computes")["loss"], variables(error, "computes")["losses"]
     assert (loss.item(), loss.grad_fn) == (14002.0, None)
-    assert isinstance(losses, failed_values.Freed)
+    assert isinstance(losses, kept_failure.Freed)
 
 
 def test_frames_of_what_an_exception_was_raised_from_are_seen_too() -> None:
@@ -107,7 +107,7 @@ def test_frames_of_what_an_exception_was_raised_from_are_seen_too() -> None:
 
     error = failed(again)
     gone = weakref.ref(variables(error.__cause__ or error, "inner")["hidden"])
-    failed_values.free(error, frozenset())
+    kept_failure.free_device_values(error, frozenset())
     gc.collect()
 
     assert gone() is None
@@ -123,7 +123,7 @@ def test_kept_names_of_the_cell_and_variables_shared_with_functions_stay() -> No
         exec(compile(code, "cell", "exec"), namespace)
 
     error = failed(shares)
-    failed_values.free(error, frozenset({"kept"}))
+    kept_failure.free_device_values(error, frozenset({"kept"}))
 
     assert namespace["function"]().shape == namespace["kept"].shape == (7001,)
-    assert isinstance(namespace["other"], failed_values.Freed)
+    assert isinstance(namespace["other"], kept_failure.Freed)

@@ -1,11 +1,14 @@
-"""The definitions of notebook and cell in processes that the cell spawns (`get_context("spawn")` or `"forkserver"`).
+"""The processes that a cell starts: the definitions of notebook and cell in those that it spawns
+(`get_context("spawn")` or `"forkserver"`), and the end of those that it forks.
 
-Such a process begins as a new program and runs the main file of its parent, so that functions and classes are found
+A spawned process begins as a new program and runs the main file of its parent, so that functions and classes are found
 there by name. A cell has no such file, and to run it again would train again: its rank gives out one that unpickles the
 definitions of the cell's module instead.
 
     rank:  multiprocessing asks for the main file  ->  a file in memory, with the pickled definitions
     child: multiprocessing runs that file as `__mp_main__`  ->  `define`
+
+A forked process that comes to the end of the cell is no rank: it leaves as it would leave a script.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ import itertools
 import os
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Iterable, Mapping
 from functools import _lru_cache_wrapper
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
 from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.picklers import NAMESPACE, LiveNamespace
+from jupyter_distrib.system import process
 from jupyter_distrib.worker.environment import cell
 from jupyter_distrib.worker.environment.shell import RankShell
 
@@ -51,7 +56,7 @@ def install() -> None:
     spawn.get_preparation_data = with_definitions
 
 
-def forget() -> None:
+def close_main_files() -> None:
     """Close the main files of the run before; processes that it spawned have read them."""
     for fd in _open:
         os.close(fd)
@@ -84,8 +89,8 @@ def _main_file(namespace: dict[str, object]) -> str:
     """Return the path of a new file that defines what the namespace does."""
     data, refused = _pickled(namespace)
     text = (
-        "import base64\nfrom jupyter_distrib.worker.environment import spawned_process\n"
-        f"spawned_process.define(globals(), base64.b64decode({base64.b64encode(data)!r}), {refused!r})\n"
+        "import base64\nfrom jupyter_distrib.worker.environment import child_processes\n"
+        f"child_processes.define(globals(), base64.b64decode({base64.b64encode(data)!r}), {refused!r})\n"
     )
     with _file() as file:
         file.write(text.encode())
@@ -165,3 +170,28 @@ def _reads(value: object) -> set[str]:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def leave_if_forked(rank_pid: int, error: BaseException | None = None) -> None:
+    """End this process if it is not the rank but a child that user code has forked.
+
+    Args:
+        rank_pid: The rank's process.
+        error: What user code has raised, if it did.
+    """
+    if os.getpid() != rank_pid:
+        _end_forked(error)
+
+
+def _end_forked(error: BaseException | None) -> NoReturn:
+    """End this process at once: exit handlers, locks and threads belong to the rank."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if status and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        status = 1
+        traceback.print_exception(error)
+    process.flush_streams()
+    os._exit(status & 0xFF)
