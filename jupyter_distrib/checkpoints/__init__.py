@@ -48,16 +48,15 @@ def save(
     With `every_s` or `keep`, the folder holds several checkpoints, which are written in the background: the call
     returns when the state has been copied.
 
-    In a distributed cell every rank calls it if anything is sharded, since each writes its own shards; what is not is
-    written as rank 0 has it, whether or not the other ranks call it, too.
+    In a distributed cell, every rank must call it if anything is sharded, since each rank writes its own shards.
+    Everything else is written as rank 0 has it, whether or not the other ranks call it, too.
 
     Args:
         path: The folder. Relative to the notebook's folder.
         every_s: Seconds from one checkpoint to the next; calls in between return at once. None: every call makes one.
-        keep: The number of last checkpoints that stay. None: 3 with `every_s`; else one, written before the call
-            returns.
-        objects: Under the names they will be loaded by: models, optimizers (with the models they train), whatever has a
-            `state_dict()`, data loaders, tensors by name, and plain values.
+        keep: Number of newest checkpoints to keep. None: 3 with `every_s`; else one, written before the call returns.
+        objects: Models, optimizers (with the models they train), objects with a `state_dict()`, data loaders, dicts of
+            tensors, and plain values, each under the name to load it by.
 
     Raises:
         DistributedError: What cannot be written, and why. The earlier checkpoint is as it was.
@@ -91,12 +90,13 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     """Load models, optimizers and anything with a `load_state_dict()` in place, from a checkpoint of any number of
     ranks.
 
-    Unpickles what is not a tensor. Of a checkpoint that somebody else has written it runs no code: there, a value that
-    is more than numbers, texts, lists, dicts and tensors is an error.
+    Values other than tensors are unpickled. If somebody else wrote the checkpoint, no code is run: a value other than
+    numbers, texts, lists, dicts and tensors is then an error.
 
     Args:
         path: The folder that `save` wrote.
-        objects: Under the names they were saved by; an optimizer together with the models it trains.
+        objects: Objects to load into, under the names they were saved by; an optimizer together with the models it
+            trains.
 
     Returns:
         The plain values of the checkpoint by name; without any `objects`, everything that is in it, on the CPU.
@@ -141,14 +141,14 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
 
 
 def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
-    """Load the newest whole checkpoint of a folder, if there is one, so that the same cell begins a training and goes
-    on with it: `epoch = resume("ckpt", model=model, optimizer=optimizer, loader=loader).get("epoch", 0)`.
+    """Load the newest complete checkpoint of a folder, if there is one, so that the same cell both starts and continues
+    a training: `epoch = resume("ckpt", model=model, optimizer=optimizer, loader=loader).get("epoch", 0)`.
 
     In a cell with a process group every rank calls it, and all load the same checkpoint.
 
     Args:
         path: The folder that `save` writes into.
-        objects: As for `load`; the next pass of a data loader begins where that of the checkpoint was.
+        objects: As for `load`; the next pass over a data loader starts at the position in the checkpoint.
 
     Returns:
         The plain values of the checkpoint by name; empty if there is no checkpoint.

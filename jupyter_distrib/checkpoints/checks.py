@@ -1,5 +1,5 @@
-"""Checks of what was read from a file that others may have written. Each returns the value as what it was said to be,
-or raises a `ValueError` that shows it."""
+"""Checks values read from a file that others may have written. Each function returns the value in the expected type, or
+raises a `ValueError` that shows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_keys(value: object, keys: frozenset[str]) -> dict[str, Any]:
 
 
 def checked_path(value: object) -> tuple[str | int, ...]:
-    """Return the place of an entry in the nested state."""
+    """Return the path of an entry in the nested state."""
     if not isinstance(value, (list, tuple)) or not value:
         refuse("the path of an entry", value)
     return tuple(each if isinstance(each, str) else count(each) for each in value)

@@ -31,7 +31,7 @@ from jupyter_distrib.worker.pytorch.private import tree_leaves, tree_map_only
 
 
 def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
-    """Return the object's part of the state that `torch.distributed.checkpoint.save` gets."""
+    """Return the object's part of the state for `torch.distributed.checkpoint.save`."""
     if isinstance(value, Module):
         return get_model_state_dict(value)
     if isinstance(value, Optimizer):
@@ -54,7 +54,7 @@ def _are_tensors_by_name(value: Any) -> bool:
 
 
 def _pickled(name: str, value: Any) -> Any:
-    """Wrap a dict or list in a tuple, where it stays whole: torch would take it apart, make its keys strings and lose
+    """Wrap a dict or list in a tuple to keep it intact: torch would flatten it, turn its keys into strings and lose
     empty ones."""
     if any(isinstance(item, DTensor) for item in tree_leaves(value)):
         raise DistributedError(
@@ -73,7 +73,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
-    """Refuse objects that the checkpoint does not have, or that cannot be loaded in place."""
+    """Refuse objects that are not in the checkpoint, or that cannot be loaded in place."""
     there = layout.names(metadata)
     for name, value in objects.items():
         if name not in there:
@@ -88,7 +88,7 @@ def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
 
 
 def place(metadata: Metadata, name: str, value: Any) -> Any:
-    """Return the tensors to read the state of a model, or of another object with a state, into: a model's are its own.
+    """Return the tensors into which to read the state of an object; those of a model are its own.
 
     Raises:
         DistributedError: The checkpoint does not fit the model.
@@ -113,13 +113,13 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
 
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, None]:
-    """Return placeholders for the values that nobody has asked for by name and that are one pickle each."""
+    """Return placeholders for the pickled values that were not requested by name."""
     found = {name: layout.entries(metadata, name).get(()) for name in layout.names(metadata) if name not in objects}
     return {name: None for name, entry in found.items() if entry is not None and not layout.is_tensor(entry)}
 
 
 def give(value: Any, state: Any) -> None:
-    """Load into an object the values that were read for it."""
+    """Load the values read from the checkpoint into an object."""
     if isinstance(value, Module):
         set_model_state_dict(value, state)
     elif isinstance(value, DataLoader) and not callable(getattr(value, "load_state_dict", None)):

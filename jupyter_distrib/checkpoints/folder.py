@@ -1,8 +1,8 @@
 """Manages the checkpoint's folder: who may write into it, and the one rename that makes a new checkpoint valid.
 
-`torch.distributed.checkpoint` (2.13) writes over the files of an earlier checkpoint, so a save that is stopped half-way
-destroys both. Here each save has files of its own; `.metadata`, which names them, is replaced in one step at the end,
-and only then the earlier files go. What a killed save has left goes with the next one.
+`torch.distributed.checkpoint` (2.13) overwrites the files of an earlier checkpoint, so an interrupted save destroys
+both. Here each save has files of its own; `.metadata`, which names them, is replaced in one step at the end, and only
+then the earlier files are removed. Files left by a killed save are removed by the next one.
 
 Each rank writes its share and describes it in a file beside its data; rank 0 reads these files and completes the
 checkpoint. Ranks send one another no message for it.
@@ -34,19 +34,19 @@ from jupyter_distrib.system import outside_text
 
 _DATA = "__*.distcp"
 _BESIDE = f"{METADATA}.*"
-"""Files that a save writes beside the data, and takes away at its end."""
+"""Pattern of the files that a save writes beside the data, and removes at its end."""
 
 
 class Writer(FileSystemWriter):
-    """A writer of one rank that works beside an earlier checkpoint, until rank 0 lets the new one take its place.
+    """Writes one rank's files beside an earlier checkpoint, until rank 0 replaces that by the new one.
 
     Args:
-        folder: The folder, which rank 0 has made ready.
-        save_id: The name of this save, which rank 0 has chosen: nobody else knows the names of its files beforehand.
+        folder: The folder, which rank 0 has prepared.
+        save_id: Name of this save, chosen by rank 0, so that nobody else can predict the names of its files.
         rank: This rank.
-        is_new: Whether the folder was made for this save, so that it goes as well if nothing can be written.
-        held: The folder that was made ready; None: any. Whoever may rename the folder can put another one in its place,
-            or a link to one.
+        is_new: Whether the folder was created for this save, so that it is removed if nothing can be written.
+        held: Identity of the prepared folder; None: any. Whoever may rename the folder can put another one, or a link
+            to one, in its place.
     """
 
     def __init__(self, folder: Path, save_id: str, rank: int, *, is_new: bool, held: Identity | None = None) -> None:
@@ -57,7 +57,7 @@ class Writer(FileSystemWriter):
 
     @property
     def place(self) -> CheckpointFolder:
-        """The folder, held open from its first use."""
+        """The folder, kept open from its first use."""
         if self._place is None:
             self._place = place = CheckpointFolder(self.folder, follow=not self._is_new)
             if self._held not in (None, place.identity) or (self._is_new and place.owner_beside_me(place.info)):
@@ -77,7 +77,7 @@ class Writer(FileSystemWriter):
     # -------------------------------------------------------------------------------------- parts of the other ranks
 
     def leave_part(self, plan: SavePlan, results: list[WriteResult]) -> None:
-        """Leave for rank 0 what this rank has written."""
+        """Leave the description of this rank's files for rank 0."""
         name = self._part(self._rank)
         with self.place.new(f"{name}.new") as file:
             file.write(part.as_json(plan, results))
@@ -87,10 +87,10 @@ class Writer(FileSystemWriter):
         return self.place.has(self._part(rank))
 
     def part(self, rank: int) -> part.Part:
-        """Return what another rank has written.
+        """Return the description of another rank's files.
 
         Raises:
-            DistributedError: That file is none that a rank of this save has left.
+            DistributedError: The file was not written by a rank of this save.
         """
         name, place = self._part(rank), self.place
         try:
@@ -131,7 +131,7 @@ class Writer(FileSystemWriter):
                 self.place.remove(name)
 
     def clean_up(self) -> None:
-        """Remove what a failed save has written. Called on rank 0, however the save ended."""
+        """Remove the files of a failed save. Called on rank 0, however the save ended."""
         if self._place is None or self._is_complete:
             return
         for name in self._place.names():
@@ -142,12 +142,12 @@ class Writer(FileSystemWriter):
                 self.folder.rmdir()
 
     def close(self) -> None:
-        """Let the folder go; called however the save ended."""
+        """Close the folder; called however the save ended."""
         if self._place is not None:
             self._place.close()
 
     def _check_new(self, place: CheckpointFolder) -> None:
-        """Refuse a folder that has taken the place of the new one: to finish there would remove its files."""
+        """Refuse a folder that has replaced the new one, since finishing there would remove its files."""
         if found := [name for name in place.names() if not name.startswith(self._marks)]:
             self._is_new = False
             other = outside_text.shown(min(found))
@@ -170,7 +170,7 @@ def new_save_id() -> str:
 
 
 def is_of_checkpoint(name: str) -> bool:
-    """Return whether a file with this name is one that a save writes."""
+    """Return whether a save writes files with this name."""
     return name == METADATA or fnmatch.fnmatchcase(name, _DATA) or fnmatch.fnmatchcase(name, _BESIDE)
 
 
@@ -179,10 +179,12 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
-    """Return the folder in which a save may write, after trying. `of_series`: it holds checkpoints, and is none itself.
+    """Return a folder that a save may write into, after trying. `of_series`: the folder contains checkpoints, but is
+    none itself.
 
-    A folder of root is as good as one of this user. Root may write into any that not everybody may write into: as in a
-    container, where the folders of the host belong to its user. What is in such a folder is read as that of others.
+    A folder of root counts as one of this user. Root may write into any folder that is not open to everybody, as in a
+    container, where the host's folders belong to another user. The files in such a folder are read like those of other
+    users.
 
     Raises:
         DistributedError: It cannot be written, and why.
@@ -221,7 +223,7 @@ def taken_away(folder: Path) -> str:
 
 
 def refusal_to_read(folder: Path) -> str | None:
-    """Return why there is nothing to load; None if there is a checkpoint."""
+    """Return the reason why there is nothing to load; None if there is a checkpoint."""
     if is_checkpoint(folder):
         return None
     if os.path.isfile(folder):
@@ -255,12 +257,12 @@ def _listed(folder: Path) -> str:
 
 
 def told(error: CheckpointException, what: str) -> BaseException:
-    """Return one error for the errors that torch has collected."""
+    """Return one error for those that torch has collected."""
     return as_told(min(error.failures.items())[1][0], what)
 
 
 def as_told(cause: BaseException, what: str) -> BaseException:
-    """Return an error that says what could not be done, on which rank, and why."""
+    """Return an error that says what failed, on which rank, and why."""
     if isinstance(cause, (KeyboardInterrupt, DistributedError)):
         return cause
     where = f" on rank {dist.get_rank()}" if dist.is_initialized() else ""

@@ -1,4 +1,4 @@
-"""Writes a checkpoint while the ranks wait for it. Of what several ranks have, the lowest of them writes it."""
+"""Writes a checkpoint while the ranks wait for it. What several ranks have is written by the lowest of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jupyter_distrib.worker.autoparallel import object_collectives
 
 
 def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
-    """Write the state; collective if the ranks do it `together`, else what this process has.
+    """Write the state of all ranks (`together`, collective) or of this process.
 
     Raises:
         DistributedError: It was not written, and why; on every rank.
@@ -74,14 +74,14 @@ def _write(writer: Writer, state: dict[str, Any], rank: int, ranks: int, *, toge
 
 
 def _own_items(plan: SavePlan, rank: int) -> list[WriteItem]:
-    """Return what no lower rank has."""
+    """Return the items that no lower rank has."""
     keys = [str((item.index.fqn, item.index.offset)) for item in plan.items]
     lower = {key for every in object_collectives.gather(keys)[:rank] for key in every}
     return [item for key, item in zip(keys, plan.items, strict=True) if key not in lower]
 
 
 def _raise_together(writer: Writer, problem: BaseException | None, *, together: bool) -> None:
-    """Raise the problem of this rank, or that of another one."""
+    """Raise this rank's problem, or another rank's."""
     what = f"{writer.folder} could not be written"
     own = problem and as_told(problem, what)
     every = object_collectives.gather(own and [type(own).__name__, str(own)]) if together else []

@@ -1,5 +1,5 @@
-"""The layout of a checkpoint, from its `.metadata` alone: the place of each entry in the nested dict that was saved,
-and empty tensors of the same shape."""
+"""The layout of a checkpoint, from its `.metadata` alone: each entry's path in the saved nested dict, and empty tensors
+of the same shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Entry = Any
 
 
 def entries(metadata: Metadata, *prefix: str) -> dict[Path, Entry]:
-    """Return all entries below a prefix, by the rest of their path."""
+    """Return all entries below a prefix, by the remainder of their path."""
     given: Mapping[str, Path] = metadata.planner_data or {}
     paths = {given.get(key, (key,)): entry for key, entry in metadata.state_dict_metadata.items()}
     return {path[len(prefix) :]: entry for path, entry in paths.items() if path[: len(prefix)] == prefix}
@@ -36,7 +36,7 @@ def size(entry: Entry) -> tuple[int, ...]:
 
 
 def empty(entry: Entry) -> torch.Tensor | None:
-    """Return an empty tensor on the CPU; None for an entry that is no tensor."""
+    """Return an empty tensor on the CPU; None for an entry that is not a tensor."""
     return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu") if is_tensor(entry) else None
 
 

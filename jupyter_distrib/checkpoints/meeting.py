@@ -1,5 +1,5 @@
-"""Decides which ranks write a checkpoint, and lets the others know when it is complete. Rank's main thread; through the
-store, since a rank that does not come would leave the others in a collective for ever.
+"""Decides which ranks write a checkpoint, and lets the others know when it is complete. Rank's main thread. Uses the
+store instead of collectives, in which a missing rank would block the others for ever.
 
 nothing is sharded    rank 0 writes, whoever else calls; the others wait until it has
 shards                every rank writes its own: all have to come, and one that has ended its cell does not
@@ -26,20 +26,20 @@ from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 _LOOK_UP_S = 0.02
 _WAIT_S = 1.0
-"""Seconds of one wait; an interrupt is noticed between two."""
+"""Seconds of one wait; interrupts are noticed in between."""
 _saves: WeakKeyDictionary[StoreBoard, Counter[str]] = WeakKeyDictionary()
 """Number of saves to each folder in a run; every rank counts its own calls."""
 
 
 def board() -> StoreBoard | None:
-    """Return the board on which the ranks of this run leave messages for one another; None if no training strategy runs
-    the cell, since then nobody reports that a rank has ended."""
+    """Return the board for messages between the ranks of this run; None without a training strategy, which would report
+    that a rank has ended."""
     trains = isinstance(identity.strategy, TrainingStrategy)
     return process_group.current.board() if trains and dist.is_initialized() else None
 
 
 def has_shards(value: Any) -> bool:
-    """Return whether a rank holds only its part of something in this state."""
+    """Return whether this state contains anything of which a rank holds only its part."""
     if isinstance(value, dict):
         return any(map(has_shards, value.values()))
     if isinstance(value, (list, tuple)):
@@ -48,14 +48,14 @@ def has_shards(value: Any) -> bool:
 
 
 def number(words: StoreBoard, folder: str) -> str:
-    """Return a key for one more save to this folder."""
+    """Return the key of a new save to this folder."""
     counts = _saves.setdefault(words, Counter())
     counts[folder] += 1
     return f"save/{folder}/{counts[folder]}"
 
 
 def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
-    """Let rank 0 write, and every other rank that calls wait for it.
+    """Write on rank 0, while every other rank that calls waits for it.
 
     Raises:
         DistributedError: It was not written, and why; on every rank that calls.
@@ -79,7 +79,7 @@ _WRITTEN = "written"
 
 
 def _heard(words: StoreBoard, key: str) -> str:
-    """Return the reason why rank 0 has not written; empty if it has."""
+    """Return why rank 0 has not written the checkpoint; empty if it has."""
     if not _comes(words, key):
         return (
             f"jupyter_distrib.save() was called on rank {identity.rank()}, and rank 0, which writes, has ended its "
@@ -90,7 +90,7 @@ def _heard(words: StoreBoard, key: str) -> str:
 
 
 def _comes(words: StoreBoard, key: str) -> bool:
-    """Wait for a word of rank 0. Return whether it has come; it does not if rank 0 has ended its cell."""
+    """Wait for a message of rank 0. Return whether it has arrived; False if rank 0 has ended its cell without one."""
     while not words.has([key]):
         if words.has([_ended(0)]):
             return words.has([key])  # again: it may have left its word and ended since the look above
@@ -100,7 +100,7 @@ def _comes(words: StoreBoard, key: str) -> bool:
 
 
 def from_rank_0(make: Callable[[], str], name: str, folder: str, rank: int) -> str:
-    """Return a text that rank 0 makes, on every rank that calls the function of this name for this folder.
+    """Return a text made by rank 0, on every rank that calls the function of this name for this folder.
 
     Raises:
         DistributedError: Rank 0 has ended its cell without a call.
@@ -126,7 +126,7 @@ def all_come(words: StoreBoard, key: str) -> None:
     """Wait for every rank.
 
     Raises:
-        DistributedError: One of them does not come.
+        DistributedError: A rank has ended its cell without arriving.
     """
     words.put(f"{key}/{identity.rank()}", "")
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:

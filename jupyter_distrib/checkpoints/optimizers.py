@@ -22,10 +22,10 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system.private_torch import WRAPPERS
 
 Names = dict[Any, str]
-"""Names by parameter, which is hashed by identity."""
+"""Names by parameter (hashed by identity)."""
 
 _OF_THE_MACHINE = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Options about how to compute, not what: each process keeps its own."""
+"""Options about how to compute, not what, so that each process keeps its own."""
 
 
 def names_of(name: str, optimizer: Optimizer, objects: Mapping[str, Any]) -> Names:
@@ -33,7 +33,7 @@ def names_of(name: str, optimizer: Optimizer, objects: Mapping[str, Any]) -> Nam
     trains several.
 
     Raises:
-        DistributedError: A parameter belongs to none of them.
+        DistributedError: A parameter belongs to none of the models.
     """
     parameters = _parameters(optimizer)
     models = {key: _names(key, value) for key, value in objects.items() if isinstance(value, Module)}
@@ -70,7 +70,7 @@ def _names(key: str, model: Module) -> Names:
 
 
 def _as_in_state(model: Module, name: str) -> str:
-    """Return a parameter's name without the parts that DDP, compile and activation checkpointing put into it."""
+    """Return a parameter's name without the parts added by DDP, compile and activation checkpointing."""
     parts, inner = [], model
     for part in name.split("."):
         is_wrapper = part in WRAPPERS or (part == "module" and isinstance(inner, DistributedDataParallel))
@@ -96,17 +96,17 @@ def state_of(optimizer: Optimizer, names: Names) -> dict[str, Any]:
 
 
 def groups_place(metadata: Metadata, name: str) -> dict[str, Any]:
-    """Return the entries to be read first, to see whether the checkpoint fits: the groups and the names in them."""
+    """Return the entries to read first, to check whether the checkpoint fits: the groups and the names in them."""
     if not (found := layout.entries(metadata, name, "param_groups")):
         layout.refuse(f"`{name}` of the checkpoint is not the state of an optimizer")
     return {"param_groups": layout.nested(found)}
 
 
 def state_place(metadata: Metadata, name: str, optimizer: Optimizer, names: Names) -> dict[str, Any]:
-    """Return tensors to read the state into: a value with the shape of its parameter is sharded as the parameter is.
+    """Return tensors into which to read the state: a value with the shape of its parameter is sharded like it.
 
     Raises:
-        DistributedError: The state cannot be divided as it would have to be.
+        DistributedError: The state cannot be sharded as needed.
     """
     parameter_of = {inner: parameter for parameter, inner in names.items()}
     out: dict[str, dict[str, Any]] = {}
@@ -137,7 +137,7 @@ def _place(entry: layout.Entry, parameter: Parameter, now: Any) -> torch.Tensor 
 
 
 def check_groups(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, names: Names) -> None:
-    """Refuse an optimizer whose parameters are not those of the checkpoint, or are grouped in another way."""
+    """Refuse an optimizer whose parameters differ from the checkpoint's, or are grouped differently."""
     group_of = {inner: index for index, group in enumerate(saved) for inner in group["params"]}
     own = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     trained = [inner for group in own for inner in group]
@@ -159,7 +159,7 @@ def check_groups(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, n
 
 
 def give(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
-    """Load what was read into the optimizer, through its own `load_state_dict`, which numbers the parameters."""
+    """Load the state into the optimizer through its own `load_state_dict`, which identifies parameters by number."""
     number_of = {names[parameter]: number for number, parameter in enumerate(_parameters(optimizer))}
     options_of = {inner: group for group in saved["param_groups"] for inner in group["params"]}
     groups = []

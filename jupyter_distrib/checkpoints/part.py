@@ -1,5 +1,5 @@
-"""The part of a checkpoint that one rank has written, as JSON: rank 0 makes `.metadata` of it. A pickle would run
-whatever the folder's other writers had put into it; what is read here becomes names, numbers and shapes, or is refused.
+"""The part of a checkpoint written by one rank, described in JSON, from which rank 0 builds `.metadata`. A pickle could
+run code of anybody who may write into the folder; JSON yields names, numbers and shapes, or is refused.
 
     [{"name": "model.weight", "path": ["model", "weight"],
       "tensor": {"dtype": "float32", "size": [8, 4], "offsets": [4, 0], "sizes": [4, 4]},     null for a pickle
@@ -21,7 +21,7 @@ from jupyter_distrib.checkpoints.checks import checked_path, count, number_type,
 from jupyter_distrib.worker.pytorch.private import storage_info
 
 MOST_BYTES = 1 << 28
-"""The greatest size that is read: a million entries."""
+"""Largest file to read: a million entries."""
 _KEYS = frozenset({"name", "path", "tensor", "sharded", "file", "offset", "length"})
 _TENSOR_KEYS = frozenset({"dtype", "size", "offsets", "sizes"})
 
@@ -29,7 +29,7 @@ Part = tuple[SavePlan, list[WriteResult]]
 
 
 def mark(save_id: str, rank: int) -> str:
-    """Return the beginning of the names of the files that a rank writes in one save."""
+    """Return the prefix of the names of a rank's files in one save."""
     return f"__{save_id}__{rank}_"
 
 
@@ -39,10 +39,10 @@ def as_json(plan: SavePlan, results: list[WriteResult]) -> bytes:
 
 
 def from_json(content: bytes, *, save_id: str, rank: int) -> Part:
-    """Return what a rank has written.
+    """Return the description of a rank's part.
 
     Raises:
-        ValueError: This is not what a rank of this save leaves, and where.
+        ValueError: A rank of this save would not write this; the error says where.
     """
     try:
         found = json.loads(content)

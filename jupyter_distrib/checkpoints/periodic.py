@@ -48,13 +48,13 @@ class Periodic:
         self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._schedule = Schedule(every_s, time.monotonic())
         self._to_meeting = 1
-        """Calls to the next meeting of the ranks."""
+        """Number of calls until the ranks' next meeting."""
         self._snapshot: Snapshot | None = None
         self._held: Identity | None = None
-        """The folder that rank 0 has made ready; None before its first checkpoint."""
+        """The folder prepared by rank 0; None before its first checkpoint."""
 
     def call(self, state: State, *, every_s: float, keep: int) -> None:
-        """Save if a checkpoint is due; `state` makes the state."""
+        """Save if a checkpoint is due; `state` returns the state."""
         self._schedule.every_s = every_s
         self._schedule.count()
         if self._snapshot is not None and self._snapshot.ended:
@@ -67,7 +67,7 @@ class Periodic:
             self._save(self._following(), new_save_id(), state, keep)
 
     def finish(self, *, ok: bool) -> None:
-        """Wait for the last checkpoint at the end of a cell; if it has failed, not for other ranks."""
+        """Wait for the last checkpoint at the end of a cell; if the cell has failed, not for other ranks."""
         if (snapshot := self._snapshot) is not None:
             snapshot.wait() if ok else snapshot.give_up()
 
@@ -77,12 +77,12 @@ class Periodic:
             self._snapshot.wait()
 
     def _due(self) -> bool:
-        """Return whether to save now; while a checkpoint is being written none is due, unless each call makes one."""
+        """Return whether to save now: not while a checkpoint is being written, unless every call makes one."""
         writing = self._snapshot is not None and not self._snapshot.ended
         return not (writing and self._schedule.every_s) and self._schedule.due(time.monotonic())
 
     def _meet(self, state: State, keep: int) -> None:
-        """Take the decision of rank 0, on all ranks at the same call."""
+        """Carry out the decision of rank 0, on all ranks at the same call."""
         name, save_id, refusal, self._to_meeting = json.loads(
             meeting.from_rank_0(self._decision, "save", str(self._folder), self._rank)
         )
@@ -103,7 +103,7 @@ class Periodic:
         return json.dumps((name, new_save_id(), "", calls))
 
     def _following(self) -> Path:
-        """Make the folder of the next checkpoint, on rank 0. Raises `DistributedError`."""
+        """Create the folder of the next checkpoint, on rank 0. Raises `DistributedError`."""
         if self._held is None:
             if refusal := series.refusal_to_extend(self._folder):
                 raise DistributedError(refusal)
@@ -126,14 +126,14 @@ class Periodic:
 
 
 _running: dict[Path, Periodic] = {}
-"""The checkpoints of the present cell, or of a plain program, by folder."""
+"""Checkpoints of the current cell, or of a plain program, by folder."""
 
 
 def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: float, keep: int) -> None:
     """Save if a checkpoint is due.
 
     Raises:
-        DistributedError: What cannot be written, and why: this checkpoint, or the one before in the background.
+        DistributedError: What cannot be written, and why: this checkpoint, or the previous one in the background.
     """
     place = folder.absolute()
     if place not in _running:
@@ -144,7 +144,7 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
 
 
 def wait(folder: Path) -> None:
-    """Wait for a checkpoint of this folder that this process is writing."""
+    """Wait for a checkpoint in this folder that this process is writing."""
     if (running := _running.get(folder.absolute())) is not None:
         running.wait()
 
@@ -171,7 +171,7 @@ def _is_sharded(value: Any) -> bool:
 
 
 class Schedule:
-    """The time of the next checkpoint on rank 0.
+    """Decides when the next checkpoint is due, on rank 0.
 
     Args:
         every_s: Seconds from one checkpoint to the next; 0: every call is one.
@@ -187,17 +187,17 @@ class Schedule:
         self._calls += 1
 
     def due(self, now_s: float) -> bool:
-        """Return whether to save now: at the call that is nearest to the time, as far as calls are regular."""
+        """Return whether to save now, at the call nearest to the due time if calls are regular."""
         left_s = self.every_s - (now_s - self._since_s)
         return left_s <= self._call_s(now_s) / 2
 
     def saved(self, now_s: float) -> None:
-        """Begin a new interval."""
+        """Start a new interval."""
         self._since_s, self._calls = now_s, 0
 
     def calls_to_meeting(self, now_s: float) -> int:
-        """Return after how many more calls the ranks meet again; at most as many as there were so far, since the first
-        calls may have been slow."""
+        """Return the number of calls until the ranks meet again, at most as many as so far, since the first calls may
+        have been slow."""
         if not self._calls:
             return 1
         left_s = self.every_s - (now_s - self._since_s)

@@ -1,10 +1,10 @@
-"""A folder of a checkpoint, held open, and to whom it and its files belong.
+"""An open checkpoint folder, and the owners of it and its files.
 
-Whoever can put files where a checkpoint is read can put code into them, since pickles are code. So nothing is believed
-by its path: files are opened in the folder that is held, and the descriptor that is then read tells the owner.
+Whoever can put files where a checkpoint is read can put code into them, since pickles are code. So paths are not
+trusted: files are opened relative to the open folder, and ownership is checked on the descriptor that is then read.
 
-*This user* is the owner that the file system gives to a file which this process creates there. That is another one
-than the process says where a file server maps users, or in a user namespace; and some file systems have no modes.
+*This user* is the owner that the file system gives to a file created by this process. It differs from the process's own
+user id if a file server maps users, or in a user namespace; and some file systems have no modes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jupyter_distrib.system import other_users
 
 METADATA = ".metadata"
 _MODE = 0o644
-"""The mode of files: whoever could write into one could put code into it."""
+"""Mode of new files: nobody else may write into them, and so put code into them."""
 _FOLDER_MODE = 0o755
 
 Identity = tuple[int, int]
@@ -34,15 +34,15 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisUser:
-    """The answer of the file system about a new file of this process."""
+    """The file system's report on a new file of this process."""
 
     uid: int
     has_modes: bool
-    """Whether a file has the mode that it was given; if not, modes tell nothing."""
+    """Whether files keep the mode they were created with; if not, modes are meaningless."""
 
 
 class CheckpointFolder(FileSystem):
-    """An open folder. To be closed.
+    """An open folder, which the caller closes.
 
     Raises:
         OSError: There is no such folder.
@@ -55,25 +55,25 @@ class CheckpointFolder(FileSystem):
 
     @property
     def identity(self) -> Identity:
-        """The numbers by which another folder in its place is told from this one."""
+        """The numbers that distinguish this folder from another one put in its place."""
         return self.info.st_dev, self.info.st_ino
 
     def close(self) -> None:
-        """Let the folder go; harmless if it has been."""
+        """Close the folder; may be called again."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     @cached_property
     def this_user(self) -> ThisUser:
-        """This user, as the owner of files here; as the process itself says where it may create none."""
+        """This user as the owner of files here; the process's own user id if it cannot create any."""
         try:
             return self.created()
         except OSError:
             return ThisUser(uid=os.geteuid(), has_modes=True)
 
     def created(self) -> ThisUser:
-        """Create a file, look at it and remove it. Raises `OSError` if that is refused."""
+        """Create a file, inspect it and remove it. Raises `OSError` if that is refused."""
         temporary = getattr(os, "O_TMPFILE", 0)
         name = f"{METADATA}.probe-{uuid4().hex}"
         try:
@@ -91,12 +91,12 @@ class CheckpointFolder(FileSystem):
         return ThisUser(uid=info.st_uid, has_modes=not info.st_mode & 0o077)
 
     def owner_beside_me(self, info: os.stat_result) -> str:
-        """Return the login name of the owner of something here; empty for this user."""
+        """Return the login name of an entry's owner; empty for this user."""
         return "" if info.st_uid == self.this_user.uid else other_users.login(info.st_uid)
 
     def doubt(self, fd: int) -> str:
-        """Return why the content of an open file or folder may be of somebody else than this user and root; empty if
-        it is theirs."""
+        """Return why somebody other than this user and root may have written an open file or folder; empty if nobody
+        can."""
         info = os.fstat(fd)
         if info.st_uid not in (0, os.geteuid()) and (owner := self.owner_beside_me(info)):
             return f"belongs to {owner}"
@@ -111,11 +111,11 @@ class CheckpointFolder(FileSystem):
         return os.fdopen(self._new(name, _MODE), "wb")
 
     def open_file(self, name: str, *, links: bool = True) -> tuple[IO[bytes], str]:
-        """Return a file, and why its content may be of somebody else; empty if it is of this user or root. Links are
-        followed if `links` says so.
+        """Return a file, and why somebody other than this user and root may have written it; empty if nobody can.
+        `links`: whether to follow links.
 
         Raises:
-            OSError: There is no such file; a folder, a pipe or a device is none.
+            OSError: There is no such regular file.
         """
         doubt = "" if os.path.basename(name) == name else "is in another folder"
         try:
@@ -141,7 +141,7 @@ class CheckpointFolder(FileSystem):
         return True
 
     def is_whole(self, name: str) -> bool:
-        """Return whether a folder in this one is a checkpoint."""
+        """Return whether a subfolder is a complete checkpoint."""
         try:
             return stat.S_ISREG(os.stat(f"{name}/{METADATA}", dir_fd=self.fd).st_mode)
         except OSError:
@@ -154,15 +154,14 @@ class CheckpointFolder(FileSystem):
         os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a folder, which nobody but a stranger has made here, stays."""
+        """Remove a file, but no folder, which only a stranger could have created here."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             pass
 
     def make_folder(self, name: str) -> None:
-        """Make a folder in this one into which only this user writes. Raises `OSError`, also if there is anything with
-        that name."""
+        """Create a subfolder that only this user can write into. Raises `OSError`, also if the name exists."""
         os.mkdir(name, _FOLDER_MODE, dir_fd=self.fd)
 
     def sync(self) -> None:
@@ -179,7 +178,7 @@ class CheckpointFolder(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file of the folder; torch gives the path of the folder with the name."""
+        """Open a file of the folder, by the path that torch passes."""
         with self.new(self.name_of(path)) if "w" in mode else self.open_file(self.name_of(path))[0] as file:
             yield file
 
@@ -188,7 +187,7 @@ class CheckpointFolder(FileSystem):
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder into which only this user writes. Raises `OSError`, also if there is anything with that name."""
+    """Create a folder that only this user can write into. Raises `OSError`, also if the name exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The position of a data loader: how far its present pass over the data has come, and the random numbers of the pass.
+"""The position of a data loader: its progress in the current pass over the data, and the random state of the pass.
 
 `follow` makes a loader count the batches that it hands out, whoever iterates over it and whichever loader reads for it
 (the share of a training strategy). `resume` calls it before the first pass, so that `save` finds the position.
@@ -39,7 +39,7 @@ class _Pass:
     begin: State
     batches: int = 0
     unit: int = 1
-    """The number of samples of one batch on all ranks."""
+    """Number of samples in one batch over all ranks."""
 
 
 class _Position:
@@ -50,9 +50,9 @@ class _Position:
         """Name of this loader, the same on all ranks, and number of passes that have begun."""
         self._pass: _Pass | None = None
         self._reader: Callable[[], DataLoader[Any] | None] = lambda: None
-        """The loader that reads for it: itself, or the share of this rank."""
+        """The loader that actually reads: this one, or this rank's share of it."""
         self._saved: State | None = None
-        """The position at which the next pass begins."""
+        """The position at which the next pass starts."""
 
     def state(self, loader: DataLoader[Any]) -> State:
         """Return the position as plain values and tensors."""
@@ -70,7 +70,7 @@ class _Position:
         randomness.restore(state["now"], f"{self._name} restored")
 
     def read(self, loader: DataLoader[Any], original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        """Begin a pass, the restored one if there is one."""
+        """Start a pass, at the restored position if there is one."""
         saved, self._saved = self._saved, None
         now = randomness.state()
         if saved is not None:
@@ -86,7 +86,7 @@ class _Position:
         return self._counted(batches, current)
 
     def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
-        """Return how many batches the loader that reads for this one leaves out."""
+        """Return the number of batches for the reading loader to skip."""
         self._reader = ref(reader)
         current.unit = (reader.batch_size or 1) * _replicas(reader)
         if saved is not None:
@@ -97,7 +97,7 @@ class _Position:
         return current.batches
 
     def _leave_out(self, batches: Iterator[Any], current: _Pass) -> None:
-        """Read a stream up to the position; what has a sampler has left it out already."""
+        """Skip a stream to the position; a loader with a sampler has already skipped."""
         reader = self._reader()
         if reader is not None and isinstance(reader.dataset, IterableDataset):
             for _ in range(current.batches):
@@ -132,7 +132,7 @@ def state_of(name: str, loader: DataLoader[Any]) -> State:
     """Return the position of a loader.
 
     Raises:
-        DistributedError: Nobody has counted its batches.
+        DistributedError: Its batches have not been counted.
     """
     if loader not in _positions:
         raise DistributedError(
@@ -143,14 +143,14 @@ def state_of(name: str, loader: DataLoader[Any]) -> State:
 
 
 def restore(loader: DataLoader[Any], state: State) -> None:
-    """Let the next pass of a loader go on at a position."""
+    """Make the next pass of a loader continue from a position."""
     follow(loader)
     _positions[loader].restore(state)
 
 
 @cache
 def _following(cls: Any) -> Any:
-    """Return a subclass with the same name, of which pickles do not know."""
+    """Return a subclass with the same name, which pickles as the original class."""
 
     def __iter__(self: DataLoader[Any]) -> Iterator[Any]:  # noqa: N807
         position = _positions.get(self)
@@ -168,7 +168,7 @@ def _following(cls: Any) -> Any:
 
 @contextmanager
 def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int]) -> Iterator[None]:
-    """Call `prepare` with the loader that makes the iterator, and let it leave out as many batches as that returns."""
+    """Call `prepare` with the loader that creates the iterator, and make it skip as many batches as that returns."""
     # Called in `__iter__`, once for each pass; a class of loaders may have its own, which may call that of its base.
     originals: list[tuple[Any, Any]]
     originals = [(cls, vars(cls)[ITERATOR_MAKER]) for cls in type(loader).__mro__ if ITERATOR_MAKER in vars(cls)]
@@ -194,7 +194,7 @@ def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int])
 
 
 def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], count: int) -> Any:
-    """Return the iterator that a loader makes, without its first batches."""
+    """Return the iterator of a loader, without its first batches."""
     name = "sampler" if reader.batch_sampler is None else "batch_sampler"
     inner = reader.__dict__[name]
     rest = _Rest(inner, 0 if isinstance(reader.dataset, IterableDataset) else count)
@@ -208,7 +208,7 @@ def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], c
 
 
 class _Rest:
-    """A sampler without its first elements, the first time it is read."""
+    """A sampler that skips its first elements the first time it is read."""
 
     def __init__(self, sampler: Any, count: int) -> None:
         self._sampler, self._count = sampler, count
@@ -225,7 +225,8 @@ class _Rest:
         return next(self._indices)
 
     def leave_out(self) -> None:
-        """Pass over the first elements: not before the loader has drawn its seed, as a sampler draws its own after."""
+        """Skip the first elements, but only after the loader has drawn its seed, since a sampler draws its own
+        afterwards."""
         while self._count:
             self._count -= 1
             next(self._indices, None)
@@ -255,7 +256,7 @@ def _set_generators(loader: DataLoader[Any], saved: State) -> None:
 
 
 def _replicas(reader: DataLoader[Any]) -> int:
-    """Return the number of ranks among which a loader is divided."""
+    """Return the number of ranks that share a loader."""
     for part in (reader.sampler, reader.batch_sampler, reader.dataset):
         if isinstance(count := getattr(part, "num_replicas", None), int):
             return count

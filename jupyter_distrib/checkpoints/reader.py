@@ -1,8 +1,8 @@
-"""Reads a checkpoint, and runs no code of anybody else than this user and root.
+"""Reads a checkpoint without running code of anybody other than this user and root.
 
-`.metadata` and every value that is no tensor are pickles. Those of this user are loaded as they are. If somebody
-else has written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are what torch loads
-with `weights_only`: numbers, texts, lists, dicts, tensors.
+`.metadata` and every value other than a tensor are pickles. Those of this user are simply loaded. If somebody else has
+written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are what torch loads with
+`weights_only`: numbers, texts, lists, dicts, tensors.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jupyter_distrib.worker.pytorch.private import saved_pickle
 _MOST_METADATA_BYTES = 1 << 30
 _SHOWN_CHARACTERS = 1000
 _BEGINS = b"PK\3\4"
-"""The beginning of what `torch.save` writes; torch would take something else for one of its earlier formats."""
+"""First bytes of a file of `torch.save`; torch would take any others for one of its earlier formats."""
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[CheckpointReader]:
-    """Hold a checkpoint open within the block.
+    """Open a checkpoint for the duration of the block.
 
     Raises:
         DistributedError: There is none, or its `.metadata` cannot be read.
@@ -57,7 +57,7 @@ def opened(folder: Path) -> Iterator[CheckpointReader]:
 
 
 class CheckpointReader(FileSystemReader):
-    """A reader of one checkpoint."""
+    """Reads one checkpoint."""
 
     def __init__(self, folder: Path, files: _Files) -> None:
         super().__init__(folder)
@@ -67,10 +67,10 @@ class CheckpointReader(FileSystemReader):
         self.metadata = self._checked_metadata()
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill the tensors of `state` in place, and replace its None values by the other entries.
+        """Fill the tensors in `state` in place, and replace its None values by the other entries.
 
         Raises:
-            DistributedError: Something cannot be read, or only by running code of somebody else.
+            DistributedError: An entry cannot be read, or only by running code of somebody else.
         """
         try:
             with warnings.catch_warnings():
@@ -84,7 +84,7 @@ class CheckpointReader(FileSystemReader):
         return state
 
     def read_metadata(self, *args: Any, **keywords: Any) -> Metadata:
-        """Return the metadata, which were read once; as torch calls it."""
+        """Return the metadata, which are read only once. Called by torch."""
         return self.metadata
 
     def _checked_metadata(self) -> Metadata:
@@ -106,17 +106,17 @@ class CheckpointReader(FileSystemReader):
 
 
 class _Files(CheckpointFolder):
-    """The files of a checkpoint as torch opens them, one after the other."""
+    """Opens the files of a checkpoint for torch, one after the other."""
 
     doubt_of_all = doubt_of_this = ""
-    """The reasons why `.metadata`, and the present file, may be of somebody else; empty if they are of this user or
-    root."""
+    """Why somebody else may have written `.metadata`, and the current file; empty if only this user or root can
+    have."""
     present = ""
-    """The name of the present file."""
+    """Name of the current file."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file, and note whose it is."""
+        """Open a file, and record its owner."""
         self.present = self.name_of(path)
         file, self.doubt_of_this = self.open_file(self.present)
         if self.present == METADATA:
@@ -126,13 +126,13 @@ class _Files(CheckpointFolder):
 
 
 class _Streams:
-    """The content of each entry, as torch asks for it; `given` is what it would ask otherwise."""
+    """Returns the content of each entry to torch, in place of the extension `given`."""
 
     def __init__(self, files: _Files, given: Any) -> None:
         self._files, self._given = files, given
 
     def transform_load_stream(self, read_item: ReadItem, transforms: Sequence[str], stream: IO[bytes]) -> IO[bytes]:
-        """Return the content of an entry; that of somebody else only if to load it ends."""
+        """Return the content of an entry; if it is somebody else's, only after checking that loading it terminates."""
         files, stream = self._files, self._given.transform_load_stream(read_item, transforms, stream)
         if not (doubt := files.doubt_of_this or files.doubt_of_all):
             return stream
@@ -150,14 +150,14 @@ class _Streams:
 
 
 class _Planner(DefaultLoadPlanner):
-    """A planner that reads values of somebody else without running code."""
+    """Reads values of somebody else without running code."""
 
     def __init__(self, files: _Files) -> None:
         super().__init__()
         self._files = files
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value that is no tensor into the state."""
+        """Put a value other than a tensor into the state."""
         files = self._files
         name = files.present if files.doubt_of_this else METADATA
         if doubt := files.doubt_of_this or files.doubt_of_all:

@@ -1,4 +1,4 @@
-"""Manages a folder of successive checkpoints: which one is the newest whole one, and which ones go.
+"""Manages a folder of successive checkpoints: finds the newest complete one, and removes old ones.
 
     ckpt/save-000007/   whole: it has a `.metadata` file
     ckpt/save-000008/   being written, or left by a process that was killed
@@ -27,12 +27,12 @@ from jupyter_distrib.system import other_users, outside_text
 _NAME = re.compile(r"save-([0-9]{1,18})")
 _TRIES = 100
 _LAST = 10**18 - 1
-"""The greatest number that `_NAME` knows: what came after it would never be found."""
+"""Largest number that `_NAME` matches: a later checkpoint would never be found."""
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a folder, which may be a checkpoint itself; None if there is none. Warns of
-    a newer one that does not count."""
+    """Return the newest complete checkpoint of a folder, which may be a checkpoint itself; None if there is none. Warns
+    about a newer one that does not count."""
     members, others = _members(folder)
     if is_checkpoint(folder) and not (members and _is_planted(folder / METADATA)):
         return folder
@@ -45,14 +45,14 @@ def newest(folder: Path) -> Path | None:
 
 
 def make_following(folder: Path, held: Identity | None = None) -> Path:
-    """Make the folder of the next checkpoint.
+    """Create the folder of the next checkpoint.
 
     Args:
         folder: The folder of all checkpoints.
-        held: What it was when it was made ready; None: it may be any.
+        held: Its identity when it was prepared; None: any.
 
     Raises:
-        DistributedError: It cannot be made, and why.
+        DistributedError: It cannot be created, and why.
     """
     with _held_open(folder, held) as place:
         members, _ = _members(folder, place.fd)
@@ -73,7 +73,7 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
 
 
 def refusal_to_extend(folder: Path) -> str | None:
-    """Return why the folder cannot hold successive checkpoints; None if it can."""
+    """Return the reason why the folder cannot hold successive checkpoints; None if it can."""
     if is_checkpoint(folder):
         return (
             f"{folder} is one checkpoint, written without every_s or keep, and would be mixed with others: "
@@ -93,7 +93,7 @@ def refusal_to_extend(folder: Path) -> str | None:
 
 
 def prune(folder: Path, keep: int, held: Identity | None = None) -> None:
-    """Remove all but the last whole checkpoints, and what killed processes have left before these.
+    """Remove all but the newest complete checkpoints, and older leftovers of killed processes.
 
     Raises:
         DistributedError: The folder is not the one that was `held`.
@@ -110,8 +110,8 @@ def prune(folder: Path, keep: int, held: Identity | None = None) -> None:
 
 
 def _remove(place: CheckpointFolder, name: str) -> None:
-    """Remove the files of a checkpoint, and its folder, unless that holds something else: another program may have
-    given a folder such a name, or somebody notes to a checkpoint."""
+    """Remove the files of a checkpoint, and its folder unless it contains something else: another program may use such
+    a name, or somebody may have added notes to a checkpoint."""
     with suppress(OSError):  # a link that has taken its place
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
         try:
@@ -125,8 +125,8 @@ def _remove(place: CheckpointFolder, name: str) -> None:
 
 @contextmanager
 def _held_open(folder: Path, held: Identity | None) -> Iterator[CheckpointFolder]:
-    """Give the folder of all checkpoints, open. Whoever may rename it can put another one of this user's in its place,
-    or a link to one: then nothing is made or removed there."""
+    """Yield the open folder of all checkpoints. Whoever may rename it can put another folder of this user, or a link to
+    one, in its place; nothing is created or removed there."""
     try:
         place = CheckpointFolder(folder)
     except OSError as error:
@@ -140,7 +140,7 @@ def _held_open(folder: Path, held: Identity | None) -> Iterator[CheckpointFolder
 
 
 def _members(folder: Path, fd: int | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the checkpoints that count, and those of other users, each by number; `fd` is of the open folder."""
+    """Return the checkpoints that count and those of other users, each by number; `fd` is the open folder."""
     ours, others = list[Path](), list[Path]()
     try:
         owners = {os.stat(folder if fd is None else fd).st_uid, os.geteuid(), 0}
@@ -159,7 +159,7 @@ def _members(folder: Path, fd: int | None = None) -> tuple[list[Path], list[Path
 
 
 def _is_planted(metadata: Path) -> bool:
-    """Return whether somebody else has made one checkpoint of a folder of several."""
+    """Return whether somebody else has put `.metadata` into a folder of several checkpoints."""
     try:
         return metadata.lstat().st_uid not in {metadata.parent.stat().st_uid, os.geteuid(), 0}
     except OSError:  # it has just been removed

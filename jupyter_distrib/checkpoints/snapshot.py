@@ -27,7 +27,7 @@ _LOOK_UP_S = 0.02
 
 
 class _CopyPlanner(DefaultSavePlanner):
-    """A planner that gives the writer copies in place of the state, by the names of its items."""
+    """Passes copies to the writer in place of the state, by the names of its items."""
 
     copies: dict[str, torch.Tensor | BytesIO]
 
@@ -39,8 +39,8 @@ class Snapshot:
     """One rank's part of a checkpoint that is being written.
 
     Args:
-        state: The state, which may change as soon as the constructor has returned.
-        folder: The folder of this checkpoint alone, which rank 0 has made.
+        state: The state, which may change once the constructor has returned.
+        folder: The folder of this checkpoint only, created by rank 0.
         save_id: The name of this save, equal on all ranks.
         rank: This rank.
         ranks: The number of ranks that write.
@@ -59,7 +59,7 @@ class Snapshot:
     ) -> None:
         self.folder = folder
         self.problem = ""
-        """The reason why it was not written; empty until then."""
+        """The reason why it was not written; empty if there is none."""
         self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
         self._given_up = threading.Event()
         self._writer = Writer(folder, save_id, rank, is_new=True)
@@ -73,10 +73,10 @@ class Snapshot:
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait until it is valid.
+        """Wait until the checkpoint is valid.
 
         Raises:
-            DistributedError: This rank has not written it, and why; once.
+            DistributedError: This rank has not written it, and why; raised once.
         """
         while not self.ended:  # an interrupt is noticed between two
             self._thread.join(0.2)
@@ -85,19 +85,19 @@ class Snapshot:
             pass  # if rank 0 fails, this rank is stopped
 
     def check(self) -> None:
-        """Raise the reason why it was not written, once."""
+        """Raise the error if it was not written, once."""
         problem, self.problem = self.problem, ""
         if problem:
             self.give_up()
             raise DistributedError(problem)
 
     def give_up(self) -> None:
-        """Wait no longer for other ranks, whose run has failed."""
+        """Stop waiting for other ranks, whose run has failed."""
         self._given_up.set()
 
     @torch.no_grad()  # with gradients, DTensors would note where their shards went
     def _copy(self, state: dict[str, Any]) -> None:
-        """Copy what this rank writes. Which part of a DTensor it has does not change, so the thread plans the rest."""
+        """Copy what this rank writes. Its part of a DTensor does not change, so the thread can do the planning."""
         self._planner.set_up_planner(state, None, self._rank == 0)
         held = self._planner.state_dict.items()
         self._planner.copies = {name: _copied(value) for name, value in held if self._rank == 0 or _writes(value)}
@@ -130,7 +130,7 @@ class Snapshot:
             self._on_whole()
 
     def _comes(self, rank: int) -> bool:
-        """Wait for another rank's part. Return whether it has come."""
+        """Wait for another rank's part. Return whether it has arrived."""
         while not self._writer.has_part(rank):
             if self._given_up.wait(_LOOK_UP_S):
                 return self._writer.has_part(rank)
@@ -138,7 +138,8 @@ class Snapshot:
 
 
 def _writes(value: Any) -> bool:
-    """Return whether a rank other than 0 writes its part of this: it is sharded, and no lower rank has the same."""
+    """Return whether a rank other than 0 writes its part of this value: it is sharded, and no lower rank has the same
+    part."""
     if not isinstance(value, DTensor):
         return False
     place = value.device_mesh.get_coordinate() or ()
@@ -147,7 +148,7 @@ def _writes(value: Any) -> bool:
 
 
 def _copied(value: Any) -> torch.Tensor | BytesIO:
-    """Return a copy of this rank's part of a value, in the form that the writer wants."""
+    """Return a copy of this rank's part of a value, in the form that the writer expects."""
     if isinstance(value, DTensor):
         value = value.to_local()
     if isinstance(value, torch.Tensor):

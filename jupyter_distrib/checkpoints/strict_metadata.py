@@ -1,6 +1,6 @@
 """Reads the `.metadata` of somebody else without running code: the pickle may name only the classes that
-`torch.distributed.checkpoint` puts into it. It gets stand-ins in their place, which hold what it says of them; the real
-objects are made of those values that are what they should be.
+`torch.distributed.checkpoint` puts into it. It gets stand-ins for them that hold the pickled fields; the real objects
+are built from the fields that pass the checks.
 
 A pickle that names nothing can still keep this process busy for ever, or end it. A few bytes make a tuple that holds
 another one twice, which again holds one twice, and so on: its hash would take longer than the age of the universe. In C
@@ -44,12 +44,11 @@ _IS_PATH = re.compile(r"pathlib(\._local)?\.(Posix|Windows)Path")
 
 
 def metadata_from(content: bytes) -> Metadata:
-    """Return what a pickle of a stranger says of a checkpoint.
+    """Return the metadata of a checkpoint from a stranger's pickle.
 
     Raises:
-        pickle.UnpicklingError: It names something else than the description of a checkpoint needs.
-        ValueError: It holds something that does not belong there.
-        Exception: It is damaged.
+        pickle.UnpicklingError: It names something that the description of a checkpoint does not need. ValueError: It
+        contains something that does not belong there. Exception: It is damaged.
     """
     check_extent(content)
     found = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
@@ -63,7 +62,7 @@ def metadata_from(content: bytes) -> Metadata:
 
 
 def _shown(name: object) -> str:
-    """Return a name that messages may show: it adds no line and no terminal code to them."""
+    """Return a name that is safe to show in messages, without line breaks and terminal codes."""
     if not text(name).isprintable():
         refuse("a name without control characters", name)
     return str(name)
@@ -77,7 +76,7 @@ def _shown_path(value: object) -> tuple[str | int, ...]:
 
 
 class _Described:
-    """An object of this name as a pickle describes it."""
+    """Stands in for an object of this class, with its pickled fields."""
 
     fields: object = None
 
@@ -86,7 +85,7 @@ class _Described:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that gives stand-ins for a few classes and refuses all others."""
+    """Unpickles with stand-ins for a few classes, and refuses all others."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -173,13 +172,13 @@ def _list(value: object) -> list[Any]:
 
 _MOST_LEVELS = 200
 _MOST_PARTS = 10**9
-"""The number of parts of all values together; what is named several times counts as often."""
+"""Most parts of all values together; a part referenced several times counts as often."""
 _KEEPS = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _NAMES = {"GET", "BINGET", "LONG_BINGET"}
 _ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 
 _Extent = list[int]
-"""The levels and the parts of one value, which grow with it."""
+"""Depth and number of parts of one value, updated in place."""
 
 
 def check_extent(content: bytes) -> None:
@@ -216,7 +215,7 @@ def check_extent(content: bytes) -> None:
 
 
 def _extent_of(operation: pickletools.OpcodeInfo, stack: list[_Extent | None]) -> tuple[_Extent, int]:
-    """Take from the stack what an operation takes. Return the extent of what it makes, and by how much that has
+    """Pop the operands of an operation from the stack. Return the extent of its result, and by how much that has
     grown."""
     taken: list[Any] = []
     wanted = operation.stack_before

@@ -28,8 +28,8 @@ def distributed(
 
     Args:
         num_accelerators: The number of ranks; by default one for each accelerator of this machine.
-        accelerator_type: The type, with the number on a node, as in `GPU_8xH100`; the number has no meaning here.
-        timeout: The most seconds that a call may take.
+        accelerator_type: The type, with the number on a node, as in `GPU_8xH100`; the number is ignored.
+        timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`.
     """
     kind = None if accelerator_type is None else _kind_of(accelerator_type)

@@ -1,7 +1,6 @@
 """The stand-in for `pyspark.ml.deepspeed.deepspeed_distributor`: `DeepspeedTorchDistributor` over our pools.
 
-It starts ranks and hands the configuration over, as Spark's does; DeepSpeed itself is the function's to import. Kernel
-side.
+It starts ranks and passes the configuration on, as Spark's does; the function itself imports DeepSpeed. Kernel side.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class DeepspeedTorchDistributor:
         nnodes: The number of nodes.
         localMode: True for this machine; False for the pool named `remote` in the settings, else the one in use.
         useGpu: Whether each rank has a GPU.
-        deepspeedConfig: The configuration of DeepSpeed, or the path of a file with it.
+        deepspeedConfig: The DeepSpeed configuration, or the path of a file with it.
 
     Raises:
-        ValueError: A number is below 1, or `localMode` is to have several nodes.
+        ValueError: A number is below 1, or `localMode` is combined with several nodes.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ _NONE = "is no configuration of DeepSpeed:"
 
 
 def _as_text(given: str | Mapping[str, Any]) -> str:
-    """Return the configuration as JSON. Raises `ValueError` if it is none, or the file cannot be read."""
+    """Return the configuration as JSON. Raises `ValueError` if it is invalid, or the file cannot be read."""
     if isinstance(given, Mapping):
         return json.dumps(dict(given))
     if not isinstance(given, str):

@@ -1,4 +1,4 @@
-"""The stand-in for Horovod's estimators, which are not there: each says what takes its place. Kernel side."""
+"""The stand-in for Horovod's estimators, which are not available: each says what to use instead. Kernel side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["KerasEstimator", "TorchEstimator"]
 
 
 class _Estimator:
-    """An estimator that cannot be made."""
+    """An estimator that cannot be created."""
 
     instead: ClassVar[str]
 

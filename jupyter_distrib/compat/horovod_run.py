@@ -12,7 +12,7 @@ from jupyter_distrib.kernel.session import session
 __all__ = ["run"]
 
 _RESETS = 100
-"""The number of restarts of an elastic run that names none."""
+"""Number of restarts of an elastic run that specifies none."""
 
 
 def run(  # noqa: PLR0917 - Horovod's own signature
@@ -47,8 +47,8 @@ def run(  # noqa: PLR0917 - Horovod's own signature
     """Run a function on `num_proc` ranks (`np` is the same) and return the value of each, by rank.
 
     `output_filename` is a folder, in which each rank's output is written: `rank.0/stdout`, `rank.0/stderr`. With
-    `min_num_proc` or `reset_limit` the run is elastic: it is started again when a rank is lost, and goes on with as few
-    as `min_num_proc`. What is about Horovod's own launcher has no meaning here; hosts are refused.
+    `min_num_proc` or `reset_limit` the run is elastic: it is restarted when a rank is lost, and continues with as few
+    as `min_num_proc`. Arguments for Horovod's own launcher are ignored; hosts are refused.
 
     Raises:
         ValueError: Arguments exclude each other, or have no counterpart.

@@ -1,6 +1,6 @@
 """The stand-in for `sparkdl`: `HorovodRunner` and `log_to_driver` over our pools, without Spark.
 
-Kernel side, but for `log_to_driver`, which ranks call.
+Kernel side, except for `log_to_driver`, which ranks call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jupyter_distrib.wire import messages as m
 __all__ = ["HorovodRunner", "log_to_driver"]
 
 MOST_CHARACTERS = 4000
-"""The most characters of a message, as in sparkdl."""
+"""Longest message, as in sparkdl."""
 _MARK = "[log_to_driver] "
 
 

@@ -36,8 +36,8 @@ def run(  # noqa: PLR0917 - Horovod's own signature
 ) -> list[Any]:
     """Run a function on `num_proc` ranks in the executors of a Spark cluster and return the value of each, by rank.
 
-    Without `num_proc` there is one for each GPU of the executors, or for each core where they have none. What is about
-    MPI and Horovod's own launcher has no meaning here.
+    Without `num_proc` there is one for each GPU of the executors, or for each core where they have none. Arguments for
+    MPI and Horovod's own launcher are ignored.
 
     Raises:
         PoolError: There is no Spark, or it has no such ranks within `start_timeout` seconds.
@@ -66,7 +66,7 @@ def run_elastic(  # noqa: PLR0917 - Horovod's own signature
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Run a function as `run` does; it is started again when a rank is lost, and goes on with as few as `min_num_proc`.
+    """Run a function as `run` does; it is restarted when a rank is lost, and continues with as few as `min_num_proc`.
 
     Raises:
         ValueError: `max_num_proc` is more than `num_proc`.

@@ -1,4 +1,4 @@
-"""The launch of a function or a script on ranks, and its failure in the form that launchers of processes have.
+"""Launches a function or a script on ranks, and reports failures like a process launcher.
 
 Kernel side, in the thread that calls.
 """
@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
 
 LAST_LINES = 100
-"""The number of lines of output that the error of a failed launch has."""
+"""Number of output lines in the error of a failed launch."""
 
 
 def launch(
@@ -54,7 +54,7 @@ def launch_script(name: str, path: str, arguments: Sequence[Any], **options: Any
 
 @contextmanager
 def _failing_as(name: str) -> Iterator[None]:
-    """Raise the error of a launcher for a run that fails; what keeps a run from its start stays as it is."""
+    """Raise a launcher's error for a run that fails; errors that prevent its start are raised unchanged."""
     before = session.current().history[-1:]
     try:
         yield
@@ -69,7 +69,7 @@ def _failing_as(name: str) -> Iterator[None]:
 
 
 def failure(name: str, run: Run, cause: BaseException) -> RuntimeError:
-    """Return the error of a launch that failed, as launchers of processes give it."""
+    """Return the error of a failed launch, like that of a process launcher."""
     number = failures.cause(run.record)
     lines = [
         f"[rank {line.rank}] {line.text}" if not line.skipped else f"... {line.skipped} lines ..."
@@ -107,7 +107,7 @@ def pool_of(*, local: bool) -> dict[str, Any]:
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise `ValueError` for an argument that is no whole number of at least `least`."""
+    """Raise `ValueError` for an argument that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} has to be a whole number of {least} or more; got {value!r}")
 

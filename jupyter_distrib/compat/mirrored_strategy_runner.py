@@ -20,7 +20,7 @@ class MirroredStrategyRunner:
         num_slots: The number of workers; in local mode the number of GPUs of this process.
         local_mode: Whether to call the function in the notebook's process.
         use_gpu: Whether each worker has a GPU.
-        gpu_resource_name: Spark's name of the resource, which has no meaning here.
+        gpu_resource_name: Spark's name of the resource; ignored.
         use_custom_strategy: Whether the function makes its own strategy, instead of running in the scope of
             `MultiWorkerMirroredStrategy`.
 

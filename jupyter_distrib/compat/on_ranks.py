@@ -1,4 +1,4 @@
-"""The functions of the stand-ins that ranks call. Loads nothing of the kernel's side."""
+"""Functions of the stand-ins that ranks call. Loads nothing of the kernel's side."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The function that `ray_launch` runs on each rank: the first rank of a node starts a member of a Ray cluster, the very
-first runs the user's function, and all wait for its end. Ray's processes end with it, and with their rank, however it
-ends: they carry its mark in their environment. Loads nothing of the kernel's side."""
+first runs the user's function, and all wait for its end. Ray's processes end with it, and with their rank however that
+ends, since their environment marks them as its children. Loads nothing of the kernel's side."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
 
 
 def _exchanged() -> tuple[str, list[dict[str, str]]]:
-    """Return the address of the cluster, and what each rank says of its node. Nothing of it is secret, and nothing but
-    these texts is believed."""
+    """Return the cluster's address, and each rank's report on its node. Nothing in it is secret, and only these texts
+    are trusted."""
     from jupyter_distrib.worker.autoparallel import object_collectives
 
     address = _address()
@@ -108,7 +108,7 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _node(where: str, everyone: Sequence[Mapping[str, str]]) -> Iterator[None]:
-    """Have a member of the cluster on this node within the block."""
+    """Run a member of the cluster on this node for the duration of the block."""
     mine = [each for each in everyone if each["node"] == os.environ["GROUP_RANK"]]
     gpus = [gpu for each in mine for gpu in each["gpus"].split(",") if gpu]
     address = next(each["address"] for each in mine)
@@ -167,7 +167,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, where: str, l
 
 
 def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], members: int) -> Any:
-    """Run the function when all members are there. It is connected to the cluster, and may connect itself as well."""
+    """Run the function, connected to the cluster, once all members have joined; it may connect itself as well."""
     import ray
 
     connect = ray.init

@@ -24,14 +24,14 @@ def ray_launch(
     timeout: float | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], RayFunction]:
-    """Give a function the method `distributed`, which runs it on the head of a Ray cluster that is its own: one member
-    for each node of `gpus` ranks. `RAY_ADDRESS` is set there; all of Ray is gone afterwards.
+    """Give a function the method `distributed`, which runs it on the head of a Ray cluster of its own, with one member
+    for each node of `gpus` ranks. `RAY_ADDRESS` is set there; Ray is shut down afterwards.
 
     Args:
         gpus: The number of ranks, whose GPUs, or CPUs, the cluster has; by default one for each GPU.
         gpu_type: The type of GPUs, such as `A10`.
         remote: True for the pool that the settings name as `remote`, False for this machine.
-        timeout: The most seconds that a call may take.
+        timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`; with `pool`, `remote` is left out.
     """
     chosen: dict[str, Any] = {} if "pool" in options else {"remote": remote}

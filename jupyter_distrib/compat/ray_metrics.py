@@ -1,8 +1,8 @@
-"""`RayMetricsMonitor`: copies what the nodes of Ray tell into a tracker. A thread in the process that makes it, which
+"""`RayMetricsMonitor`: copies the metrics of Ray's nodes into a tracker. A thread in the process that makes it, which
 is a rank of `ray_launch`, or a notebook that has started Ray.
 
-On a rank the numbers are reported as by `jupyter_distrib.report`, and so come into the live view and every tracker of
-the run; with an id of a run, MLflow gets them itself. Standard library, and MLflow if it is used.
+On a rank the metrics are reported as by `jupyter_distrib.report`, so they appear in the live view and every tracker of
+the run; with a run id, they are logged to MLflow directly. Standard library, and MLflow if it is used.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ CLUSTER = re.compile(r"ray_(?:tasks|actors|placement_groups|cluster_\w+|gcs_\w+)
 NODE = re.compile(r"ray_(?:node|object_store|raylet)_\w+")
 """Families of metrics about one node."""
 _ABOUT_PROCESSES = frozenset({"SessionName", "Version", "WorkerId", "JobId", "NodeId", "NodeAddress", "ip"})
-"""Labels that are no part of a series' name."""
+"""Labels that are not part of a series' name."""
 
 
 class RayMetricsMonitor:
     """Copies the metrics of one node, and on the head those of the cluster.
 
     Args:
-        run_id: The MLflow run that gets them; None for the run of the cell, through `jupyter_distrib.report`.
+        run_id: The MLflow run to log to; None for the run of the cell, through `jupyter_distrib.report`.
         is_head_node: Whether the metrics about the whole cluster are copied as well.
         node_ip: The address of the node.
         ray_node_id: The node's id, part of the names of its metrics.
-        metrics_export_port: The port on which the node shows its metrics.
+        metrics_export_port: The port on which the node exports its metrics.
         sampling_interval: Seconds between two samples.
     """
 
@@ -58,12 +58,12 @@ class RayMetricsMonitor:
         self._step = 0
 
     def start(self) -> None:
-        """Copy a sample now and then, in a thread, until `finish`, or until the MLflow run has ended."""
+        """Copy samples regularly, in a thread, until `finish` or the end of the MLflow run."""
         self._thread = threading.Thread(target=self._run, name="jupyter_distrib-ray-metrics", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Copy no more."""
+        """Stop copying."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(ANSWER_S)
@@ -73,7 +73,7 @@ class RayMetricsMonitor:
             self.publish_metrics(self.collect_metrics())
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return a sample of the node's metrics, by their names in the tracker; nothing if it does not answer."""
+        """Return a sample of the node's metrics, by name in the tracker; empty if the node does not answer."""
         try:
             with urllib.request.urlopen(self._url, timeout=ANSWER_S) as page:  # noqa: S310 - http, see `_url`
                 text = page.read().decode("utf-8", "replace")
@@ -92,7 +92,7 @@ class RayMetricsMonitor:
         return found
 
     def publish_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Give a sample to the tracker."""
+        """Log a sample to the tracker."""
         step, self._step = self._step, self._step + 1
         if not metrics:
             return

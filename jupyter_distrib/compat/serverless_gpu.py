@@ -25,7 +25,7 @@ def distributed(
         gpus: The number of ranks; by default one for each GPU.
         gpu_type: The type of GPUs, such as `A10`.
         remote: True for the pool that the settings name as `remote`, False for this machine.
-        timeout: The most seconds that a call may take.
+        timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`.
     """
     return _distributed(gpus=gpus, gpu_type=gpu_type, remote=remote, timeout=timeout, **options)

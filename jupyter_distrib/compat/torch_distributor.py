@@ -20,8 +20,8 @@ class TorchDistributor:
 
     Raises:
         ValueError: `num_processes` is below 1.
-        RuntimeError: There is no GPU, or there are fewer than ranks; `shrinks = True` on the class takes those that
-            there are, as Spark does.
+        RuntimeError: There is no GPU, or there are fewer GPUs than ranks; with `shrinks = True` on the class, fewer
+            ranks are started, as by Spark.
     """
 
     shrinks = False

@@ -1,5 +1,5 @@
-"""The marks of a program that is distributed by hand: a wrapped model or divided data. Read in ranks from objects, and
-in the kernel (`--explain`) from names in a cell's text; torch is not imported."""
+"""Signs that a program handles parallelism itself: a wrapped model or divided data. Read in ranks from objects, and in
+the kernel (`--explain`) from names in a cell's text; torch is not imported."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EFFECTS = {
     PLAN: "spread over the mesh by this plan",
     **dict.fromkeys(SAMPLERS, "divided by hand, so a data loader with it is left alone"),
 }
-"""The effects of calls of these names on a strategy, in the words of `--explain`."""
+"""What a strategy does because of each of these calls, in the words of `--explain`."""
 
 _RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
-"""The names of attributes that mark a share of data."""
+"""Names of attributes that mark a share of the data."""
 _SPLIT_STAGE = "split_by_node"
-"""The name of the stage that gives each rank its shards in a pipeline of `webdataset`."""
+"""Name of the stage that gives each rank its shards in a pipeline of `webdataset`."""
 
 
 def wraps_model(module: Any) -> bool:
@@ -34,11 +34,11 @@ def wraps_model(module: Any) -> bool:
 
 
 def divides_data(part: Any, *, by_attributes: bool) -> bool:
-    """Return whether a data loader, a data set or a sampler is a share already.
+    """Return whether a data loader, a data set or a sampler is already one rank's share.
 
     Args:
         part: An object of torch, of a library or of the user.
-        by_attributes: Whether attributes with the names of a rank and of the number of ranks mark a share, too.
+        by_attributes: Whether attributes named like a rank and the number of ranks also mark a share.
     """
     from jupyter_distrib.libraries import known
 

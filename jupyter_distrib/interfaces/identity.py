@@ -27,7 +27,7 @@ def take(order: m.WorkerOrder) -> None:
 
 @contextmanager
 def taken(order: m.WorkerOrder) -> Iterator[None]:
-    """Take the identity of this rank for a while, in a process that is none (the inline pool)."""
+    """Use a rank's identity inside the block, in a process that is not a rank (the inline pool)."""
     global _order, strategy
     before = _order, strategy
     _order = order
@@ -70,8 +70,8 @@ def device() -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and the variables by
-    which libraries decide to launch no ranks, or to use no accelerator: Lightning reads TORCHELASTIC_RUN_ID."""
+    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and those that keep
+    libraries from launching ranks (Lightning reads TORCHELASTIC_RUN_ID) or from using an accelerator."""
     me = order()
     out = {
         "RANK": me.rank,
@@ -99,7 +99,7 @@ def environment() -> dict[str, str]:
 
 
 def device_variables() -> dict[str, str]:
-    """Return the variables by which this process sees the devices of its node's ranks, and no others."""
+    """Return the variables that restrict this process to the devices of its node's ranks."""
     me = order()
     visible = me.visible_devices or ""
     if me.device.startswith("xpu"):

@@ -1,10 +1,10 @@
-"""The import names of other platforms, behind which our stand-ins are found once a notebook asks for them.
+"""Serves the import names of other platforms by our stand-ins, once a notebook asks for them.
 
     %distributed_compat spark    then    from pyspark.ml.torch.distributor import TorchDistributor
 
-A package that is installed always wins. Names at the top (`horovod`) are served by a finder at the end of
+An installed package always takes precedence. Names at the top (`horovod`) are served by a finder at the end of
 `sys.meta_path`, to import statements only: a library that merely looks whether the package is there finds nothing.
-Names below a package of which we have one part (`pyspark.ml.torch.distributor`) are put into `sys.modules` alone, so
+Names inside a package of which we provide one part (`pyspark.ml.torch.distributor`) are only put into `sys.modules`, so
 that the package itself stays missing.
 
 Kernel and ranks, which follow the kernel by an environment variable; standard library only.
@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterable, Sequence
 
 VARIABLE = "JUPYTER_DISTRIB_COMPAT"
-"""The variable that holds the names of the platforms, joined by commas."""
+"""Environment variable with the names of the platforms, joined by commas."""
 _HOME = "jupyter_distrib.compat"
 PLATFORMS: dict[str, dict[str, str]] = {
     "databricks": {
@@ -51,7 +51,7 @@ PLATFORMS: dict[str, dict[str, str]] = {
         "horovod.spark.lightning": "horovod_estimators",
     },
 }
-"""The names that each platform has, with the module of `compat/` behind each."""
+"""Import names of each platform, with the module of `compat/` that serves each."""
 _on: dict[str, str] = {}
 """The names that are served in this process."""
 _followed = ""
@@ -83,7 +83,7 @@ def follow_environment() -> None:
 
 
 def top_names() -> dict[str, str]:
-    """Return the packages for which we stand in as a whole, each with its platform."""
+    """Return the packages that are replaced as a whole, each with its platform."""
     return {name: platform for platform, names in PLATFORMS.items() for name in names if "." not in name}
 
 
@@ -94,7 +94,8 @@ def real_packages(platform: str) -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a package has this module; of one that is installed, it has all, but for namespaces."""
+    """Return whether this module is installed; an installed package is assumed to have all its modules, unless it is a
+    namespace."""
     top = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
@@ -106,7 +107,7 @@ def _is_installed(name: str) -> bool:
 
 
 class StandInModule(types.ModuleType):
-    """A module under a foreign name, which loads ours when a name of it is used."""
+    """A module under a foreign name that loads ours when one of its attributes is used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"jupyter_distrib's stand-in for {name}.")
@@ -137,11 +138,11 @@ class StandInLoader(importlib.abc.Loader):
         return StandInModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module loads ours when it is used."""
+        """Do nothing: ours is loaded when the module is used."""
 
 
 class StandInFinder(importlib.abc.MetaPathFinder):
-    """The finder at the end of `sys.meta_path`, which is asked for what no package has."""
+    """The finder at the end of `sys.meta_path`, which is asked for modules that no package has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -165,7 +166,7 @@ class StandInFinder(importlib.abc.MetaPathFinder):
 
 
 def _is_import() -> bool:
-    """Return whether the finder is asked by an import, and not by `importlib.util.find_spec`."""
+    """Return whether the finder was called by an import, not by `importlib.util.find_spec`."""
     frame: types.FrameType | None = sys._getframe(2)  # noqa: SLF001 - the standard library looks at callers so, too
     while frame is not None and frame.f_code.co_name == "_find_spec":
         frame = frame.f_back

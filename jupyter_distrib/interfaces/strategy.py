@@ -1,4 +1,5 @@
-"""The interface of strategies, which spread a model over ranks: a new one needs one small file and no other change.
+"""The interface of strategies, which distribute training over ranks: a new one needs one small file and no other
+change.
 
 A strategy is a subclass of `Strategy`. Each module of `strategies/` has one, which is the built-in strategy with the
 module's name; other packages add strategies by an entry point:
@@ -27,7 +28,7 @@ from jupyter_distrib.system import entry_points
 
 ENTRY_POINTS = "jupyter_distrib.strategies"
 BUILT_IN = "jupyter_distrib.strategies"
-"""The package whose modules are strategies, which is loaded by name, since they import this module."""
+"""Package of the built-in strategies; imported by name, since they import this module."""
 DIVIDED = "divided among the ranks where it is trained with, whole in an evaluation"
 DIVIDED_ALWAYS = "divided among the ranks, in an evaluation without repetitions"
 
@@ -37,18 +38,18 @@ class StrategyRun:
     """The facts of a run that its strategy gets."""
 
     options: Mapping[str, str]
-    """The given ones of the strategy's own options, by `Option.name`, as checked texts."""
+    """The strategy's own options as given, by `Option.name`, as checked texts."""
     filename: str
     """The cell's name in tracebacks: `Cell In[5]`."""
     everyone: bool
-    """Whether all ranks of the worker group run the cell, so that they can meet in a collective."""
+    """Whether all ranks of the worker group run the cell, so that collectives of all ranks are possible."""
     names: MutableMapping[str, object]
     """The cell's own names, including captured ones; a strategy may add names."""
     exchange: Callable[[str], tuple[str, ...]]
-    """A function that returns the texts of all ranks, by rank, such as addresses. All ranks call it, and wait for one
+    """Exchanges texts, such as addresses: returns the texts of all ranks, by rank. All ranks call it, and wait for one
     another."""
     note: Callable[[str], None]
-    """A function that shows a sentence about the run in its view; equal sentences of several ranks are shown once."""
+    """Shows a message about the run in its view; equal messages of several ranks are shown once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class StrategyStart:
     names: Mapping[str, object]
     """The names of the notebook."""
     ranks: int | None
-    """The number of ranks that the options name; None: as many as the pool gives."""
+    """Number of ranks given by the options; None: as many as the pool provides."""
     on_cpu: bool
     """Whether the options ask for ranks on the CPU; if not, they may still get them where there is no GPU."""
 
@@ -67,14 +68,14 @@ class Strategy:
     """The way in which the ranks of one run work together; one instance in each rank for each run."""
 
     options: ClassVar[tuple[Option, ...]] = ()
-    """Its own options, which are part of the help, of completion and of the table in docs/options.md."""
+    """Its own options, which appear in the help, in completion and in the table of docs/options.md."""
     shards: ClassVar[bool] = False
     """Whether values of its cells may be sharded over the ranks."""
     framework: ClassVar[str] = TORCH
     """The library that its cells compute with, as `package.module:Class` (`interfaces/framework.py`); empty: any
     library. Ranks of a library other than torch are programs of their own, which do not import torch."""
     summary: ClassVar[str] = ""
-    """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: no effect."""
+    """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: none."""
 
     @classmethod
     def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
@@ -89,7 +90,7 @@ class Strategy:
     def ready(cls, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
         """Return its options as the ranks get them; called in the kernel before anything starts.
 
-        The place to read what an option names, such as a dict of the notebook or a file, and to refuse a run by raising
+        Read here what an option refers to, such as a dict of the notebook or a file, and refuse a run by raising
         `OptionsError` or `DistributedError` with one sentence.
         """
         return options
@@ -98,7 +99,7 @@ class Strategy:
     def environment(cls, options: Mapping[str, str]) -> Mapping[str, str]:
         """Return variables for its cells, which `--env` may override; called in the kernel.
 
-        Cells that differ in variables which a library reads when it loads run on different ranks.
+        Cells that differ in variables read when a library loads run on different ranks.
         """
         return {}
 
@@ -110,29 +111,28 @@ class Strategy:
         return code
 
     def returning(self, value: object) -> None:
-        """Work on the value of a cell that has ended well: the last moment for a collective of all ranks on it."""
+        """Process the value of a cell that has ended well: the last opportunity for a collective of all ranks."""
 
     def end(self, *, ok: bool) -> None:
         """Restore torch after the cell; also called, with `ok` False, when `begin` or the cell has raised."""
 
     def prepare(self, *objects: Any) -> Any:
-        """Return the objects of `jupyter_distrib.prepare`, made ready, in the order given; a single one as itself."""
+        """Return the arguments of `jupyter_distrib.prepare`, prepared, in the same order; a single one as itself."""
         raise DistributedError(
             "jupyter_distrib.prepare() needs a strategy to prepare for: add --strategy ddp to the first line of this "
             "cell."
         )
 
     def total(self, *values: Any) -> tuple[Any, ...]:
-        """Return the values of `jupyter_distrib.total`, summed over ranks if each has evaluated only a share."""
+        """Return the arguments of `jupyter_distrib.total`, summed over ranks if each has evaluated only a share."""
         return values
 
     def check_checkpoint(self, function: str, objects: Mapping[str, Any]) -> None:
-        """Raise `DistributedError` for objects that `jupyter_distrib.save` or `load`, as `function` says, cannot write
-        or read under this strategy."""
+        """Raise `DistributedError` for objects that `function` (`save` or `load`) cannot handle under this strategy."""
 
 
 class Training(Protocol):
-    """The converter of one cell's training code."""
+    """Makes one cell's training code distributed."""
 
     def end(self, *, ok: bool) -> None: ...
     def adapted(self, code: CodeType) -> CodeType: ...
@@ -167,7 +167,7 @@ def load(name: str) -> type[Strategy]:
     """Return the strategy with this name.
 
     Raises:
-        DistributedError: There is none, or its package cannot be imported; the error gives the name and the reason.
+        DistributedError: There is none, or its package cannot be imported; the error names it and gives the reason.
     """
     if name in _built_in():
         return _class_of(name)
@@ -184,7 +184,7 @@ def load(name: str) -> type[Strategy]:
 
 
 def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables for cells of this strategy; none for a strategy that cannot be loaded, which fails later."""
+    """Return the variables for cells of this strategy; none if it cannot be loaded, which fails later."""
     try:
         cls = _known(name)
     except DistributedError:
@@ -193,7 +193,7 @@ def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def ready(name: str, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
-    """Return the options of a strategy as its ranks get them; those of one that cannot be loaded, which fails later."""
+    """Return the options of a strategy as its ranks get them; unchanged if it cannot be loaded, which fails later."""
     try:
         cls = _known(name)
     except DistributedError:
@@ -202,14 +202,14 @@ def ready(name: str, options: Mapping[str, str], start: StrategyStart) -> Mappin
 
 
 def load_built_in() -> None:
-    """Import every strategy of this package, so that ranks which are forked from this process need not."""
+    """Import all built-in strategies, so that ranks forked from this process need not."""
     for name in _built_in():
         load(name)
 
 
 def declared() -> Declared:
-    """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later. A
-    strategy is imported when its options are asked for."""
+    """Return every strategy with its own options, `none` first; a strategy that cannot be loaded has none, and fails
+    later. Strategies are imported when their options are read."""
     names = (*_built_in(), *(point.name for point in entry_points.of_group(ENTRY_POINTS)))
     return DeclaredOnDemand(names, _options)
 
@@ -223,7 +223,7 @@ def _options(name: str) -> tuple[Option, ...]:
 
 @cache
 def _known(name: str) -> type[Strategy]:
-    """Return a strategy, loaded once, without a search of all packages for each cell."""
+    """Return a strategy, cached so that the packages are not searched for each cell."""
     return load(name)
 
 

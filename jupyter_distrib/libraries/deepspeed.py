@@ -1,7 +1,7 @@
 """The facts about DeepSpeed, which wraps models, divides data, and takes its accelerator from the environment.
 
-It keeps process groups for the life of a program, and a rank lives on when its groups are gone. It compiles C++ at the
-first use of some of its operations: the view shows that, and what only its own launcher can use is not compiled.
+It keeps process groups for the life of a program, while a rank outlives its groups. It compiles C++ at the first use of
+some operations: the view shows this, and operations that only its own launcher can use are not compiled.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.libraries.library import Library
 
 LOCK_CHECK_S = 0.2
-"""The interval between two looks at a lock that no process seems to hold."""
+"""Seconds between two checks of a lock that no process seems to hold."""
 _first_groups: dict[str, Any] = {}
-"""The variables of `deepspeed.utils.groups` as they are at its import: no group."""
+"""The variables of `deepspeed.utils.groups` right after its import, without groups."""
 
 
 def _remember_first_groups(module: ModuleType) -> None:
@@ -38,7 +38,7 @@ def _remember_first_groups(module: ModuleType) -> None:
 
 
 def _forget_lost_groups(comm: Any) -> None:
-    """Have `deepspeed.comm.comm` begin anew when the default process group that it was made with is gone."""
+    """Make `deepspeed.comm.comm` reinitialize when the default process group that it was created with is gone."""
     original, made_with = comm.init_distributed, None
 
     @functools.wraps(original)
@@ -59,7 +59,7 @@ def _forget_lost_groups(comm: Any) -> None:
 
 
 def takes_backward(engine: Any) -> bool:
-    """Return whether the engine has put hooks on a model's output, by which `loss.backward()` is its own as well."""
+    """Return whether the engine has put hooks on a model's output, so that it handles `loss.backward()` as well."""
     return bool(getattr(engine, "_support_torch_style_backward", False))
 
 
@@ -80,7 +80,7 @@ def _agree_on_parameter_numbers() -> None:
 
 
 def _check_groups_of_engines(module: Any) -> None:
-    """Have an engine that an earlier cell has made say in one sentence that its process groups are gone."""
+    """Make an engine created by an earlier cell say in one sentence that its process groups are gone."""
     original = module.DeepSpeedEngine.forward
 
     @functools.wraps(original)
@@ -141,7 +141,7 @@ def _show_compiling(module: Any) -> None:
 
 @contextmanager
 def _seconds_shown(label: str) -> Iterator[None]:
-    """Show the seconds that the block takes, if it takes more than one."""
+    """Show the seconds that the block takes, if more than one."""
     import jupyter_distrib
 
     done = threading.Event()
@@ -162,8 +162,8 @@ def _seconds_shown(label: str) -> Iterator[None]:
 
 
 def _past_dead_holders(try_acquire: Callable[[Any], bool | None]) -> Callable[[Any], bool | None]:
-    """Return `FileBaton.try_acquire`, which first removes the lock of a compilation whose process was killed: torch
-    (2.13) would wait for it for ever."""
+    """Return a `FileBaton.try_acquire` that first removes the lock of a killed compilation, for which torch (2.13)
+    would wait for ever."""
 
     @functools.wraps(try_acquire)
     def acquire(baton: Any) -> bool | None:
@@ -176,7 +176,7 @@ def _past_dead_holders(try_acquire: Callable[[Any], bool | None]) -> Callable[[A
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove a lock file that no process has open for a while; its holder opens it as it makes it."""
+    """Remove a lock file that no process has had open for a while; its holder opens it when creating it."""
     with suppress(FileNotFoundError):
         before = os.stat(path)
         for _ in range(2):

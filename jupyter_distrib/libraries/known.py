@@ -54,17 +54,17 @@ _WRAP = {module for library in LIBRARIES if library.wraps_models for module in l
 
 
 def extras() -> dict[str, str]:
-    """Return the extra of this package that installs each module, by module."""
+    """Return, for each module, the extra of this package that installs it."""
     return {library.modules[0]: library.extra for library in LIBRARIES if library.extra}
 
 
 def cpu_environment() -> dict[str, str]:
-    """Return the variables that tell libraries of a rank without an accelerator."""
+    """Return the variables that tell libraries that a rank has no accelerator."""
     return {name: value for library in LIBRARIES for name, value in library.cpu_environment.items()}
 
 
 def instead_of_launching() -> str:
-    """Return advice, for one sentence, in place of the calls by which libraries would start ranks of their own."""
+    """Return advice, for use in a sentence, on what to call instead of the libraries' own launchers."""
     return ", ".join(library.instead_of_launching for library in LIBRARIES if library.instead_of_launching)
 
 
@@ -79,19 +79,19 @@ def wraps_model(module: object) -> bool:
 
 
 def shared_states() -> list[tuple[str, str]]:
-    """Return modules and their classes whose instances share a state for the life of a program."""
+    """Return the classes, as (module, name), whose instances share a state for the life of a program."""
     return [
         (module, name) for library in LIBRARIES for module, names in library.shared_states.items() for name in names
     ]
 
 
 def mends() -> dict[str, Callable[[ModuleType], None]]:
-    """Return the functions that are called with a module after its import, by the module's full name."""
+    """Return the functions to call with a module after its import, by the module's full name."""
     return {module: mend for library in LIBRARIES for module, mend in library.mend.items()}
 
 
 def after_cell() -> list[tuple[str, Callable[[ModuleType], None]]]:
-    """Return the functions that are called with a loaded module after each cell, each with the module's full name."""
+    """Return the functions to call with a loaded module after each cell, each with the module's full name."""
     return [(module, end) for library in LIBRARIES for module, end in library.after_cell.items()]
 
 

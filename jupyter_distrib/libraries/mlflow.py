@@ -2,7 +2,7 @@
 
 If the run is tracked (`kernel/trackers/mlflow.py`), a cell on every rank finds its MLflow run as the active one, and
 one rank writes: `mlflow.log_metric` and its siblings do nothing on the other ranks, unless these have begun runs of
-their own. What a cell leaves open is closed before the next cell.
+their own. Runs that a cell leaves open are closed before the next cell.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from typing import Any
 from jupyter_distrib.libraries.library import Library
 
 RUN_VARIABLE = "JUPYTER_DISTRIB_MLFLOW"
-"""The variable that holds the id of the tracked run, and the rank that logs to it."""
+"""Environment variable with the id of the tracked run, and the rank that logs to it."""
 RUN_TAG = "jupyter_distrib.run"
-"""The tag of an MLflow run that holds the id of the run which it tracks."""
+"""Tag of an MLflow run with the id of the run that it tracks."""
 FIND_S = 10.0
-"""The most seconds in which the first call that logs on a rank waits for the kernel to make the MLflow run."""
+"""Most seconds that the first logging call on a rank waits for the kernel to create the MLflow run."""
 FIND_EVERY_S = 0.05
 END_S = 1.0
-"""The most seconds to wait for the server when a run is closed that a cell has left open."""
+"""Most seconds to wait for the server when closing a run that a cell has left open."""
 
 
 _found: dict[str, str] = {}
-"""The MLflow runs of tracked runs on this rank, by the run."""
+"""MLflow runs of the tracked runs on this rank, by run id."""
 
 
 def find_run(client: Any, experiments: list[str], run: str) -> Any:
-    """Return the MLflow run of a run, None if there is none in these experiments."""
+    """Return the MLflow run that tracks a run; None if there is none in these experiments."""
     found = client.search_runs(experiments, filter_string=f"tags.`{RUN_TAG}` = '{run}'", max_results=1)
     return found[0] if found else None
 
 
 def store_of(client: Any) -> Any:
-    """Return the store behind a client, which says nothing on the screen."""
+    """Return the store behind a client, which prints nothing."""
     return client._tracking_client.store  # noqa: SLF001 - mlflow has no other way
 
 
 def active_experiment() -> str | None:
-    """Return the number of the experiment that `mlflow.set_experiment` has chosen in this process."""
+    """Return the id of the experiment that `mlflow.set_experiment` has selected in this process."""
     chosen: str | None = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None)
     return chosen
 
 
 def _tracked(fluent: Any) -> str | None:
-    """Return the MLflow run of the cell that is executed; the kernel makes it meanwhile."""
+    """Return the MLflow run of the running cell, waiting until the kernel has created it."""
     run = os.environ.get(RUN_VARIABLE, "").partition(" ")[0]
     until_s = time.monotonic() + FIND_S
     while run and run not in _found and time.monotonic() < until_s:

@@ -1,7 +1,7 @@
-"""Copies the settings that a program has made in its libraries for all that it computes and prints: read in the kernel,
-set in a rank. Only libraries that are loaded are looked at, and none is loaded for it. Standard library only.
+"""Copies library settings that affect what a program computes and prints from the kernel to a rank. Only loaded
+libraries are inspected, and none is loaded for it. Standard library only.
 
-Each setting is a value of JSON. One that has its default is left out.
+Each setting is a JSON value. Settings with their default are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMPY_PRINTING = {
 
 @data_class
 class LibrarySetting:
-    """One setting that a library keeps."""
+    """One setting of a library."""
 
     name: str
     library: str
@@ -53,7 +53,7 @@ def read() -> dict[str, Any]:
 
 
 def that_stay() -> Iterator[str]:
-    """Yield a sentence for each setting of this process that ranks do not take over."""
+    """Yield a message for each setting of this process that is not copied to ranks."""
     torch: Any = sys.modules.get("torch")
     ask = getattr(torch, "get_default_device", None)
     if ask is not None and (device := str(ask())) != "cpu":
@@ -64,14 +64,13 @@ def that_stay() -> Iterator[str]:
 
 
 class Applied:
-    """The settings of this process that came from another one."""
+    """Settings of this process that were copied from another one."""
 
     def __init__(self) -> None:
         self._now: dict[str, Any] = {}
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """Apply these settings, and defaults where the last call had set another one; other settings of this process
-        stay."""
+        """Apply these settings, and reset those that only the previous call had set; all other settings stay."""
         if wanted == self._now:
             return
         for each in SETTINGS:
@@ -89,12 +88,12 @@ def _write(setting: LibrarySetting, value: Any) -> None:
 
 
 def set_at_import(library: Any) -> None:
-    """Apply the settings that have waited for the import of this library. Called in a rank when it has imported it."""
+    """Apply the settings that were waiting for the import of this library. Called in a rank after the import."""
     _waiting.pop(library.__name__, lambda _: None)(library)
 
 
 AT_IMPORT = ("pandas",)
-"""Libraries that a rank imports late or never, so that their settings wait for it."""
+"""Libraries that a rank imports late or never; their settings wait for the import."""
 _waiting: dict[str, Callable[[Any], None]] = {}
 """The functions that apply settings to libraries that are not imported yet."""
 
@@ -126,7 +125,7 @@ def _write_numpy_printing(numpy: Any, value: dict[str, Any] | None) -> None:
 
 
 def _pandas_display() -> dict[str, Any]:
-    """Return pandas' options of display that do not have the default of a program, by name, if pandas is loaded."""
+    """Return pandas' display options that differ from a program's defaults, by name, if pandas is loaded."""
     config = getattr(getattr(sys.modules.get("pandas"), "_config", None), "config", None)
     if config is None:
         return {}
@@ -150,7 +149,7 @@ def _flat(prefix: str, options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return the value in a form that JSON can express; `"{:.2f}".format` as a dictionary, and None for others."""
+    """Return a JSON value; `"{:.2f}".format` becomes a dict, and other objects None."""
     if getattr(value, "__name__", "") == "format" and isinstance(text := getattr(value, "__self__", None), str):
         return {"format": text}
     return value if isinstance(value, (str, int, float, bool)) else None
@@ -173,11 +172,11 @@ def _write_pandas(pandas: Any, value: dict[str, Any] | None) -> None:
 
 
 _pandas_before: dict[str, Any] = {}
-"""The options that this process had before another one's were set."""
+"""The options of this process before another one's were set."""
 
 
 def _unlike(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values that are not the default ones, as far as JSON can express them."""
+    """Return the values that differ from the defaults, as far as JSON can represent them."""
     plain = (str, int, float, bool, type(None))
     unlike = {
         name: value
@@ -204,7 +203,7 @@ def _write_logging(_: Any, value: dict[str, Any] | None) -> None:
 
 
 def _read_levels(_: Any) -> dict[str, int] | None:
-    """Return the levels of loggers by name, but for those of a kernel's own libraries and of torch."""
+    """Return the levels of loggers by name, except those of a kernel's own libraries and of torch."""
     levels = {
         name: level
         for name, logger in list(logging.root.manager.loggerDict.items())
@@ -240,13 +239,13 @@ _OWN_LOGGERS = frozenset(
         *("jupyter_distrib", "matplotlib"),
     }
 )
-"""Loggers whose levels the libraries of a kernel, torch and this package set themselves."""
+"""Loggers whose levels are set by the libraries of a kernel, torch or this package."""
 _levels_before: dict[str, int] = {}
-"""The levels that this process had before another one's were set."""
+"""The levels of this process before another one's were set."""
 
 
 def _read_warnings(_: Any) -> list[list[str]] | None:
-    """Return the filters for all modules and one of Python's categories, which is what users set."""
+    """Return the filters that apply to all modules and a category of Python, as users set them."""
     found = []
     for action, message, category, module, line in warnings.filters:
         pythons = isinstance(category, type) and getattr(builtins, category.__name__, None) is category
@@ -265,9 +264,9 @@ def _write_warnings(_: Any, value: list[list[str]] | None) -> None:
 _OF_PYTHON = {
     ("ignore", each) for each in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 }
-"""Filters with which Python itself begins."""
+"""Python's default filters."""
 _OF_LIBRARIES = ("numpy.", "torch::", ".*Trio's signal handling code")
-"""Beginnings of the messages that numpy and torch filter at their import, and ipykernel when it starts."""
+"""Prefixes of the messages that numpy and torch filter at import, and ipykernel at its start."""
 
 
 SETTINGS = (

@@ -1,6 +1,6 @@
 """The facts about tqdm: on a rank the bars of its notebook module become terminal bars, whose text the kernel reads.
 
-The widgets of `tqdm.notebook` would have their models in no kernel.
+The widgets of `tqdm.notebook` would have no kernel for their models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jupyter_distrib.system.data_class import data_class
 
 @data_class
 class Bar:
-    """The content of a bar."""
+    """The parsed content of a progress bar."""
 
     label: str
     step: float

@@ -1,5 +1,5 @@
-"""Helpers for models that a cell spreads over the ranks itself, along a dimension of `mesh` (`--strategy tp --mesh
-pp=2,data=2`): torch's pipeline schedules, its context parallelism, and experts. Ranks only."""
+"""Helpers for cells that distribute a model over the ranks themselves, along a dimension of `mesh` (`--strategy tp
+--mesh pp=2,data=2`): torch's pipeline schedules, its context parallelism, and experts. Ranks only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long sequences in parts, each on another rank, with attention over the whole (context parallelism).
+"""Context parallelism: long sequences are split over the ranks, with attention over the whole sequence.
 
 GPUs: torch's `torch.distributed.tensor.experimental.context_parallel`, which passes keys and values round in a ring.
 CPUs: torch has no kernels for that, so keys and values are gathered; the numbers are the same, the memory is not saved.
@@ -20,15 +20,15 @@ from jupyter_distrib.errors import DistributedError
 
 @contextmanager
 def context_parallel(mesh: DeviceMesh, *tensors: torch.Tensor, dim: int = 1) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield this rank's part of each tensor along `dim`, the sequence; inside, attention by
+    """Yield this rank's part of each tensor along the sequence dimension `dim`; inside the block, attention by
     `torch.nn.functional.scaled_dot_product_attention` reaches over the parts of all ranks.
 
-    Positions are a tensor, too: give what the model adds them from. Compute the loss and the backward pass inside, and
-    average the gradients over the mesh afterwards (`average_gradients`).
+    Positions are needed, too: include the tensor from which the model adds them. Compute the loss and the backward pass
+    inside, and average the gradients over the mesh afterwards (`average_gradients`).
 
     Args:
-        mesh: The part of the mesh along the sequence: `mesh["cp"]`.
-        tensors: Tensors that are the same on all its ranks; they stay as they are.
+        mesh: The submesh along the sequence: `mesh["cp"]`.
+        tensors: Tensors that are equal on all its ranks; they are not modified.
         dim: The dimension of the sequence in each.
 
     Raises:
@@ -89,14 +89,14 @@ def _attention_over(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _causal(query: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return which places of the whole sequence each place of this rank's part sees."""
+    """Return a mask of the positions in the whole sequence that each position of this rank's part may attend to."""
     own = query.shape[-2]
     rows = torch.arange(own) + own * mesh.get_local_rank()
     return rows[:, None] >= torch.arange(own * mesh.size())[None]
 
 
 class GatheredSequence(torch.autograd.Function):
-    """The parts of all ranks in their order; the gradient of each part is the sum of the ranks' gradients."""
+    """Concatenates the parts of all ranks in order; the gradient of each part is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""The experts of a model's layer on different ranks (expert parallelism): tokens travel to the rank that has their
-expert, and back. torch has the exchange (`all_to_all_single`), on GPUs and CPUs, but no layer that uses it."""
+"""Expert parallelism: the experts of a layer are on different ranks, and tokens are sent to the rank of their expert
+and back. torch provides the exchange (`all_to_all_single`), on GPUs and CPUs, but no layer that uses it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jupyter_distrib.parallel.gradients import average_gradients
 
 
 class Experts(nn.Module):
-    """The experts of one layer, of which this rank keeps its part. Every rank calls it with tokens of its own.
+    """The experts of one layer, of which this rank keeps its part. Every rank calls it with its own tokens.
 
     Args:
         mesh: A mesh with a dimension `ep`, as the cell finds it.
-        experts: All experts of the layer, each a module from tokens to tokens of the same size.
+        experts: All experts of the layer; each maps tokens to tokens of the same size.
 
     Raises:
         DistributedError: There is no such dimension, or the experts cannot be divided.
@@ -47,11 +47,11 @@ class Experts(nn.Module):
                 dist.broadcast(each, group=mesh["data"].get_group(), group_src=0)
 
     def forward(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return for each token the sum of what its experts make of it. Collective along `ep`.
+        """Return for each token the weighted sum of its experts' outputs. Collective along `ep`.
 
         Args:
             tokens: Of shape (tokens, size).
-            chosen: The numbers of each token's experts, of shape (tokens, experts of a token), as of `topk`.
+            chosen: Indices of each token's experts, of shape (tokens, experts of a token), as from `topk`.
             weights: Their weights, of the same shape.
         """
         if chosen.shape != weights.shape or chosen.dim() != 2 or len(chosen) != len(tokens):
@@ -74,7 +74,7 @@ class Experts(nn.Module):
         return (sorted_back.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(1)
 
     def _computed(self, tokens: torch.Tensor, arriving: torch.Tensor) -> torch.Tensor:
-        """Return what this rank's experts make of the tokens, which lie by rank and then by expert."""
+        """Return the outputs of this rank's experts for the tokens, which are ordered by rank and then by expert."""
         parts = list(torch.split(tokens, arriving.tolist()))
         for number, expert in enumerate(self.experts.values()):
             own = parts[number :: self.own]
@@ -83,8 +83,8 @@ class Experts(nn.Module):
 
 
 def average_expert_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the gradients those of the mean loss over all ranks, after the backward pass: an expert has those of all
-    tokens that came to it, the other parameters of a model are averaged over the ranks."""
+    """Scale the gradients to those of the mean loss over all ranks, after the backward pass: an expert already has
+    those of all its tokens, and the gradients of all other parameters are averaged over the ranks."""
     layers = [each for each in model.modules() if isinstance(each, Experts)]
     of_experts = list({id(one): one for layer in layers for one in layer.parameters()}.values())
     own = {id(one) for one in of_experts}
@@ -97,7 +97,7 @@ def average_expert_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class _Exchanged(torch.autograd.Function):
-    """The rows that the other ranks have sent; gradients go the way back."""
+    """Exchanges rows between ranks; gradients take the reverse way."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, came: list[int], went: list[int], mesh: DeviceMesh) -> torch.Tensor:

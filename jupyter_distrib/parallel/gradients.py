@@ -1,4 +1,4 @@
-"""The average of gradients along a dimension of a mesh, for cells that spread a model themselves."""
+"""Averages gradients along a dimension of a mesh, for cells that distribute a model themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average the gradients over the ranks of a mesh with one dimension, in one piece for each type."""
+    """Average the gradients over the ranks of a one-dimensional mesh, in one collective per data type."""
     by_type: dict[Any, list[torch.Tensor]] = {}
     for each in parameters:
         if each.requires_grad:

@@ -1,4 +1,5 @@
-"""A model in stages, each on another rank, trained by torch's schedules (`torch.distributed.pipelining`).
+"""Pipeline parallelism: a model in stages, each on another rank, trained by torch's schedules
+(`torch.distributed.pipelining`).
 
 The stages exchange the shapes and types of the tensors that they pass on as JSON: if torch does not get them, it
 exchanges them as pickles.
@@ -27,9 +28,9 @@ class Pipeline:
 
     Args:
         mesh: A mesh with a dimension `pp`, as the cell finds it.
-        stages: The parts of the model in their order, as many as the dimension has ranks; this rank keeps its own.
+        stages: The parts of the model in order, one for each rank of the dimension; this rank keeps its own.
         loss: Computes the loss of the last stage's output and the target, as a mean over the samples.
-        microbatches: The number of parts in which a batch goes through the stages.
+        microbatches: Number of parts into which a batch is split.
         schedule: `1f1b` or `gpipe`.
 
     Raises:
@@ -75,7 +76,8 @@ class Pipeline:
         return self.module.parameters()
 
     def step(self, inputs: torch.Tensor, target: Any) -> float:
-        """Go forward and backward with a batch, and return the mean loss on every rank. The optimizer steps after it.
+        """Run the forward and backward passes of a batch, and return the mean loss on every rank. The optimizer steps
+        afterwards.
 
         Ranks that differ in `pp` only give the same batch: the first stage reads the inputs, the last one the target.
         """
@@ -96,7 +98,7 @@ class Pipeline:
         return float(mean)
 
     def _made_for(self, inputs: torch.Tensor) -> Any:
-        """Return the schedule, for batches of this form."""
+        """Return the schedule for batches of this shape."""
         group = self._along.get_group()
         taken, given = _examples(self.module, inputs.tensor_split(self._microbatches)[0], group)
         stage = PipelineStage(
@@ -105,7 +107,7 @@ class Pipeline:
         return self._kind(stage, self._microbatches, loss_fn=self._loss)
 
     def _begin_alike(self) -> None:
-        """Give the ranks of one stage the same weights."""
+        """Give all ranks of one stage the same weights."""
         if self._data is not None:
             for each in self.module.state_dict().values():
                 dist.broadcast(each, group=self._data.get_group(), group_src=0)
@@ -119,7 +121,7 @@ _Tensors = tuple[torch.Tensor, ...]
 
 
 def _examples(module: nn.Module, first: torch.Tensor, group: Any) -> tuple[_Tensors, _Tensors]:
-    """Return tensors without content, like those that this rank's stage takes and gives. Buffers keep their values.
+    """Return meta tensors like the inputs and outputs of this rank's stage. Buffers keep their values.
 
     Args:
         module: This rank's stage.
@@ -127,7 +129,7 @@ def _examples(module: nn.Module, first: torch.Tensor, group: Any) -> tuple[_Tens
         group: The ranks of the stages, in their order.
 
     Raises:
-        DistributedError: The stage gives something else than tensors.
+        DistributedError: The stage returns something other than tensors.
     """
     stage, stages = dist.get_rank(group), dist.get_world_size(group)
     forms = [_form(first)]

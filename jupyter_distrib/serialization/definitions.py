@@ -1,5 +1,4 @@
-"""The functions and classes that exist in two processes at once: the process that each came from, and the lookup of
-each process's own object.
+"""Functions and classes that exist in two processes: where each came from, and each process's own object for it.
 
 A notebook's function or class travels to a rank by value, under a key. When the rank returns it, or an instance of it,
 only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would
@@ -9,8 +8,8 @@ send its definition again and set the attributes of the notebook's class anew: m
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
 
-This is the one file that uses names private to cloudpickle; `system/private_names.py` lists them. All state is weak and
-per process; callers use one thread at a time.
+Only this file uses private names of cloudpickle; `system/private_names.py` lists them. All state is weak and per
+process; callers use one thread at a time.
 
 Raises `PayloadError` when it is imported with a cloudpickle that lacks one of them.
 """
@@ -40,17 +39,17 @@ value."""
 
 _by_key: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sent: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The objects that this process, a kernel, has sent, with their keys."""
+"""Objects sent by this process (a kernel), with their keys."""
 _received: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The objects that this process, a rank, has from a kernel, with their keys."""
+"""Objects that this process (a rank) received from a kernel, with their keys."""
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
-"""The classes that were made but have no attributes yet."""
+"""Classes that were created but have no attributes yet."""
 _bare_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 """The names in the `__dict__` of a received class before its own attributes were set."""
 _named: weakref.WeakSet[type] = weakref.WeakSet()
-"""The classes of this rank that have their identity common to all ranks already."""
+"""Classes of this rank that already have an identity common to all ranks."""
 _namesakes: tuple[str, Counter[str]] = ("", Counter())
-"""The newest run, and the number of classes of each definition that were named in it."""
+"""The newest run, and the number of its named classes by definition."""
 
 
 try:
@@ -60,7 +59,7 @@ except private_names.MissingNameError as missing:
 
 
 def is_by_value(reduced: object) -> bool:
-    """Return whether cloudpickle's reducer chose to send a function or class as its definition."""
+    """Return whether cloudpickle's reducer chose to send a function or class by value."""
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return False
     setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)  # noqa: SLF001
@@ -68,7 +67,7 @@ def is_by_value(reduced: object) -> bool:
 
 
 def is_importable(cls: type) -> bool:
-    """Return whether a class travels as the name of its module and its own name."""
+    """Return whether a class is pickled by module and name."""
     found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
     return found
 
@@ -77,8 +76,8 @@ def is_importable(cls: type) -> bool:
 
 
 def code_form(code: types.CodeType) -> Reduced:
-    """Return cloudpickle's form of a code object, with the file that the code came from: tracebacks and `inspect` look
-    its lines up by that name, and cloudpickle leaves it out since 3.1.3."""
+    """Return cloudpickle's form of a code object, with its file name, which tracebacks and `inspect` need to find the
+    source; cloudpickle leaves it out since 3.1.3."""
     make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)[:2]
     return make_code, (code.co_filename, make, arguments)
 
@@ -89,14 +88,14 @@ def make_code(filename: str, make: Callable[..., types.CodeType], arguments: tup
 
 
 DISPATCH_TABLE = ChainMap({types.CodeType: code_form}, cloudpickle.Pickler.dispatch_table)
-"""For picklers of functions and classes by value: cloudpickle's, but for code."""
+"""Dispatch table for pickling functions and classes by value: cloudpickle's, except for code."""
 
 
 # ---------------------------------------------------------------------------------------- kernel to rank, by value
 
 
 def sent_form(obj: Any, reduced: Reduced) -> Reduced:
-    """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to recognise it."""
+    """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to identify it."""
     key = _key_of_sent(obj)
     make, arguments, state = reduced[:3]
     if isinstance(obj, type):
@@ -119,7 +118,7 @@ def tracker_id(cls: type) -> str:
 
 
 def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Return the class that this process knows by the key, else a new one without attributes.
+    """Return this process's class for the key, else a new one without attributes.
 
     cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again,
     and they forget the outer part of a nested class's `__qualname__`.
@@ -176,7 +175,7 @@ def make_cached(key: str | None, function: Callable[..., Any], parameters: dict[
 
 
 _DISPATCH = functools.singledispatch(lambda x: None).__code__  # type: ignore[attr-defined]  # typeshed has no function
-"""The code that all functions with `functools.singledispatch` share."""
+"""Code object shared by all `functools.singledispatch` functions."""
 
 
 def dispatches(obj: object) -> bool:
@@ -195,7 +194,7 @@ def dispatch_form(function: Any, *, sent: bool) -> Reduced | None:
 
 
 def _is_importable_function(function: types.FunctionType) -> bool:
-    """Return whether a function travels as the name of its module and its own name."""
+    """Return whether a function is pickled by module and name."""
     found: bool = cloudpickle._should_pickle_by_reference(function)  # noqa: SLF001
     return found
 
@@ -231,7 +230,7 @@ def resolve(key: str, name: str, by_value: bytes | None) -> Any:
     Args:
         key: The key that the kernel gave to the object when it sent it.
         name: The name of the object in the notebook.
-        by_value: A pickle of it, used only for an unknown key: another kernel reads a detached run.
+        by_value: A pickle of it, used only if the key is unknown because another kernel reads a detached run.
 
     Raises:
         PayloadError: The key is unknown and there is no pickle.
@@ -245,9 +244,9 @@ def resolve(key: str, name: str, by_value: bytes | None) -> Any:
 
 
 def name_class(cls: type, run: str) -> None:
-    """Give a class of the cell an identity that the same class has on every rank of the run.
+    """Give a class of the cell the same identity on every rank of the run.
 
-    It consists of the run and the definition, not of the name alone: ranks may define different classes under one name.
+    The identity consists of the run and the definition, since ranks may define different classes under one name.
     """
     global _namesakes
     if cls in _named:
@@ -306,7 +305,8 @@ def _cells(function: types.FunctionType) -> str:
 
 
 def new_form(cls: type, reduced: Reduced) -> Reduced:
-    """Return the form in which a rank returns a class of the cell: its definition, which the kernel uses once."""
+    """Return the form in which a rank returns a class of the cell: its definition, which the kernel instantiates
+    once."""
     make, arguments, state = reduced[:3]
     identity = tracker_id(cls), cls.__qualname__
     return find_or_make_class, (*identity, make, arguments), state, None, None, _finish_new_class

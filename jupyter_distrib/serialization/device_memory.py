@@ -1,5 +1,5 @@
-"""Buffers of a pickle whose bytes are still on a device: `unread` makes one, which takes no memory of the host;
-`reader_of` returns what copies it piece by piece, through one piece of pinned memory.
+"""Pickle buffers whose bytes are still on a device: `unread` creates one without using host memory; `reader_of` returns
+a function that copies it piece by piece, through pinned memory.
 
 Any thread; torch is imported already where there is a storage.
 """
@@ -15,17 +15,17 @@ from typing import Any
 from jupyter_distrib.serialization.mapped_array import mapped_array
 
 Read = Callable[[int, int], memoryview]
-"""The function that returns so many bytes from a place on; they are valid until it is called again."""
+"""Called as `read(start, size)`; the returned bytes are valid until the next call."""
 
 _PROT_NONE = 0
-"""The protection of addresses that cannot be read: a reader that does not ask `reader_of` crashes, not errs."""
+"""Protection of unreadable addresses: code that does not use `reader_of` crashes instead of reading garbage."""
 
 
 def unread(storage: Any) -> Any:
     """Return an object with the buffer protocol that stands for a storage of a device, and keeps it alive.
 
     Raises:
-        OSError: There are no addresses left.
+        OSError: The address space is exhausted.
     """
     array = mapped_array(storage.nbytes(), _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array.read = _reader(storage)
@@ -33,7 +33,7 @@ def unread(storage: Any) -> Any:
 
 
 def reader_of(view: memoryview) -> Read | None:
-    """Return the function that reads such a buffer, or None if the view has its bytes itself."""
+    """Return the function that reads such a buffer; None if the view has its bytes itself."""
     return getattr(view.obj, "read", None) if isinstance(view.obj, ctypes.Array) else None
 
 
@@ -54,7 +54,7 @@ def _reader(storage: Any) -> Read:
 
 
 def _on_host(torch: Any, size_bytes: int) -> Any:
-    """Return memory of the host, pinned if that can be had: copies into it are several times as fast."""
+    """Return host memory, pinned if possible, which makes copies several times as fast."""
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:

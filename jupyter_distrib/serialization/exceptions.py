@@ -1,5 +1,5 @@
-"""The pickling of exceptions that cells raise, so that the notebook raises them in their own type. Any thread, but not
-two at once."""
+"""Pickles exceptions raised by cells, so that the notebook raises them in their own type. Any thread, but not two at
+once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _builtin_base(cls: type) -> Any:
 
 
 def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments as the builtin base reports them: `OSError` has a file name that is not in `args`."""
+    """Return the arguments as the builtin base reports them, since `OSError` has a file name that is not in `args`."""
     args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
     return args
 

@@ -1,4 +1,4 @@
-"""Memory that the system maps, as an array of ctypes that keeps the mapping. Any process, any thread; no state."""
+"""Maps memory as a ctypes array that keeps the mapping alive. Any process, any thread; no state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mapped_array(size_bytes: int, protection: int, flags: int, fd: int = -1) -> 
         fd: The file that is mapped, which may be closed afterwards; -1 for none.
 
     Raises:
-        OSError: The system does not map it.
+        OSError: The system cannot map it.
     """
     libc = _libc()
     address = libc.mmap(None, size_bytes, protection, flags, fd, 0)

@@ -1,4 +1,4 @@
-"""The pickling of values between kernel and ranks: the only module of the project that pickles.
+"""Pickles values between kernel and ranks; the only module of the package that pickles.
 
     kernel   pack_inputs -> to_parcel     ==link==>   from_parcel -> unpack_inputs   rank
     kernel   unpack_value <- from_parcel  <==link==   to_parcel <- pack_value        rank
@@ -45,17 +45,16 @@ if TYPE_CHECKING:
 
 ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
-"""The number of bytes up to which the buffers of a parcel travel in the message itself; larger ones in shared
-memory."""
+"""Largest total size of buffers sent in the message itself; larger ones go through shared memory."""
 _STREAM_LIMIT = 1 << 20
-"""The length above which a pickle stream goes into shared memory as well, so that it too travels once per node."""
+"""Length above which a pickle stream goes through shared memory as well, so that it is sent once per node."""
 _MAX_REPR = 80
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _MAX_REPR
 _MAX_REASON = 500
 
 kept_values: dict[str, object] = {}
-"""The values that stay on this rank between runs, by key."""
+"""Values kept on this rank between runs, by key."""
 
 
 @data_class
@@ -122,7 +121,7 @@ class ModuleInput:
 
 
 def import_submodules(module: object, submodules: Sequence[str]) -> object:
-    """Import the modules inside a module; the cell itself fails if the rank has none. Pickles name this function."""
+    """Import submodules of a module; if the rank lacks them, the cell itself fails. Pickles name this function."""
     for name in submodules:
         try:
             importlib.import_module(name)
@@ -132,8 +131,8 @@ def import_submodules(module: object, submodules: Sequence[str]) -> object:
 
 
 def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
-    """Return the value that made `pack_inputs` fail; None if none does now. Takes about as long as the failed pickle,
-    plus 0.5 s."""
+    """Return the value that made `pack_inputs` fail; None if nothing fails now. Takes up to 0.5 s longer than the
+    failed pickling."""
     from jupyter_distrib.serialization import pickle_errors  # loaded when something cannot be sent
 
     return pickle_errors.find(inputs, namespace)
@@ -149,7 +148,7 @@ def unpack_inputs(
 ) -> None:
     """Put captured variables into a run's namespace.
 
-    Names that the namespace has already take precedence over globals that functions bring along, and inputs over both.
+    Existing names take precedence over globals that functions bring along, and inputs over both.
 
     Args:
         data: The stream that `from_parcel` returned.
@@ -238,7 +237,7 @@ def pack_value(value: object, *, by_value: bool, run: str, deferred: bool = Fals
 
 
 def pack_result(value: object, by_value: bool, run: str, *, deferred: bool = False) -> Packed:
-    """Pickle a value of a rank as it is; raises what its pickling raises."""
+    """Pickle a value of a rank as it is; errors of pickling are raised."""
     return _packed(partial(ResultPickler, run, by_value), value, results=True, deferred=deferred)
 
 
@@ -313,7 +312,7 @@ def kept_value(key: str) -> object:
 def _packed(
     make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool, deferred: bool = False
 ) -> Packed:
-    """Pickle, and again if the first pass found large storages that are hardly used or are on an accelerator."""
+    """Pickle, a second time if the first pass found large storages that are hardly used or on an accelerator."""
     first = Tensors(results=results, look_first=True)
     packed = _packed_once(make, value, first)
     compact = first.wasteful()
@@ -337,7 +336,7 @@ def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
 
 
 def to_parcel(packed: Packed) -> tuple[m.Parcel, int | None]:
-    """Return the parcel for the link, and for large payloads a file descriptor of shared memory.
+    """Return the parcel for the link and, for large payloads, a file descriptor of shared memory.
 
     This makes the only copy of the data; `packed` may be dropped afterwards. The caller closes the descriptor after
     sending it, to any number of readers.
@@ -350,7 +349,7 @@ def to_parcel(packed: Packed) -> tuple[m.Parcel, int | None]:
 
 
 def laid_out(packed: Packed) -> tuple[m.Parcel, Sequence[memoryview]]:
-    """Return the parcel, and the parts of `packed` that travel beside it in shared memory: none if it is small."""
+    """Return the parcel, and the parts of `packed` that go through shared memory; none if it is small."""
     data, views = packed.data, packed.buffers
     if len(data) > _STREAM_LIMIT:
         data, views = b"", (memoryview(data), *views)

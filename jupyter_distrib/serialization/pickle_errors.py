@@ -1,4 +1,4 @@
-"""The search for the value that keeps a set of inputs from being pickled: its name, the object, and the path to it.
+"""Finds the value that cannot be pickled in a set of inputs: its name, the object, and the path to it.
 
 Only used after pickling has failed, so it may be slow, but may not take more than a second. The first pass repeats the
 pickle and discards the bytes; the object that it reached last is the cause. The second, in Python and under a time
@@ -21,9 +21,9 @@ from jupyter_distrib.serialization.tensors import Tensors
 
 _PATH_TIME_S = 0.5
 _DEEPEST = 150
-"""The greatest number of open objects on the way. Each costs the Python pickler about four of a thousand frames."""
+"""Deepest path to follow. Each level costs the Python pickler about four of a thousand frames."""
 _LONG = 1000
-"""The number of items above which the C pickler searches a container: a hundred times as fast as the Python one."""
+"""Number of items from which a container is searched with the C pickler, which is a hundred times as fast."""
 _MAX_REASON = 300
 _BINDINGS = ("__self__", "cell_contents")
 _MODULE_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -33,12 +33,12 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickleProblem:
-    """The obstacle to pickling a set of inputs."""
+    """The value that cannot be pickled in a set of inputs."""
 
     name: str
     """The input that cannot be pickled."""
     path: str
-    """The place of the object in the input, as an expression if possible: `loader.pool._lock`, `train (global db)`."""
+    """Path to the object in the input, as an expression if possible: `loader.pool._lock`, `train (global db)`."""
     type_name: str
     """The type of the object that cannot be pickled: `_thread.lock`."""
     reason: str
@@ -69,7 +69,7 @@ def _type_name(obj: object) -> str:
 
 
 class _GaveUpError(Exception):
-    """An exception for a search that took too long or went too deep."""
+    """The search took too long or went too deep."""
 
 
 class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be watched
@@ -110,7 +110,8 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
         self._open.pop()  # not in a `finally`: the objects still open after an error are the result
 
     def _failing_item(self, items: Sequence[Any]) -> Any:
-        """Return the item that fails, by halving, at about the cost of the failed pickle; the last one if none does."""
+        """Return the failing item by bisection, at about the cost of the failed pickling; the last one if none
+        fails."""
         while len(items) > 1:
             half = len(items) // 2
             items = items[:half] if self._fails(items[:half]) else items[half:]
@@ -128,7 +129,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
 
 
 def _path(way: list[Any]) -> str:
-    """Return the way as text. Objects, containers and results of reducers alternate on it; real steps are named."""
+    """Return the path as text. Only real steps are named, not the containers and reducer results in between."""
     path, index = "", 0
     while index < len(way) - 1:
         text, index = _step(way, index)
@@ -192,7 +193,7 @@ def _object_step(here: object, way: list[Any], index: int) -> tuple[str, int]:
 
 
 def _attributes(obj: object) -> dict[str, object]:
-    """Return the attributes that can be read without running the user's code, by name; for a method, what it binds."""
+    """Return the attributes that can be read without running user code, by name; for a method, its bound object."""
     found: dict[str, object] = dict(getattr(obj, "__dict__", None) or {})
     for cls in type(obj).__mro__:
         for name, slot in vars(cls).items():

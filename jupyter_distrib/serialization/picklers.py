@@ -21,15 +21,15 @@ from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.tensors import Tensors, same
 
 IN_BAND_BYTES = 4096
-"""The size up to which buffers go into the pickle stream: cheaper, and a small tensor keeps no large mapping alive."""
+"""Largest buffer to put into the pickle stream: this is cheaper, and a small tensor keeps no large mapping alive."""
 
 NAMESPACE: ContextVar[dict[str, object]] = ContextVar("jupyter_distrib_namespace")
-"""The run's live namespace, while a rank unpickles its inputs."""
+"""The run's namespace, while a rank unpickles its inputs."""
 LOADING: ContextVar[Callable[[str], None]] = ContextVar("jupyter_distrib_loading")
 """A callback that gets the name of each input before it is unpickled."""
 
 _SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
-"""The names that IPython puts into every notebook; ranks have their own values for them."""
+"""Names that IPython puts into every notebook, for which ranks have their own values."""
 
 
 _CACHED: type = type(functools.lru_cache(len))
@@ -39,7 +39,7 @@ _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
 
 
 class Name:
-    """A mark before each input in the pickle, so that a failure on either side can name the input."""
+    """Marks each input in the pickle, so that a failure on either side can name it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,7 +86,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=None if buffers is None else in_band)
         self._tensors = tensors
         self.last: object = None
-        """The object that the pickler reached last: when pickling fails, the one that cannot be pickled."""
+        """The last object reached; if pickling fails, the one that cannot be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
@@ -129,7 +129,7 @@ def _standard_stream(stream: object) -> Any:
 
 
 class InputPickler(_Pickler):
-    """The kernel's pickler. Functions of the notebook get the run's namespace as their globals."""
+    """The kernel's pickler. Functions of the notebook use the run's namespace as their globals."""
 
     def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
@@ -137,7 +137,7 @@ class InputPickler(_Pickler):
         self.globals_ref[id(namespace)] = LiveNamespace()
         self.sent: list[object] = []
         self.name = ""
-        """The name of the input that the pickler reached last."""
+        """Name of the last input reached."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:

@@ -1,5 +1,4 @@
-"""The passing of large buffers between processes of one machine: written once into anonymous memory, mapped by every
-reader.
+"""Passes large buffers between processes of one machine: written once into anonymous memory, mapped by every reader.
 
 `write` copies buffers into a memfd and returns its file descriptor, which travels over a unix socket; `read` maps it
 copy-on-write, so that readers may change the buffers without a copy in advance and without effect on each other. A
@@ -34,9 +33,9 @@ STEP_BYTES = 64 << 20
 """The bytes written per system call: less than the 2 GiB that Linux takes at once, and fast enough (20 ms) for an
 interrupt."""
 _CHECK_FROM_BYTES = 64 << 20
-"""The size from which payloads are worth the 0.1 ms of reading the amount of free memory from the system."""
+"""Size from which it is worth 0.1 ms to check the amount of free memory."""
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
-"""The seals after which nobody, not even the writer, can change or truncate memory that others have mapped (SIGBUS)."""
+"""Seals that keep everybody, including the writer, from changing or truncating mapped memory (SIGBUS)."""
 
 
 def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -66,7 +65,7 @@ class Content:
         buffers: One-dimensional views of bytes.
 
     Raises:
-        PayloadError: There is not enough room when it is made or filled; the error has the sizes needed and free.
+        PayloadError: There is not enough memory when it is created or filled; the error has the sizes needed and free.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -74,7 +73,7 @@ class Content:
         self._starts, total = offsets([view.nbytes for view in buffers])
         self._memory = Unfinished(total)
         self._told, self._telling = 0, -1
-        """The number of steps reported to the reader, and the descriptor for the reports, or -1."""
+        """Number of steps reported to the reader, and the descriptor for the reports, or -1."""
 
     def early(self) -> Descriptors:
         """Return descriptors for an `Arriving`, to be sent before the content is filled; the caller owns them."""
@@ -119,7 +118,7 @@ class Content:
 
 
 class Written:
-    """Buffers that are complete in shared memory, in place of a `Content` that is still to be filled.
+    """Buffers that are complete in shared memory, with the interface of a `Content` still to be filled.
 
     Args:
         buffers: One-dimensional views of bytes, which may change afterwards.
@@ -152,14 +151,14 @@ class Written:
 
 
 class GivenUp(Exception):
-    """An exception for a content of which no more will arrive."""
+    """No more of the content will arrive."""
 
 
 class Arriving:
     """The reader's side of a content, which waits for its parts.
 
     Args:
-        descriptors: Those of `Content.early`, or only that of complete memory; closed at the end of the context.
+        descriptors: Descriptors of `Content.early`, or that of complete memory; closed at the end of the context.
     """
 
     def __init__(self, descriptors: Descriptors) -> None:
@@ -187,10 +186,10 @@ class Arriving:
 
 
 class Unfinished:
-    """The shared memory that is being written. Leaving it as a context before `finish` frees it.
+    """Shared memory that is being written. Leaving it as a context before `finish` frees it.
 
     Raises:
-        PayloadError: There is not enough room when it is made or added to.
+        PayloadError: There is not enough memory when it is created or written to.
     """
 
     def __init__(self, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The pickling of torch's objects: tensors without a copy, modules without their process groups.
+"""Pickles torch's objects: tensors without a copy, modules without their process groups.
 
 Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself
 names functions of this file, which import it. The treatment of each kind of object:
@@ -41,10 +41,11 @@ _SHARDED = (
 )
 _ELSEWHERE = "it is sharded over the ranks, and whole in the value of rank 0"
 _SMALL_BYTES = 1 << 20
-"""The size up to which a storage is not worth a second pass."""
+"""Largest storage that is not worth a second pass."""
 
 whole: dict[int, tuple[Any, Any]] = {}
-"""The sharded tensors that the ranks have gathered for their results, by `id`: the tensor and, on rank 0, the whole."""
+"""Sharded tensors that the ranks have gathered for their results, by `id`: the tensor and, on rank 0, its full
+contents."""
 
 
 class Tensors:
@@ -64,7 +65,7 @@ class Tensors:
         Args:
             results: True for values of a rank, False for inputs from the kernel.
             compact: The result of `wasteful` after a first pass: storages whose only tensor is copied.
-            found: A list in which sharded tensors are only collected; the pickle is then of no use.
+            found: If given, sharded tensors are only collected in this list; the pickle is then unusable.
             look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is called.
             deferred: Leave large storages of an accelerator there until their bytes are written into shared memory.
         """
@@ -72,7 +73,7 @@ class Tensors:
         self._found = found
         self._looks_first = look_first
         self.left_out = False
-        """Whether something was left out, so that the pickle is of no use."""
+        """Whether something was left out, so that the pickle is unusable."""
         self._results = results
         self._compact = compact
         self._storages: dict[int, Any] = {}
@@ -104,7 +105,7 @@ class Tensors:
         return NotImplemented
 
     def wasteful(self) -> frozenset[int]:
-        """Return the storages that were sent whole although one tensor alone used them, and less than half of them."""
+        """Return the storages that were sent in full although a single tensor used less than half of them."""
         return frozenset(
             key
             for key, used in self._used_bytes.items()
@@ -175,7 +176,7 @@ class Tensors:
         return rebuild_storage, (_memory(on_host(storage) if moves else storage), moves and not self._results)
 
     def _only(self, storage: Any) -> Any:
-        """Return one Python object per storage: pickle compares objects by identity, and torch may make several."""
+        """Return one Python object per storage, since pickle compares by identity and torch may create several."""
         return self._storages.setdefault(private_torch.identity(storage), storage)
 
     # -------------------------------------------------------------------------------------------------- modules
@@ -273,5 +274,5 @@ def rebuild_without_data(size_bytes: int, device: str) -> Any:
 
 
 def after_load() -> None:
-    """Make torch forget what it notes while it unpickles."""
+    """Clear what torch records while unpickling."""
     private_torch.forget_sparse_tensors()

@@ -1,1 +1,1 @@
-"""The ways to spread a model over ranks: one file for each strategy. Runs in ranks; the kernel reads the options."""
+"""The built-in strategies, one file for each. Runs in ranks; the kernel reads the options."""

@@ -1,7 +1,7 @@
 """The strategy `ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
 
 Makes the default process group before the cell, and turns the training code of an unchanged cell into data-parallel
-training while it runs. What `prepare` is given is treated as what is found.
+training while it runs. Objects given to `prepare` are treated like those that are found.
 """
 
 from __future__ import annotations

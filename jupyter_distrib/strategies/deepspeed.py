@@ -1,4 +1,4 @@
-"""The strategy `deepspeed`: the training code of an unchanged cell trains through an engine of DeepSpeed.
+"""The strategy `deepspeed`: the unchanged training code of a cell trains through a DeepSpeed engine.
 
 The kernel reads the configuration and checks it before a rank starts; a rank makes the engine when the optimizer is
 built. `jupyter_distrib.prepare` returns the engine in place of the model.
@@ -41,7 +41,7 @@ class DeepSpeedStrategy(TrainingStrategy):
 
     @classmethod
     def ready(cls, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
-        """Return the options with the configuration itself, so that ranks need neither the name nor the file."""
+        """Return the options with the configuration itself in place of its name or file, which ranks may not have."""
         config = read_config(options.get("config", ""), start.names)
         check(config, options.get("zero", ""), ranks=start.ranks, on_cpu=start.on_cpu)
         return {**options, "config": json.dumps(config)} if config else options
@@ -79,7 +79,7 @@ def read_config(text: str, names: Mapping[str, object]) -> dict[str, Any]:
     """Return the configuration that `--config` names: a dict of the notebook, the path of a JSON file, or JSON itself.
 
     Raises:
-        OptionsError: There is none, or it cannot be sent.
+        OptionsError: There is no such configuration, or it cannot be sent.
     """
     if not text:
         return {}
@@ -112,7 +112,7 @@ def _of_file(path: str) -> object:
 
 
 def check(config: Mapping[str, Any], zero: str, *, ranks: int | None, on_cpu: bool) -> None:
-    """Raise an error for a configuration with which the training cannot begin on these ranks; None is any number."""
+    """Raise an error for a configuration that cannot work on these ranks; `ranks` None: any number."""
     own = config.get("zero_optimization", {})
     if zero and own.get("stage") not in (None, int(zero)):
         raise OptionsError(f"--zero {zero} and --config, with stage {own['stage']}, differ: leave one of them out")
@@ -157,8 +157,8 @@ def _check_batch(config: Mapping[str, Any], ranks: int) -> None:
 
 
 def completed(config: Mapping[str, Any], zero: str, ranks: int) -> dict[str, Any]:
-    """Return the configuration with the batch sizes, and with what an unchanged loop means: gradients are clipped only
-    if the configuration says so, and any optimizer is taken."""
+    """Return the configuration with the batch sizes, and with the defaults of an unchanged loop: no gradient clipping
+    unless configured, and any optimizer is allowed."""
     own = config.get("zero_optimization", {})
     full = {
         "gradient_clipping": 0.0,

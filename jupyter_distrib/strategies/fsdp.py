@@ -1,8 +1,8 @@
 """The strategy `fsdp`: each rank holds its part of every parameter and sees its share of the data.
 
 Makes the default process group and a mesh over all ranks before the cell, which finds it as `mesh`, and shards the
-model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. What `prepare` is given is
-treated as what is found.
+model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. Objects given to `prepare` are
+treated like those that are found.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FullyShardedStrategy(TrainingStrategy):
             self.training.returning(value)
 
     def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
-        """Make the group and the mesh, and watch the cell."""
+        """Create the group and the mesh, and install the hooks for the cell."""
         import torch
 
         from jupyter_distrib.worker.autoparallel.training.sharded import ShardedTraining
@@ -86,7 +86,7 @@ class FullyShardedStrategy(TrainingStrategy):
         training.begin(groups_reset=groups_reset)
 
     def _make_mesh(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> tuple[DeviceMesh, bool]:
-        """Make the group and the mesh; return the mesh, and whether kept values may differ."""
+        """Create the group and the mesh; return the mesh, and whether kept values may differ between ranks."""
         from jupyter_distrib.interfaces import identity
         from jupyter_distrib.worker.autoparallel.training import meshes
         from jupyter_distrib.worker.pytorch import process_group, randomness

@@ -1,8 +1,8 @@
 """The strategy `tensorflow`: the ranks are the workers of one `MultiWorkerMirroredStrategy`, and the cell runs in its
 scope.
 
-Ranks are programs of their own without torch. They agree on addresses, which `TF_CONFIG` holds for the life of their
-processes, as TensorFlow does.
+Ranks are separate programs without torch. They agree on addresses, which `TF_CONFIG` holds for the life of their
+processes, like TensorFlow itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OWN_SCOPE = Option(
     read=switch,
 )
 _held: list[socket.socket] = []
-"""The socket that keeps this rank's port from others until TensorFlow listens on it."""
+"""The socket that reserves this rank's port until TensorFlow listens on it."""
 _made: list[Any] = []
-"""The strategy of TensorFlow, which can be made once in a process."""
+"""TensorFlow's strategy object, which can be created once per process."""
 
 
 class TensorFlowStrategy(Strategy):
@@ -42,7 +42,8 @@ class TensorFlowStrategy(Strategy):
 
     @classmethod
     def environment(cls, options: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the variables that TensorFlow reads at its import: Keras 3 cannot `fit` on several workers."""
+        """Return the variables that TensorFlow reads at import, which select Keras 2: Keras 3 cannot `fit` on several
+        workers."""
         return {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
 
     def begin(self, run: StrategyRun) -> None:
@@ -72,8 +73,8 @@ def config_of(addresses: tuple[str, ...], rank: int) -> str:
 
 
 def _own_port() -> str:
-    """Return an address for this rank, and keep its port: only a server that reuses addresses, such as TensorFlow's,
-    can listen there now."""
+    """Return an address for this rank, and reserve its port, on which only a server that reuses addresses, such as
+    TensorFlow's, can listen then."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing: finds the interface that leads to the others
         host: str = probe.getsockname()[0]

@@ -1,9 +1,9 @@
-"""The strategy `tp`: the ranks form a mesh; along its dimension `model` the cell spreads a model by torch's plans
+"""The strategy `tp`: the ranks form a mesh; along its dimension `model` the cell distributes a model by torch's plans
 (`torch.distributed.tensor.parallel.parallelize_module`), and along its dimension `data` the model is sharded as by
 `fsdp`.
 
-Ranks that differ in `model` only see the same data. With a dimension `pp`, `cp` or `ep` the cell spreads its model
-itself (`jupyter_distrib.parallel` helps): it finds the mesh, and nothing of it is changed.
+Ranks that differ in `model` only see the same data. With a dimension `pp`, `cp` or `ep` the cell distributes its model
+itself (`jupyter_distrib.parallel` helps): it gets the mesh, and nothing else is changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
 
 
 BY_HAND = frozenset({"pp", "cp", "ep"})
-"""The dimensions along which a cell spreads a model itself: stages, parts of sequences, experts."""
+"""Dimensions along which a cell distributes a model itself: stages, parts of sequences, experts."""
 MESH = Option(
     flag="--mesh",
     metavar="NAME=N,...",

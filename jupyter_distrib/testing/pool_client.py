@@ -46,7 +46,7 @@ E = TypeVar("E")
 F = TypeVar("F")
 
 LIMIT_S = 60.0
-"""The most seconds to wait for one event; a pool may need seconds for its first ranks."""
+"""Most seconds to wait for one event; a pool may need seconds for its first ranks."""
 _TERMINAL = (Returned, Failed, Interrupted, Exited)
 
 
@@ -72,13 +72,13 @@ class Outcome:
 
 
 class PoolClient:
-    """The kernel's side of one pool. `run` returns the outcome of a cell, after a check of the order of its events."""
+    """The kernel's side of one pool. `run` returns the outcome of a cell, after checking the order of its events."""
 
     def __init__(self, pool: Pool, session: str = "") -> None:
         self.session = session or f"check{os.getpid():x}-{time.monotonic_ns():x}"
         self.lost: list[str] = []
         self.seen: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
-        """The run events as they come, for `when`, which acts while a run goes on."""
+        """Run events as they arrive, for `when`, which acts while a run is in progress."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._parcels: dict[tuple[str, int], tuple[Parcel, Descriptors]] = {}
         self._runs = self._groups = 0
@@ -183,7 +183,7 @@ class PoolClient:
         return self.finish(self.start(group, source, **more), ranks)
 
     def when(self, kind: type, act: Callable[[str], object], count: int = 1) -> threading.Thread:
-        """Call `act` with the run's id, in a thread of its own, once `count` events of a class have come."""
+        """Call `act` with the run's id, in a separate thread, once `count` events of a class have arrived."""
 
         def follow() -> None:
             left, run = count, ""

@@ -1,8 +1,8 @@
-"""The exchange of one text per rank, such as an address, without a framework's help. Rank's main thread.
+"""Exchanges one text per rank, such as an address, without a framework's help. Rank's main thread.
 
 Rank 0 serves on the socket that the agent has bound for it; the others connect, send their texts, and get all texts.
-Texts are JSON: nothing that comes from a socket is unpickled. A rank that waits in an exchange is freed by SIGINT, or
-when its sockets are cut.
+Texts are JSON: nothing that comes from a socket is unpickled. A rank that waits in an exchange is released by SIGINT,
+or when its sockets are shut down.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 _FIRST_WORD_S = 5.0
-"""The seconds that a peer has for its text once it has connected: a peer that sends nothing is no rank."""
+"""Seconds for a connected peer to send its text: a peer that sends nothing is not a rank."""
 _LINE_BYTES = 1 << 20
-"""The longest text of a rank, which is the limit on what a stranger can send."""
+"""Longest text of a rank, which limits what a stranger can send."""
 _MOST_WAITING = 256
-"""The peers that have connected and said nothing yet; with more, the one that has waited longest is closed."""
+"""Most connected peers that have sent nothing yet; beyond that, the oldest is closed."""
 
 
 class PlainGroups:
@@ -55,20 +55,20 @@ class PlainGroups:
         """Do nothing: an exchange has answered all ranks when it returns on rank 0."""
 
     def tidy(self) -> None:
-        """Do nothing: an exchange leaves nothing behind."""
+        """Do nothing, since an exchange leaves nothing behind."""
 
     def sequence(self) -> int:
         return -1
 
     def abort(self, then: Callable[[], None]) -> None:
-        """Call `then` at once: cut sockets free every wait."""
+        """Call `then` at once, since shutting the sockets down releases every wait."""
         then()
 
     def wait_s(self) -> float:
         return 0.0
 
     def can_stay(self) -> bool:
-        """Return False: nothing is known of the groups that the strategy's framework makes."""
+        """Return False, since nothing is known of the groups that the strategy's framework creates."""
         return False
 
     def keep(self) -> None:
@@ -115,14 +115,14 @@ class PlainGroups:
 
 @dataclass(slots=True)
 class _Caller:
-    """A peer that has connected, and has not sent its line yet."""
+    """A connected peer that has not sent its line yet."""
 
     until_s: float
     line: bytearray = field(default_factory=bytearray)
 
 
 class _Callers:
-    """The peers that connect. None of them is waited for while another one has something to say."""
+    """The connecting peers. None of them blocks another one that has sent data."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._waiting = listener, dict[socket.socket, _Caller]()
@@ -131,7 +131,7 @@ class _Callers:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def next(self) -> tuple[socket.socket, bytes]:
-        """Return the next peer that has sent a line, and the line. Raises `OSError` if the listener is cut."""
+        """Return the next peer that has sent a line, and the line. Raises `OSError` if the listener is shut down."""
         while True:
             first = next(iter(self._waiting.values()), None)
             left_s = None if first is None else max(0.0, first.until_s - time.monotonic())
@@ -157,7 +157,7 @@ class _Callers:
             self._drop(next(iter(self._waiting)))  # a rank speaks at once
 
     def _read(self, sock: socket.socket) -> tuple[socket.socket, bytes] | None:
-        """Return a peer and its line, once that is complete. A peer that has left, or says too much, is dropped."""
+        """Return a peer and its line once it is complete. A peer that has left, or sends too much, is dropped."""
         if (caller := self._waiting.get(sock)) is None:
             return None  # it was dropped a moment ago
         part = b""
@@ -180,7 +180,7 @@ class _Callers:
 
 
 def _greeting(line: bytes) -> tuple[str, int, str] | None:
-    """Return the first message of a peer, as (occasion, rank, text); None for a peer that is no rank."""
+    """Parse the first message of a peer as (occasion, rank, text); None for a peer that is not a rank."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
             case [str(occasion), int(rank), str(text)]:

@@ -1,5 +1,5 @@
-"""The calls that a library makes before the end of a cell is reported: what goes on in the background has to be over.
-Rank's main thread."""
+"""Callbacks that run before the end of a cell is reported, such as those that wait for background work. Rank's main
+thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class EndOfCell(Protocol):
-    """A function to call at the end of a cell."""
+    """A callback for the end of a cell."""
 
     def __call__(self, *, ok: bool) -> None: ...
 
@@ -17,12 +17,13 @@ _calls: list[Callable[..., None]] = []
 
 
 def call(function: EndOfCell) -> None:
-    """Call a function once at the end of this cell. If the cell has ended well, with `ok`: it may wait and raise."""
+    """Call a function once at the end of this cell. With `ok`, the cell has ended well, and the function may wait and
+    raise."""
     _calls.append(function)
 
 
 def run(*, ok: bool) -> None:
-    """Make the calls."""
+    """Call the registered functions, each once."""
     calls = [*_calls]
     _calls.clear()
     for each in calls:

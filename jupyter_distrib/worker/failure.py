@@ -1,5 +1,4 @@
-"""The description of a rank's exception: type, text and the frames of the user's code. Runs in the rank's main
-thread."""
+"""Describes a rank's exception: type, text and the frames of the user's code. Runs in the rank's main thread."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def describe(
 
 
 def groupless(strategy: str, *, everyone: bool) -> str:
-    """Return the reason why a cell has no process group, with advice; empty if it has destroyed its own."""
+    """Return why a cell has no process group, with advice; empty if it has destroyed its own."""
     if not everyone:
         add = "" if strategy != "none" else " and add --strategy ddp"
         return f"Only some of the ranks run this cell, so it has no process group: leave out --on{add}."
@@ -108,7 +107,7 @@ def _limit(error: BaseException, depth: int) -> Iterator[str]:
 
 
 def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
-    """Yield the reason why a name of the cell, or of a function of the notebook, is not on this rank."""
+    """Yield the reason why a name used by the cell, or by a function of the notebook, is missing on this rank."""
     if isinstance(error, NameError) and (story := absent.get(error.name or "")):
         frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
         if frames and frames[-1].f_globals.get("__name__") == "__main__":
@@ -120,20 +119,20 @@ def type_name(cls: type) -> str:
 
 
 def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the interrupt that an exception is, or that code caught before it ended the program; else None."""
+    """Return the KeyboardInterrupt that this exception is, or that code caught before it exited; else None."""
     caught = error.__context__ if isinstance(error, SystemExit) else error
     return caught if isinstance(caught, KeyboardInterrupt) else None
 
 
 def frames_when_stopped(error: BaseException) -> tuple[m.Frame, ...]:
-    """Return the frames of a rank when it was stopped, also if code caught the interrupt and ended the program."""
+    """Return the frames where a rank was stopped, even if code caught the interrupt and exited."""
     frames = frames_of(error.__traceback__)
     caught = error.__context__ if isinstance(error, SystemExit) else None
     return frames if caught is None else frames + frames_of(caught.__traceback__)
 
 
 def frames_of(traceback: types.TracebackType | None) -> tuple[m.Frame, ...]:
-    """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
+    """Return the frames outside this package, outermost first; the middle of a very deep stack is left out."""
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
     # This package's frames only for its own errors.
@@ -141,7 +140,7 @@ def frames_of(traceback: types.TracebackType | None) -> tuple[m.Frame, ...]:
 
 
 def ends_of(frames: Sequence[m.Frame]) -> tuple[m.Frame, ...]:
-    """Return the frames, of a very deep stack only those at both ends."""
+    """Return the frames without the middle of a very deep stack."""
     if len(frames) > _MAX_FRAMES:
         return (*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :])
     return tuple(frames)
@@ -154,7 +153,7 @@ def _walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType
 
 
 def frame_at(code: types.CodeType, lineno: int | None, instruction: int) -> m.Frame:
-    """Describe the place of an instruction (its index in bytes) in some code."""
+    """Describe the source location of an instruction, given by its byte index."""
     line, end_line, first, last = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     one_line = line is not None and line == end_line == lineno
     return m.Frame(

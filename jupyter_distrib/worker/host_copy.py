@@ -1,5 +1,4 @@
-"""Copies of small tensors between a device and the host, for which no thread waits. In ranks; any thread may read a
-copy."""
+"""Asynchronous copies of small tensors between a device and the host. In ranks; any thread may read a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _LOOK_UP_S = 0.001
 
 
 class HostCopy:
-    """A copy of a tensor's present contents, which can be read on the host once the device has made it."""
+    """A copy of a tensor's current contents, readable on the host once the device has made it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host, self._event = sent_to_host(tensor.detach())
@@ -28,7 +27,7 @@ class HostCopy:
         return bool(self._event.query())
 
     def has_come(self, within_s: float) -> bool:
-        """Wait for the copy at most this long, and return whether it has come; an interrupt is noticed meanwhile."""
+        """Wait at most this long for the copy, interruptibly, and return whether it has arrived."""
         until_s = time.monotonic() + within_s
         while not (arrived := self.is_there()) and time.monotonic() < until_s:
             time.sleep(_LOOK_UP_S)
@@ -42,8 +41,7 @@ class HostCopy:
 
 
 def sent_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return memory of the host for the contents, and the device's event after which it holds them; no event if it does
-    already."""
+    """Return host memory for the contents, and the device event after which it holds them; None if it already does."""
     if tensor.device.type == "cpu":
         return tensor.clone(), None
     host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -54,10 +52,10 @@ def sent_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 def sent_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of the host's tensor on a device, without waiting for its arrival."""
+    """Return a copy of a host tensor on a device, without waiting for the transfer."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured: nothing may be read on the host then."""
+    """Return whether a CUDA graph is being captured, when nothing may be read on the host."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

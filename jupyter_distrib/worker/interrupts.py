@@ -1,5 +1,5 @@
-"""The handling of SIGINT in a rank, which becomes `KeyboardInterrupt` only while a cell runs, and not during an action
-that must be completed. The signal arrives in the main thread; the control thread announces a stop.
+"""Handles SIGINT in a rank: it raises `KeyboardInterrupt` only while a cell runs, and not during an action that must be
+completed. The signal arrives in the main thread; the control thread announces a stop.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.messenger import Messenger
 
 ASKED_GRACE_S = 2.0
-"""The most seconds by which a SIGINT may overtake the command that explains it."""
+"""Most seconds by which a SIGINT may arrive before the command that explains it."""
 
 
 class Interrupts:
-    """The state of interrupts: whether one is allowed, has come, and was requested."""
+    """The state of interrupts: whether one is allowed, has arrived, and was requested."""
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
         self.allowed = False
-        """Whether an interrupt may be raised, since a cell runs."""
+        """Whether an interrupt may be raised, because a cell is running."""
         self.postponed = False
-        """Whether one came while a library was being imported or an event was being sent; it is repeated later."""
+        """Whether one arrived while a library was being imported or an event sent; it is repeated later."""
         self._stopping = threading.Event()
         self._raised = False
         """Whether an interrupt was raised in the current run."""
@@ -36,7 +36,7 @@ class Interrupts:
         shown = sys.unraisablehook
 
         def unless_stopped(unraisable: sys.UnraisableHookArgs) -> None:
-            """Show an exception of a finalizer ("Exception ignored in ..."), unless it follows from a stop."""
+            """Show an exception of a finalizer ("Exception ignored in ..."), unless a stop caused it."""
             if not self.stopping:
                 shown(unraisable)
 
@@ -49,7 +49,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def allow(self) -> None:
-        """Allow interrupts for a cell that begins, or end it at once if it is being stopped already."""
+        """Allow interrupts for a starting cell, or end it at once if it is already being stopped."""
         self.allowed, self._raised = True, False
         if self._stopping.is_set():
             raise KeyboardInterrupt
@@ -57,7 +57,7 @@ class Interrupts:
     # ---------------------------------------------------------------------------------------------- control thread
 
     def begin(self) -> None:
-        """Reset the stop of the run before, since a new cell has come."""
+        """Clear the previous run's stop, because a new cell has arrived."""
         self._stopping.clear()
         self.postponed = False
 
@@ -66,7 +66,7 @@ class Interrupts:
         self._stopping.set()
 
     def repeat(self) -> None:
-        """Interrupt again, if one was postponed."""
+        """Repeat a postponed interrupt."""
         if self.postponed:
             self.raise_now()
 
@@ -79,7 +79,7 @@ class Interrupts:
         return self._stopping.is_set()
 
     def ended_cell(self, error: BaseException | None) -> bool:
-        """Return whether a cell that ends with this error, or with none, is being stopped and has little time."""
+        """Return whether a cell that ends with this error (or None) is being stopped and has little time left."""
         return self.stopping or (error is not None and self.caused(error))
 
     def caused(self, error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The sending of a rank's events. Any thread of the rank sends; finalizers, which Python may call at any time, do so in
+"""Sends a rank's events. Any thread of the rank may send; a finalizer, which Python may call at any time, may do so in
 the middle of another send.
 """
 
@@ -12,7 +12,7 @@ from jupyter_distrib.wire.link import Link
 
 
 class Messenger:
-    """The sender of events in their order, each in one piece; the start of a cell waits for what comes next.
+    """Sends events in order, each in one piece; the start of a cell is held back until the next event.
 
     Args:
         link: The link to the agent, on which another thread receives.
@@ -24,18 +24,18 @@ class Messenger:
         self._in_send = False
         """Whether the thread that has `_lock` is inside a send."""
         self._meanwhile: list[m.Event] = []
-        """The events that finalizers have reported during the send."""
+        """Events that finalizers reported during the send."""
         self._start: m.Started | None = None
         self._begun = 0
-        """Number of cells that have begun."""
+        """Number of cells that have started."""
         self._due = 0
-        """Number of the newest cell whose start is to be sent at once."""
+        """Number of the newest cell whose start must be sent without delay."""
         self.main_thread_sends = False
         """Whether an interrupt now would cut an event in two."""
 
     def begin(self, started: m.Started) -> None:
-        """Keep the start of a cell until something else is sent or `announce` is called; send it at once if that was
-        called already, since the main thread had other things to do."""
+        """Hold back the start of a cell until something else is sent or `announce` is called; send it at once if that
+        was called before, while the main thread was busy."""
         with self._lock:
             self._begun += 1
             late = self._begun <= self._due
@@ -44,7 +44,8 @@ class Messenger:
             self.send(started)
 
     def announce(self, cell: int) -> None:
-        """Send the start of a cell, numbered from 1, unless it was sent; if it has not begun, as soon as it does."""
+        """Send the start of a cell, numbered from 1, unless it was sent; if the cell has not started, as soon as it
+        does."""
         with self._lock:
             self._due = cell
             started, self._start = self._start, None
@@ -52,7 +53,7 @@ class Messenger:
                 self._send(started)
 
     def send(self, event: m.Event, fds: Sequence[int] = ()) -> None:
-        """Send an event, together with the start of the cell if that was not sent yet."""
+        """Send an event, preceded by the start of the cell if that was held back."""
         is_main, before = threading.current_thread() is threading.main_thread(), self.main_thread_sends
         if is_main:
             self.main_thread_sends = True
@@ -67,7 +68,7 @@ class Messenger:
                 self.main_thread_sends = before
 
     def _send(self, event: m.Event, fds: Sequence[int] = (), after: Sequence[m.Event] = ()) -> None:
-        """Send an event with `_lock` held, or after the send that is going on."""
+        """Send an event with `_lock` held, or queue it after the send in progress."""
         if self._in_send:
             self._meanwhile.append(event)
             return

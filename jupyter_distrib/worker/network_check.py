@@ -1,7 +1,7 @@
-"""The measurement of the network between the nodes of a worker group, for the doctor. In each rank, in the thread that
-executes cells and one that answers.
+"""Measures the network between the nodes of a worker group, for the doctor. In each rank, in the thread that executes
+cells and one that answers.
 
-The first rank of each node measures the way to the next node; all at the same time, as in a ring of collectives.
+The first rank of each node measures the connection to the next node; all at the same time, as in a ring of collectives.
 Standard library only.
 """
 
@@ -18,16 +18,17 @@ from jupyter_distrib.interfaces import framework
 
 PINGS = 20
 SEND_S = 0.4
-"""The seconds of sending at full speed."""
+"""Seconds of sending at full speed."""
 WAIT_S = 3.0
-"""The most seconds to wait for a node that does not answer."""
+"""Most seconds to wait for a node that does not answer."""
 _CHUNK = bytes(1 << 20)
 _PING = b"p"
 
 
 def measure() -> dict[str, object] | None:
-    """Return the latency in seconds and the bytes a second from this rank's node to the next one, or why there are
-    none; None on a rank that is not the first of its node, and if there is one node. All ranks of a group call it."""
+    """Return the latency in seconds and the bandwidth in bytes per second from this rank's node to the next, or why
+    they cannot be measured; None on a rank that is not the first of its node, or if there is one node. Called on all
+    ranks of a group."""
     assert framework.current is not None
     exchange = framework.current.groups.exchange
     first = int(os.environ["GROUP_WORLD_SIZE"]) > 1 and os.environ["LOCAL_RANK"] == "0"
@@ -52,14 +53,14 @@ def measure() -> dict[str, object] | None:
 
 
 def _listening() -> socket.socket:
-    """Return a socket at the address by which the other nodes reach this one."""
+    """Return a listening socket at the address by which other nodes reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MASTER_ADDR"], 9))
         return socket.create_server((probe.getsockname()[0], 0))
 
 
 def _answer(server: socket.socket, token: str) -> None:
-    """Answer the one caller that knows the token: each ping, then the end of what it sends."""
+    """Answer the caller that knows the token: each ping, then the end of its data."""
     server.settimeout(WAIT_S)
     with suppress(OSError):
         while True:
@@ -79,7 +80,7 @@ def _answer(server: socket.socket, token: str) -> None:
 
 
 def _measure(address: str, port: int, token: str) -> tuple[float, float]:
-    """Return half the quickest way there and back, and the bytes a second."""
+    """Return half of the shortest round trip in seconds, and the bytes per second."""
     with socket.create_connection((address, port), WAIT_S) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.sendall(token.encode())

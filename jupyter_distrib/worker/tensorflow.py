@@ -1,7 +1,7 @@
-"""The framework TensorFlow of a rank, a program of its own in which torch is never imported. Rank's main thread.
+"""TensorFlow as the framework of a rank, which is a separate program that never imports torch. Rank's main thread.
 
-TensorFlow itself is imported by the strategy when a cell begins. It keeps its cluster for the life of a process, so
-ranks whose cluster has lost a member are replaced.
+The strategy imports TensorFlow when a cell begins. TensorFlow keeps its cluster for the life of a process, so ranks
+whose cluster has lost a member are replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Cluster(PlainGroups):
 
 
 class NoSightings:
-    """The progress of TensorFlow's collectives, which it tells nobody."""
+    """The progress of TensorFlow's collectives, which it does not expose."""
 
     communication: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class TensorFlow:
     name = NAME
 
     def load(self) -> None:
-        """Do nothing: a cell that needs no TensorFlow does not wait for it."""
+        """Do nothing, so that a cell without TensorFlow does not wait for its import."""
 
     def preload(self) -> None:
         pass
@@ -60,7 +60,7 @@ class TensorFlow:
         self.groups = Cluster(order.rank, order.world_size)
 
     def prepare(self) -> None:
-        """Do nothing: an interrupt leaves no state of TensorFlow half changed that it could restore."""
+        """Do nothing: there is no state of TensorFlow to restore after an interrupt."""
 
     def finish(self, values: Iterable[object]) -> None:
         """Do nothing: TensorFlow's input pipelines have no processes."""
@@ -94,7 +94,7 @@ class TensorFlow:
         pass
 
     def release_memory(self) -> None:
-        """Do nothing: TensorFlow keeps the memory that it has taken."""
+        """Do nothing: TensorFlow keeps the memory that it has allocated."""
 
     def use_threads(self, count: int) -> None:
         """Set the variables that TensorFlow reads once, at its first operation."""

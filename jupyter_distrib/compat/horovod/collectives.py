@@ -1,4 +1,4 @@
-"""Horovod's operations on tensors, with their handles. Called in the thread that computes.
+"""Horovod's tensor operations, with their handles. Called in the thread that computes.
 
 Under one name every rank calls the same operation; without a name, the n-th call of a kind goes with the n-th of the
 other ranks. `Compression` chooses the form in which gradients are sent.
@@ -52,7 +52,7 @@ def chosen_op(average: bool | None, op: str | None) -> str:
     """Return the reduction that a call asks for.
 
     Raises:
-        ValueError: There is none with this name, or it is asked for twice.
+        ValueError: There is no such reduction, or it is specified twice.
         NotImplementedError: It is Adasum.
     """
     if average is not None and op is not None:
@@ -91,7 +91,7 @@ def _submit(
 
 
 def _handle(*submitted: tuple[Negotiation, SubmittedOperation], take: Callable[[list[Any]], Any]) -> int:
-    """Return a handle for operations that belong together; `take` makes one result of theirs."""
+    """Return a handle for a group of operations; `take` combines their results."""
     number = next(_numbers)
     _issued[number] = lambda: take([negotiation.wait_for(each) for negotiation, each in submitted])
     _polls[number] = lambda: all(negotiation.is_done(each) for negotiation, each in submitted)
@@ -230,7 +230,7 @@ def sparse_allreduce_async(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Begin to join the ranks' tensors along the first dimension, which may differ; return a handle."""
+    """Begin to concatenate the ranks' tensors along the first dimension, which may differ; return a handle."""
     if not tensor.dim():
         raise ValueError("allgather wants a tensor with at least one dimension")
     return _handle(_submit("allgather", tensor, name, process_set), take=_only)
@@ -252,7 +252,7 @@ def _root(root_rank: int, process_set: ProcessSet) -> int:
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to bring one rank's tensor to all, and return a handle."""
+    """Begin to broadcast one rank's tensor to all, and return a handle."""
     process_set.negotiating()
     submitted = _submit("broadcast", tensor, name, process_set, root=_root(root_rank, process_set))
     return _handle(submitted, take=_only)
@@ -261,7 +261,7 @@ def broadcast_async(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to bring one rank's tensor to all, in place, and return a handle."""
+    """Begin to broadcast one rank's tensor to all, in place, and return a handle."""
     process_set.negotiating()
     submitted = _submit("broadcast", tensor, name, process_set, tensor, root=_root(root_rank, process_set))
     return _handle(submitted, take=_only)
@@ -270,7 +270,7 @@ def broadcast_async_(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Bring one rank's tensor to all, in place."""
+    """Broadcast one rank's tensor to all, in place."""
     brought: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return brought
 
@@ -283,7 +283,7 @@ def alltoall_async(
 ) -> int:
     """Begin to send a part of the rows to each rank; return a handle for the rows received and their numbers by rank.
 
-    Without `splits` each rank gets as many rows, and the result is the rows alone.
+    Without `splits`, each rank gets equally many rows, and the result is the rows alone.
     """
     size = process_set.size()
     if splits is None and (not tensor.dim() or tensor.shape[0] % size):
@@ -344,7 +344,7 @@ def join(device: int = -1) -> int:
 
 
 class NoneCompressor:
-    """Tensors are sent as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -356,7 +356,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Numbers with a point are sent with 16 bits."""
+    """Sends floating-point numbers with 16 bits."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -368,7 +368,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """The forms to choose from."""
+    """The available compressions."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""The state that `hvd.init()` makes in a rank: the process sets with their groups, until the end of the cell."""
+"""The state that `hvd.init()` creates in a rank: the process sets with their groups, until the end of the cell."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jupyter_distrib.worker import end_of_cell
 
 
 class ProcessSet:
-    """Some of the ranks, to which an operation can be limited.
+    """A subset of the ranks, to which an operation can be limited.
 
     Args:
-        ranks_or_comm: The ranks' numbers.
+        ranks_or_comm: The ranks.
     """
 
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
@@ -72,10 +72,10 @@ _sets: dict[int, ProcessSet] = {}
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
-    """Make the groups; a second call does nothing. All ranks have to call it.
+    """Create the groups; a second call does nothing. All ranks must call it.
 
     Raises:
-        ValueError: It is asked for some of the ranks only.
+        ValueError: It is called for a subset of the ranks.
     """
     if is_initialized():
         return
@@ -93,7 +93,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
 
 def _init_torch() -> None:
-    """Make torch's default group, unless a strategy or the cell has. Outside of a run there is one rank."""
+    """Create torch's default group, unless a strategy or the cell has. Outside a run there is one rank."""
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -104,7 +104,7 @@ def _init_torch() -> None:
 
 
 def _end(*, ok: bool) -> None:
-    """Take part in what is left at the end of a cell that ended well, and forget the groups, which end with it."""
+    """Finish pending operations at the end of a cell that ended well, and drop the groups, which end with it."""
     try:
         if ok and is_initialized():
             shutdown()
@@ -113,7 +113,7 @@ def _end(*, ok: bool) -> None:
 
 
 def shutdown() -> None:
-    """Finish what this rank has issued, and drop the process sets."""
+    """Finish the operations issued by this rank, and drop the process sets."""
     for each in _sets.values():
         if each.negotiation is not None:
             each.negotiation.finish()
@@ -133,10 +133,10 @@ def is_initialized() -> bool:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a process set known. All ranks have to call it with the same sets in the same order.
+    """Register a process set. All ranks must call it with the same sets in the same order.
 
     Raises:
-        ValueError: There are no such ranks, or a set of these.
+        ValueError: There are no such ranks, or there is already such a set.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks = added.ranks or []
@@ -160,7 +160,7 @@ def _add(added: ProcessSet, number: int) -> None:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Drop a process set; return False if it is not known, or has all ranks."""
+    """Drop a process set; return False if it is not registered, or is the global one."""
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     del _sets[process_set.process_set_id]

@@ -1,4 +1,4 @@
-"""Horovod's blocking operations, through which gradients flow as Horovod defines them."""
+"""Horovod's blocking operations, with gradients as Horovod defines them."""
 
 # ruff: noqa: PLR0917 - Horovod's own signatures
 
@@ -122,7 +122,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return the tensor reduced over the ranks, averaged if nothing is said."""
+    """Return the tensor reduced over the ranks, averaged by default."""
     sent, context = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
     reduced = AllreduceFunction.apply(sent, name, chosen_op(average, op), scales, process_set)  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ def allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the ranks' tensors, joined along the first dimension, which may differ."""
+    """Return the ranks' tensors, concatenated along the first dimension, which may differ."""
     result: torch.Tensor = AllgatherFunction.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
     return result
 

@@ -1,8 +1,8 @@
-"""The stand-in for `horovod.torch.elastic`: a training that goes on from its last commit after a rank was lost.
+"""The stand-in for `horovod.torch.elastic`: a training continues from its last commit after a rank was lost.
 
 Ranks are replaced by `--max-restarts`, which runs the cell again; ranks that were not lost are the same processes. So a
-commit stays in the memory of each rank, and `run` brings the newest one to all ranks. When no rank is left that has
-one, as after the loss of a node, the training begins anew.
+commit stays in the memory of each rank, and `run` copies the newest one to all ranks. If no remaining rank has one, as
+after the loss of a node, the training starts over.
 
 Rank's main thread.
 """
@@ -32,11 +32,11 @@ from jupyter_distrib.worker.output import reporting
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 _commits: dict[str, tuple[int, Any]] = {}
-"""The last commit of this rank with its number, by the id of the run; of one run at most."""
+"""Last commit of this rank with its number, by run id; for one run at most."""
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that brings its state, the first argument, to all ranks and to the last commit before it
+    """Return a function that restores its state (the first argument) to the last commit, equal on all ranks, before it
     begins."""
 
     @functools.wraps(func)
@@ -49,28 +49,28 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class State:
-    """The state that a training goes on with; subclasses say what it holds."""
+    """The state from which a training continues; subclasses define its contents."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], Any]] = []
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Call functions when the ranks are others than before, as after a restart."""
+        """Call functions when the ranks have changed, as after a restart."""
         self._callbacks += callbacks
 
     def commit(self) -> None:
-        """Save the state for the case that a rank is lost, and for `restore`."""
+        """Save the state, in case a rank is lost and for `restore`."""
         self.save()
         self._commits += 1
         if identity.attempt < identity.max_restarts:
             keep_commit(self._commits, self.saved())
 
     def check_host_updates(self) -> None:
-        """Do nothing: ranks that come or go make the cell run again."""
+        """Do nothing, since the cell is run again when ranks change."""
 
     def resume(self) -> None:
-        """Take the newest commit that a rank has, if there is one, and be the same on all ranks."""
+        """Adopt the newest commit of any rank, if there is one, and synchronize the state over all ranks."""
         mine = own_commit()
         numbers = allgather_object(-1 if mine is None else mine[0])
         newest = max(numbers)
@@ -88,27 +88,27 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to the state as it was saved last."""
+        """Restore the last saved state."""
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """Return the state as it was saved last."""
+        """Return the last saved state."""
         raise NotImplementedError
 
     def take(self, saved: Any) -> None:
-        """Take a state that `saved` returned, maybe to another object."""
+        """Adopt a state returned by `saved`, possibly of another object."""
         raise NotImplementedError
 
     def sync(self, root_rank: int = 0) -> None:
-        """Be as on one rank."""
+        """Adopt the state of one rank."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to other ranks."""
+        """Adapt to changed ranks."""
 
 
 def keep_commit(number: int, saved: Any) -> None:
-    """Keep a commit in this process until another one, or another run's."""
+    """Keep a commit in this process, in place of an earlier one."""
     run_id = reporting.run_id()
     if run_id is not None:
         _commits.clear()
@@ -198,7 +198,7 @@ def _is_part(value: Any) -> bool:
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler of this rank's share that leaves out what the epoch has processed, on whichever ranks.
+    """Samples this rank's share without what any rank has already processed in the epoch.
 
     Args:
         dataset: The dataset, with a length.
@@ -214,13 +214,13 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, with nothing processed; called at the end of one, before the next."""
+        """Start an epoch, with nothing processed; called between two epochs."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that this rank has processed a batch of the present pass."""
+        """Record that this rank has processed a batch of the current pass."""
         self.record_indices(self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size])
 
     def record_indices(self, indices: Sequence[int]) -> None:
@@ -228,7 +228,7 @@ class ElasticSampler(Sampler[int]):
         self.processed_indices.update(indices)
 
     def reset(self) -> None:
-        """Divide what is left among the ranks."""
+        """Divide the remaining samples among the ranks."""
         initialized = context.is_initialized()
         self.num_replicas, self.rank = (context.size(), context.rank()) if initialized else (1, 0)
         left = [index for index in range(len(self.dataset)) if index not in self.processed_indices]  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ class ElasticSampler(Sampler[int]):
         self.indices = padded[self.rank :: self.num_replicas]
 
     def sync(self) -> None:
-        """Take together what all ranks have processed."""
+        """Combine the processed samples of all ranks."""
         self.processed_indices = set().union(*allgather_object(self.processed_indices))
         self.reset()
 

@@ -1,9 +1,9 @@
-"""The agreement of ranks on which operations they execute next: those that all of them have issued, by name.
+"""Lets the ranks agree on which operations to execute next: those that all of them have issued, by name.
 
-Each rank of a process set has one `Negotiation`. It goes in rounds; in each, all ranks tell the operations that are new
-with them. Whoever waits for a result takes part in rounds until it is there, and begins none without a reason, so ranks
-that compute are not disturbed. A round is a `TextExchange`, which blocks only when it is waited for. An operation that
-was described in full once has a number from then on.
+Each rank of a process set has one `Negotiation`. It works in rounds; in each, all ranks announce their new operations.
+A rank that waits for a result takes part in rounds until it has it, and starts none without need, so computing ranks
+are not disturbed. A round is a `TextExchange`, which blocks only when it is waited for. An operation that was described
+in full once has a number from then on.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Negotiation:
 
     Args:
         control: A gloo group for the texts of the rounds.
-        of: The group that operations are executed in.
+        of: The group in which operations are executed.
     """
 
     def __init__(self, control: Any, of: SetGroup) -> None:
         self._control, self._of = control, of
         self._new: list[SubmittedOperation] = []
         self._mine: dict[str, SubmittedOperation] = {}
-        """This rank's operations that are not agreed on, by name."""
+        """This rank's pending operations, by name."""
         self._told: dict[str, dict[int, CollectiveRequest]] = {}
-        """All ranks' operations that are not agreed on, by name, in the order in which they were told."""
+        """All ranks' pending operations, by name, in the order in which they were announced."""
         self._numbers: dict[str, int] = {}
         self._requests: list[CollectiveRequest] = []
         self._joined: list[int] = []
@@ -47,17 +47,17 @@ class Negotiation:
         self._counts: dict[str, int] = {}
 
     def name(self, kind: str, given: str | None) -> str:
-        """Return the name of an operation; one without a name is counted, which has to agree between the ranks."""
+        """Return the name of an operation; unnamed ones are numbered, which must agree between the ranks."""
         if given is not None:
             return f"{kind}.{given}"
         self._counts[kind] = self._counts.get(kind, 0) + 1
         return f"{kind}.noname.{self._counts[kind]}"
 
     def submit(self, operation: SubmittedOperation) -> None:
-        """Take an operation, which later rounds tell the other ranks.
+        """Queue an operation, which the next rounds announce to the other ranks.
 
         Raises:
-            ValueError: One with this name is not done yet.
+            ValueError: An operation of this name is still pending.
         """
         name = operation.request.name
         if name in self._mine:
@@ -69,7 +69,7 @@ class Negotiation:
         self._new.append(operation)
 
     def progress(self, *, wait: bool) -> None:
-        """Take part in a round; without `wait` only as far as the other ranks have come.
+        """Take part in a round; without `wait`, only as far as possible without blocking.
 
         Raises:
             HorovodInternalError: A rank is lost.
@@ -96,11 +96,11 @@ class Negotiation:
         return operation.is_done()
 
     def new_bytes(self) -> int:
-        """Return the size of what no round has told yet."""
+        """Return the size of the operations not announced yet."""
         return sum(each.tensor.nbytes for each in self._new)
 
     def finish(self) -> None:
-        """Take part in rounds until nothing of this rank is left."""
+        """Take part in rounds until this rank has no pending operations."""
         while self._mine:
             self.progress(wait=True)
 
@@ -121,7 +121,7 @@ class Negotiation:
         return json.dumps([int(self._is_joining), fields], separators=(",", ":"))
 
     def _take(self, texts: list[str]) -> None:
-        """Take what all ranks have told. All ranks do the same with it, so that they go on alike."""
+        """Process the announcements of all ranks, in the same way on each of them."""
         for rank, text in enumerate(texts):
             joins, fields = json.loads(text)
             if joins and rank not in self._joined:
@@ -140,7 +140,7 @@ class Negotiation:
         return self._requests[self._numbers[text]]
 
     def _agreed(self) -> Iterator[AgreedOperation]:
-        """Yield the operations that all ranks have issued, and take them away; those that cannot be done are failed."""
+        """Remove and yield the operations that all ranks have issued; fail those that cannot be executed."""
         needed = set(range(len(self._of.ranks))) - {*self._joined}
         ready = [name for name, by_rank in self._told.items() if needed <= by_rank.keys()]
         for name in ready:
@@ -157,11 +157,12 @@ class Negotiation:
 
 _HEAD = 8
 _CAPACITY = 2048
-"""The bytes of a text that travel with its length; longer texts take a second step."""
+"""Number of bytes of a text sent along with its length; longer texts need a second step."""
 
 
 class TextExchange:
-    """An exchange that has begun; every rank of the group begins one with its own text.
+    """One exchange of texts, which does not block until it is waited for; every rank of the group starts one with its
+    own text.
 
     Args:
         group: A group that has gloo for the CPU, in which nothing else is sent.
@@ -180,7 +181,7 @@ class TextExchange:
         self._begin(first)
 
     def texts(self, *, wait: bool) -> list[str] | None:
-        """Return the texts by rank, or None if they have not come and `wait` is False.
+        """Return the texts by rank, or None if they have not arrived and `wait` is False.
 
         Raises:
             RuntimeError: A rank is lost.

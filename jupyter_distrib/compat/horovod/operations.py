@@ -1,4 +1,4 @@
-"""The execution of operations that all ranks of a process set have agreed on, by torch.distributed.
+"""Executes operations that all ranks of a process set have agreed on, by torch.distributed.
 
 Every rank of the set calls `perform` with the same operations in the same order. Nothing here blocks.
 """
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jupyter_distrib.compat.horovod.requests import CollectiveRequest, SubmittedOperation
 
 FUSION_BYTES = 64 << 20
-"""The most bytes that are reduced in one piece, as by Horovod's default."""
+"""Most bytes to reduce in one piece, as is Horovod's default."""
 _REDUCTIONS = {
     "Average": dist.ReduceOp.SUM,
     "Sum": dist.ReduceOp.SUM,
@@ -27,7 +27,7 @@ _REDUCTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedOperation:
-    """An operation that all ranks which have not joined have issued."""
+    """An operation issued by all ranks that have not joined."""
 
     requests: Mapping[int, CollectiveRequest]
     """The requests by the rank's number in the set."""
@@ -40,7 +40,7 @@ class AgreedOperation:
 
     @property
     def fusion(self) -> tuple[str, ...]:
-        """The facts that operations must share to be reduced in one piece; empty if it is not reduced."""
+        """Properties that operations must share to be reduced in one piece; empty if this is not a reduction."""
         one = self.any
         return (one.op, one.dtype, one.device) if one.kind in {"allreduce", "reducescatter"} else ()
 
@@ -51,13 +51,13 @@ class SetGroup:
 
     group: Any
     ranks: tuple[int, ...]
-    """The numbers of its ranks among all."""
+    """The global ranks of its members."""
     own: int
-    """The number of this rank in the set."""
+    """This rank's number in the set."""
 
 
 def perform(agreed: Sequence[AgreedOperation], of: SetGroup) -> None:
-    """Begin the operations; those of this rank are given their works and what makes their results."""
+    """Start the operations, and set the works and the `finish` function of those of this rank."""
     for batch in _batches(agreed):
         if batch[0].fusion:
             _reduce(batch, of)
@@ -66,7 +66,7 @@ def perform(agreed: Sequence[AgreedOperation], of: SetGroup) -> None:
 
 
 def _batches(agreed: Sequence[AgreedOperation]) -> Iterator[list[AgreedOperation]]:
-    """Yield operations that are next to one another and can be done in one piece."""
+    """Yield batches of successive operations that can be fused."""
     batch: list[AgreedOperation] = []
     size_bytes = 0
     for each in agreed:
@@ -133,7 +133,7 @@ def rows_by_rank(rows: int, size: int) -> list[int]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as flat bytes: they can be sent whatever the type of its numbers."""
+    """Return a tensor as flat bytes, which can be sent whatever its data type."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -201,7 +201,7 @@ _MOVES: dict[str, Callable[[AgreedOperation, SubmittedOperation, SetGroup], None
 
 
 def unjoinable(request: CollectiveRequest) -> str:
-    """Return a sentence on an operation that ranks which have joined cannot take part in, or an empty text."""
+    """Return the error message if joined ranks cannot take part in an operation, else an empty text."""
     if request.kind == "allreduce" and request.op in {"Average", "Sum"}:
         return ""
     return (

@@ -24,11 +24,11 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import TrainingStrategy
 
 ROUND_BYTES = 8 << 20
-"""The size of gradients for which the ranks begin to agree while the backward pass goes on."""
+"""Size of pending gradients from which a round starts during the backward pass."""
 
 
 class GradientAverager:
-    """The gradients of one optimizer on their way between the ranks."""
+    """Averages the gradients of one optimizer over the ranks."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class GradientAverager:
         self.handles[parameter] = handle, context
 
     def synchronize(self) -> None:
-        """Wait for all gradients; those that this rank does not have count as zeros."""
+        """Wait for all gradients; missing gradients of this rank count as zeros."""
         for each in self._names:
             if each not in self.handles:
                 self._issue(each)
@@ -100,17 +100,17 @@ class GradientAverager:
 
 
 class AveragingOptimizer(Optimizer):
-    """The class that `DistributedOptimizer` puts before the class of an optimizer."""
+    """Mixin that `DistributedOptimizer` puts before the class of an optimizer."""
 
     averager: GradientAverager
 
     def synchronize(self) -> None:
-        """Wait until the gradients are those of all ranks, as before clipping them."""
+        """Wait until the gradients are averaged over all ranks, for instance before clipping them."""
         self.averager.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let `step` go on with the gradients as they are: `synchronize` has been called."""
+        """Let `step` use the gradients as they are, because `synchronize` has been called."""
         self.averager.synchronizes = False
         try:
             yield
@@ -161,11 +161,11 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's own name and signat
 ) -> Any:
     """Return an optimizer of the same class and with the same state that steps by the ranks' gradients.
 
-    Gradients are put together by their size alone, so that `num_groups` and `groups` have no effect.
+    Gradients are fused by size alone, so `num_groups` and `groups` have no effect.
 
     Raises:
-        ValueError: Names are missing, or there twice, or factors do not go with the operation, or the cell has a
-            strategy that trains.
+        ValueError: Names are missing or duplicate, factors do not fit the operation, or the cell has a training
+            strategy.
         NotImplementedError: The operation is Adasum.
     """
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -13,11 +13,11 @@ NOT_INITIALIZED = "horovod.torch is not ready on this rank: call hvd.init() firs
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed: ranks disagree about it, or one of them is lost."""
+    """An operation failed because ranks disagree about it or one of them is lost."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Ranks came or went. Here a changed set of ranks runs the cell anew, so that this is never raised."""
+    """The set of ranks has changed. Never raised here, since changed ranks run the cell again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +52,19 @@ class CollectiveRequest:
         )
 
     def zeros(self) -> torch.Tensor:
-        """Return the share of a rank that has joined."""
+        """Return the contribution of a rank that has joined."""
         device = self.device if self.device == "cpu" else torch.device(self.device)
         return torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=device)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SubmittedOperation:
-    """An operation of this rank, from its call until its result has been taken."""
+    """An operation of this rank, from its call until its result is fetched."""
 
     request: CollectiveRequest
     tensor: torch.Tensor
     into: torch.Tensor | None = None
-    """The tensor that takes the result in place."""
+    """The tensor that receives the result in place."""
     prescale: float = 1.0
     postscale: float = 1.0
     works: list[Any] = field(default_factory=list)
@@ -97,7 +97,7 @@ class SubmittedOperation:
 
 
 def disagreement(requests: Mapping[int, CollectiveRequest]) -> str:
-    """Return a sentence on ranks that issued different operations under one name, or an empty text."""
+    """Return the error message if ranks issued different operations under one name, else an empty text."""
     (first, one), *others = requests.items()
     for rank, other in others:
         for what in ("dtype", "device", "op", "root", "shape"):

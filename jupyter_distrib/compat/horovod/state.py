@@ -1,4 +1,4 @@
-"""Objects, and the state of models and optimizers, on all ranks as on one."""
+"""Copies objects, and the state of models and optimizers, from one rank to all."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ except ImportError as error:
 __all__ = ["DeepspeedTorchDistributor", "TorchDistributor"]
 
 _here = threading.local()
-"""Holder of the run for which Spark starts a log server in this thread."""
+"""Holds the run for which Spark starts a log server in this thread."""
 
 
 class _Watched:
-    """The part that both classes have in common."""
+    """The common part of both classes."""
 
     name: ClassVar[str]
     """The class's name in pyspark."""
@@ -134,7 +134,7 @@ class LocalLines:
 
 @contextmanager
 def log_server(launched: Launched) -> Iterator[None]:
-    """Have Spark start our log server, within the block, for the call in this thread."""
+    """Make Spark start our log server for calls of this thread inside the block."""
     if spark_distributor.LogStreamingServer is not make_server:
         spark_distributor.LogStreamingServer = make_server
     _here.launched = launched

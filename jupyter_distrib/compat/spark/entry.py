@@ -10,7 +10,7 @@ from typing import Any
 def execute(
     run: str, token: str, function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """Call the function on this rank, tell the notebook, and return its value."""
+    """Call the function on this rank, report to the notebook, and return its value."""
     from jupyter_distrib.compat.spark import task
 
     return task.execute(run, token, function, args, keywords)

@@ -1,5 +1,5 @@
-"""The run of a function on the tasks of Spark, as the notebook shows it: what tasks tell in lines becomes the events of
-a `Run`. Kernel side; Spark's own code runs in a thread, since the thread of the cell draws and takes interrupts."""
+"""The run of a function in Spark tasks, as the notebook shows it: the lines that tasks send become events of a `Run`.
+Kernel side; Spark's own code runs in a thread, since the cell's thread draws the view and handles interrupts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Launched:
         self._reader = Reader(token=self.token)
         self._lock = threading.RLock()
         self._pids: dict[int, int] = {}
-        """The processes of the ranks that have begun and not ended."""
+        """Process ids of the running ranks, by rank."""
         self._ended = False
 
         def make(run_id: str) -> Run:
@@ -61,7 +61,7 @@ class Launched:
 
         Raises:
             RuntimeError: It failed on a rank; the rank's own exception is the cause.
-            Exception: Spark's own, if no rank has begun.
+            Exception: Spark's own error, if no rank has started.
         """
         outcome: list[Any] = []
         failed: list[BaseException] = []
@@ -99,7 +99,7 @@ class Launched:
         return self._reader.knows(line)
 
     def read(self, line: str, rank: int = 0) -> int:
-        """Take a line of a task; `rank` is the one for lines of somebody else. Return the rank of the line."""
+        """Process a line of a task; unmarked lines are attributed to `rank`. Return the rank of the line."""
         with self._lock:
             match self._reader.read(line):
                 case Printed() as text:
@@ -126,7 +126,7 @@ class Launched:
     # ------------------------------------------------------------------------------------------------ its end
 
     def _stop(self, force: bool) -> None:
-        """Stop the ranks; called in a handler of SIGINT, which may not wait for locks nor for Spark."""
+        """Stop the ranks; called in a SIGINT handler, which must wait neither for locks nor for Spark."""
         self._signal(signal.SIGKILL if force else signal.SIGINT)
         if not force:
             kill = threading.Timer(KILL_S, self._signal, [signal.SIGKILL])
@@ -140,7 +140,7 @@ class Launched:
                 os.kill(pid, number)
 
     def _end(self, error: BaseException | None) -> None:
-        """End the ranks that have not told their end, and the run."""
+        """End the ranks that have not reported their end, and the run."""
         with self._lock:
             self._output.flush()
             failed = any(rank.failure is not None for rank in self.run.record.ranks.values())
@@ -173,7 +173,7 @@ class Launched:
 
 
 class ThreadClock:
-    """A substitute for the loop that `RunOutput` needs: calls come in threads, with the lock held."""
+    """Replaces the event loop that `RunOutput` needs by threads; callbacks run with the lock held."""
 
     def __init__(self, lock: threading.RLock) -> None:  # type: ignore[valid-type, unused-ignore]
         self._lock = lock

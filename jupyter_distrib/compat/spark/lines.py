@@ -1,8 +1,8 @@
-"""The lines by which the ranks of a Spark task tell the notebook what they print, report and raise.
+"""Encodes what the ranks of a Spark task print, report and raise as lines for the notebook.
 
-They travel as Spark's log lines: each at most 4000 characters, from several processes through one pipe, so that a line
-is written at once and is short enough to stay whole. One that is not marked comes from somebody else. The token in the
-mark keeps others, who reach Spark's log server, from making events. Ranks and kernel.
+The lines are sent as Spark log lines of at most 4000 characters. Several processes share a pipe, so each line is
+written at once and is short enough to stay in one piece. Unmarked lines come from other code. The token in the mark
+keeps others who can reach Spark's log server from forging events. Ranks and kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS = {stream: kind for kind, stream in _STREAMS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """A piece of what a rank has printed; of an unknown rank if it is below 0."""
+    """A piece of a rank's output; `rank` is negative if unknown."""
 
     rank: int
     stream: str
@@ -45,7 +45,7 @@ def of_text(token: str, rank: int, stream: str, text: str) -> Iterator[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at newlines only: a carriage return redraws a line."""
+    """Split at newlines only, since a carriage return redraws a line."""
     return [f"{line}\n" for line in text.split("\n")[:-1]] + ([rest] if (rest := text.rpartition("\n")[2]) else [])
 
 
@@ -64,7 +64,7 @@ class Reader:
 
     token: str
     _events: dict[int, str] = field(default_factory=dict)
-    """The part of an event that has come, by rank."""
+    """The received part of an event, by rank."""
 
     def knows(self, line: str) -> bool:
         """Return whether a line has the token."""
@@ -72,7 +72,7 @@ class Reader:
         return hmac.compare_digest(given, f"{_MARK}{self.token}".encode())
 
     def read(self, line: str) -> Printed | m.Message | None:
-        """Return what a line tells; None for a part of an event. Spark has taken off the white space at its end."""
+        """Decode a line; None for a part of an event. Spark has stripped its trailing white space."""
         rank, _, rest = line.partition(" ")[2].partition(" ")
         kind, _, body = rest.partition(" ")
         if not self.knows(line) or not re.fullmatch("[0-9]{1,9}", rank) or not body.endswith(_END):

@@ -1,8 +1,8 @@
-"""The server to which Spark tasks send what their ranks print, report and raise. Kernel side; a thread of each
+"""The server to which Spark tasks send what their ranks print, report and raise. Kernel side; one thread per
 connection.
 
-It listens where the executors reach it, so anybody on that network can connect: a connection counts once it has sent a
-line with the run's token. Until then it is given little memory and little time, and nothing of it is shown.
+It listens where the executors can reach it, so anybody on that network can connect. A connection is accepted once it
+has sent a line with the run's token; until then it gets little memory and time, and nothing from it is shown.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from contextlib import suppress
 from typing import Protocol
 
 MOST_BYTES = 1 << 16
-"""The longest line: Spark's client sends at most 4000 characters and a remark that the rest is left out."""
+"""Longest line: Spark's client sends at most 4000 characters and a note that the rest is left out."""
 HELD_BYTES = 1 << 16
-"""Bytes of lines that are held until the token has come: those of torchrun come before the first one of a rank."""
+"""Bytes of lines to hold until the token arrives: torchrun's lines come before a rank's first one."""
 FIRST_S = 600.0
-"""Seconds until the token has to come, which the rank sends when it has imported torch."""
+"""Seconds within which the token must arrive, which a rank sends once it has imported torch."""
 LINE_S = 60.0
-"""Seconds in which a line that has begun has to end."""
+"""Seconds within which a line must be complete."""
 END_S = 0.1
-"""Seconds that its end takes at most."""
+"""Most seconds that a shutdown takes."""
 MOST_UNKNOWN = 512
-"""Connections without the token at a time; more are closed at once."""
+"""Most connections without the token at a time; further ones are closed at once."""
 
 
 class RunLines(Protocol):
-    """The reader of the lines."""
+    """Reads the lines."""
 
     def knows(self, line: str) -> bool:
         """Return whether a line has the run's token."""
 
     def read(self, line: str, rank: int = 0) -> int:
-        """Take a line; `rank` is the one for lines of somebody else. Return the rank of the line."""
+        """Process a line; unmarked lines are attributed to `rank`. Return the rank of the line."""
 
 
 class LogServer:
-    """Spark's `LogStreamingServer`, but for where the lines go, that it listens on the driver's address only, and that
-    it takes none of strangers."""
+    """Replaces Spark's `LogStreamingServer`: passes lines on to the run, listens on the driver's address only, and
+    accepts no lines from strangers."""
 
     def __init__(self, lines: RunLines) -> None:
         self._lines = lines
         self._server: socketserver.ThreadingTCPServer | None = None
         self._lock = threading.Lock()
         self._unknown: set[socket.socket] = set()
-        """The connections that have not sent the token."""
+        """Connections that have not sent the token."""
         self.port: int | None = None
 
     def start(self, spark_host_address: str = "") -> None:
@@ -102,7 +102,7 @@ class LogServer:
 
 
 def _line(sock: socket.socket, until_s: float | None = None) -> str:
-    """Return the next line; `until_s` is the time at which it has to be there. Raises `EOFError` or `OSError`."""
+    """Return the next line, which must arrive before the time `until_s`. Raises `EOFError` or `OSError`."""
     size = struct.unpack(">i", _exactly(sock, 4, until_s))[0]
     if not 0 <= size <= MOST_BYTES:
         raise EOFError

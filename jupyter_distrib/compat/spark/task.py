@@ -1,4 +1,5 @@
-"""One rank of a Spark distributor: the user's function, with what it prints, reports and raises told to the notebook.
+"""Runs one rank of a Spark distributor: calls the user's function, and sends what it prints, reports and raises to the
+notebook.
 
 Called in a process that torchrun has started in a Spark task, or on the driver's machine."""
 
@@ -21,13 +22,13 @@ from jupyter_distrib.worker.output import reporting
 
 READ_BYTES = 1 << 16
 LEFT_S = 1.0
-"""Seconds to wait at the end for what other processes of the rank still print."""
+"""Seconds to wait at the end for output of other processes of the rank."""
 
 
 def execute(
     run: str, token: str, function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """Call the function, tell the notebook, and return its value."""
+    """Call the function, report to the notebook, and return its value."""
     teller = Teller(run, token, int(os.environ["RANK"]))
     teller.tell(m.Started(run=run, rank=teller.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
     reporting.current = reporter = reporting.Reporter(run, teller.rank, teller.tell)
@@ -67,7 +68,7 @@ def _end(run: str, rank: int, error: BaseException | None) -> m.RunEvent:
 
 
 class Teller:
-    """The way to the notebook: the standard output of this process, as it was at first."""
+    """Sends events to the notebook, through the original standard output of this process."""
 
     def __init__(self, run: str, token: str, rank: int) -> None:
         self.rank = rank
@@ -85,7 +86,7 @@ class Teller:
                 os.write(self._out, line.encode("utf-8", "backslashreplace"))
 
     def _watch(self) -> None:
-        """End the process when nobody reads what it tells: Spark has killed the task."""
+        """Exit when nobody reads the output any more, because Spark has killed the task."""
         poll = select.poll()
         poll.register(self._out, 0)
         poll.poll()
@@ -93,7 +94,7 @@ class Teller:
 
     @contextmanager
     def streams(self) -> Iterator[None]:
-        """Tell all that is written to standard output and error within the block, from C and child processes too."""
+        """Send everything written to standard output and error inside the block, also by C code and child processes."""
         kept, threads = (os.dup(1), os.dup(2)), []
         for number, stream in ((1, "stdout"), (2, "stderr")):
             reading, writing = os.pipe()

@@ -1,5 +1,5 @@
-"""The exchange of values between ranks over the process group, as JSON and tensors: nothing is unpickled that another
-rank has sent. Collective; runs in the rank's main thread.
+"""Exchanges values between ranks over the process group, as JSON and tensors: nothing sent by another rank is
+unpickled. Collective; runs in the rank's main thread.
 
 JSON has neither tuples nor tensors, so those, and dicts, whose keys may have any type, are marked:
 
@@ -121,7 +121,8 @@ def _received(form: list[Any], tensors: list[torch.Tensor] | None) -> torch.Tens
 
 
 def _device() -> str:
-    """Return where the group takes tensors from: the CPU, unless a cell or script has made a group for GPUs alone."""
+    """Return the device whose tensors the group accepts: the CPU, unless a cell or script created a group for GPUs
+    only."""
     backends = private.backends(dist.group.WORLD)
     return backends.partition(":")[0] if backends and "cpu:" not in backends else "cpu"
 

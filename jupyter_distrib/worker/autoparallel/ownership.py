@@ -1,5 +1,4 @@
-"""The owners of an optimizer's parameters: the modules that are alive in this rank, found through the garbage
-collector.
+"""Finds the owners of an optimizer's parameters among the modules alive in this rank, through the garbage collector.
 
 Objects that the forkserver has imported are frozen (`gc.freeze`) and not searched. What a rank has imported since is
 searched, which takes some 10 ms with a collection of garbage.
@@ -30,26 +29,26 @@ class Owners:
     """The modules and tensors that hold an optimizer's parameters."""
 
     roots: tuple[nn.Module, ...]
-    """The outermost modules that own any of them, in the order of the parameters."""
+    """Outermost modules that own any of the parameters, in the order of the parameters."""
     loose: tuple[torch.Tensor, ...]
-    """The parameters that no module owns."""
+    """Parameters that no module owns."""
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return the objects of this kind that are referred to; garbage in reference cycles is collected first."""
+    """Return the live objects of this kind, after collecting garbage in reference cycles."""
     gc.collect()
     return present(kind)
 
 
 def present(kind: type[T]) -> list[T]:
-    """Return the objects of this kind, also those that are garbage by now."""
+    """Return the objects of this kind, including garbage that has not been collected."""
     # Not isinstance(): it reads the `__class__` of the object, which may run any code of a proxy.
     things = gc.get_objects()
     return list(compress(things, map(issubclass, map(type, things), repeat(kind))))
 
 
 def within_reach(things: Sequence[T], start: object) -> list[T]:
-    """Return the things that can be reached from `start`: variables of the cell, or objects inside them.
+    """Return which of the things can be reached from `start`, such as the cell's variables.
 
     Gives up on a heap of more than `REACH` objects, and then returns all of the things.
     """
@@ -84,7 +83,7 @@ def owners_of(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module] |
 
     Args:
         parameters: The parameters.
-        modules: All modules that are alive, if they are known by now.
+        modules: All live modules, if already known.
     """
     wanted = {id(parameter) for parameter in parameters}
     modules = alive(nn.Module) if modules is None else modules
@@ -101,13 +100,13 @@ def owners_of(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module] |
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the user's own module behind a wrapper of `torch.compile`; any other module unchanged."""
+    """Return the user's module behind a `torch.compile` wrapper; any other module unchanged."""
     found: nn.Module = private_torch.unwrapped(module)
     return found
 
 
 def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the modules among these that `torch.compile` has compiled as a whole."""
+    """Return which of these modules `torch.compile` has compiled as a whole."""
     if private_torch.COMPILER not in sys.modules:
         return []
     if all(unwrapped(each) is each for each in present(nn.Module)):
@@ -131,7 +130,7 @@ def own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def named(modules: Iterable[nn.Module]) -> str:
-    """Return the names of the modules' classes, for sentences: `Net` or `Generator, Critic`."""
+    """Return the names of the modules' classes, for messages: `Net` or `Generator, Critic`."""
     return ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
 
 

@@ -1,4 +1,4 @@
-"""The replacement of functions of torch for the time of a run."""
+"""Replaces functions of torch for the duration of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Patches:
-    """The replacements that are undone together."""
+    """Replacements that are undone together."""
 
     def __init__(self) -> None:
         self._made: list[tuple[Any, str, Any, Any]] = []

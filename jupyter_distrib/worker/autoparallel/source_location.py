@@ -36,8 +36,8 @@ _NUMBERS = {"range", "count", "trange"}
 
 
 def current_loop(cell: str) -> str:
-    """Return the innermost loop of the user's code that is being executed, such as `batches (WebLoader) on line 4`, or
-    an empty string; loops over numbers do not count.
+    """Return the innermost running loop of the user's code, such as `batches (WebLoader) on line 4`; empty if there is
+    none. Loops over numbers do not count.
 
     Args:
         cell: The cell's file name.
@@ -79,7 +79,7 @@ def _described(thing: ast.expr, frame: FrameType) -> str:
 
 
 def _called(call: ast.Call) -> str:
-    """Return the last name of the function that is called."""
+    """Return the called function's name without its module or object."""
     function = call.func
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""

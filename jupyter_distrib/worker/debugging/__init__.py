@@ -1,1 +1,1 @@
-"""The debugger of a rank, and the answers to those who ask where a rank is."""
+"""The debugger of a rank, and the reports on where a rank is."""

@@ -1,8 +1,8 @@
-"""The debugger of a rank: pdb, whose prompt is answered in the notebook. Loaded in a rank when one is used; runs in the
+"""The debugger of a rank: pdb, whose prompt is answered in the notebook. Loaded in a rank at its first use; runs in the
 thread that it has stopped.
 
-It knows the cells' sources, hides what is around the cell, and follows neither the code of this package nor anything
-after the end of the cell.
+It shows the cells' sources, hides the frames around the cell, and steps neither into the code of this package nor
+beyond the end of the cell.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 
 MAX_TEXT = 100_000
-"""The number of characters of one answer that are sent."""
+"""Most characters sent in one answer."""
 
 
 class _Text(io.StringIO):
-    """The text that the debugger prints, until it is sent."""
+    """Collects the debugger's output until it is sent."""
 
     def take(self) -> str:
         text = self.getvalue()
@@ -37,7 +37,7 @@ class _Text(io.StringIO):
 
 
 class _Lines(io.TextIOBase):
-    """The lines that the user types."""
+    """The user's input, line by line."""
 
     def __init__(self, ask: Callable[[], str]) -> None:
         self._ask = ask
@@ -62,7 +62,7 @@ class RankPdb(pdb.Pdb):
             readrc=False,
         )
         self._traced: list[types.FrameType] = []
-        """The frames that the debugger follows."""
+        """Frames with a trace function of the debugger."""
 
     def stop_at(self, frame: types.FrameType) -> None:
         outer: types.FrameType | None = frame
@@ -85,11 +85,11 @@ class RankPdb(pdb.Pdb):
         self.reset()
 
     def examine(self, traceback: types.TracebackType | None, *, freed: int = 0) -> None:
-        """Answer questions about the frames of an exception, until the user has no more.
+        """Examine the frames of an exception until the user leaves the debugger.
 
         Args:
             traceback: The frames.
-            freed: The number of their variables that are gone.
+            freed: Number of their variables whose values were freed.
         """
         self.reset()
         if freed:
@@ -111,7 +111,7 @@ class RankPdb(pdb.Pdb):
         self.cmdloop()
 
     def onecmd(self, line: str) -> Any:
-        """Execute a command; what it prints is a part of the answer."""
+        """Execute a command; its output becomes part of the answer."""
         interrupts = self._channel.interrupts
         before, interrupts.allowed = interrupts.allowed, True
         try:
@@ -125,7 +125,7 @@ class RankPdb(pdb.Pdb):
             interrupts.allowed = before
 
     def canonic(self, filename: str) -> str:
-        """Return the name of a file; a cell's stays as it is, since that is the name of its source."""
+        """Return the canonical name of a file; a cell's name is left as it is, since its source is found under it."""
         return filename if filename in linecache.cache else super().canonic(filename)
 
     def get_stack(self, f: Any, t: Any) -> tuple[list[tuple[types.FrameType, int]], int]:
@@ -165,13 +165,13 @@ class RankPdb(pdb.Pdb):
         return self._channel.ask(text + newline, prompt, self._line())
 
     def _line(self) -> int | None:
-        """Return the line of the cell, in whose call the debugger is."""
+        """Return the line of the cell in which, or in a call from which, the rank is stopped."""
         cell = [line for frame, line in self.stack if frame.f_code.co_filename == self._channel.filename]
         return cell[-1] if cell else None
 
 
 def _beginning(files: list[str], cell: str) -> int:
-    """Return the index of the first frame of the cell; without one, the first that this package has called."""
+    """Return the index of the first frame of the cell, or of the first frame called by this package."""
     if cell in files:
         return files.index(cell)
     own = [file_owner.is_own(file) for file in files]

@@ -24,7 +24,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.interrupts import Interrupts
 
 QUIT_S = 5.0
-"""The seconds within which the stop of the run follows when the user has quit the debugger."""
+"""Seconds to wait for the run to be stopped after the user has quit the debugger."""
 _CALLS = ("breakpoint(", "set_trace(")
 BETWEEN_CELLS = "no cell runs"
 
@@ -60,14 +60,14 @@ class DebuggerChannel:
         self._run, self.filename, self._unanswered = "", "", BETWEEN_CELLS
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._skipped: set[tuple[str, int]] = set()
-        """The places whose breakpoint was skipped in this cell."""
+        """Locations of the breakpoints that were skipped in this cell."""
         self._debugger: Debugger | None = None
         self.stopped = False
         """Whether the rank is stopped, from the first prompt until it goes on."""
         self.expected = True
         """Whether the other ranks wait without a limit while this one is stopped."""
         self.examining = False
-        """Whether it is asked about a cell that has failed."""
+        """Whether the failure of a cell is being examined."""
 
     def begin(
         self, run: str, filename: str, *, unanswered: str = "", examining: bool = False, expected: bool = True
@@ -94,7 +94,7 @@ class DebuggerChannel:
             debugger.detach()
 
     def stop_at(self, frame: types.FrameType) -> None:
-        """Stop the rank in this frame, which has reached a breakpoint; go on if nobody can answer a prompt."""
+        """Stop the rank at a breakpoint in this frame; continue if nobody can answer a prompt."""
         child = "it is in a process that the cell has started" if os.getpid() != self._pid else ""
         busy = "another thread is stopped in the debugger" if self.stopped else ""
         if reason := child or self._unanswered or busy:
@@ -127,12 +127,12 @@ class DebuggerChannel:
         return answer
 
     def leave(self, text: str) -> None:
-        """Tell the user that the rank goes on, with the last text."""
+        """Send the last output, and tell the user that the rank continues."""
         self.stopped = False
         self._send(m.DebuggerLeft(run=self._run, rank=self._rank, text=text, at_s=time.monotonic()))
 
     def quit(self, text: str) -> None:
-        """Ask for the stop of the run, and wait for it. Raises KeyboardInterrupt, unless no stop comes."""
+        """Ask for the run to be stopped, and wait for that. Raises KeyboardInterrupt unless the stop does not come."""
         self._send(m.DebuggerLeft(run=self._run, rank=self._rank, text=text, quit=True, at_s=time.monotonic()))
         deadline_s = time.monotonic() + QUIT_S
         while not self.interrupts.stopping and (left_s := deadline_s - time.monotonic()) > 0:
@@ -145,21 +145,21 @@ class DebuggerChannel:
     # ------------------------------------------------------------------------------------------------ control thread
 
     def answer(self, line: str) -> None:
-        """Hand over the line that answers the prompt."""
+        """Pass on the line that answers the prompt."""
         self._lines.put(f"{line}\n")
 
     def end(self) -> None:
-        """End the input: the debugger that waits, or asks next, gets an empty text."""
+        """End the input: the waiting or next prompt gets an empty text."""
         self._lines.put("")
 
     def end_examination(self) -> None:
-        """End the examination of a failure, if there is one: the rank has something else to do."""
+        """End the examination of a failure, if any, because the rank has something else to do."""
         if self.examining:
             self.end()
 
 
 def is_expected(cell: m.Cell) -> bool:
-    """Return whether a cell, or a function of the notebook that it uses, holds a breakpoint."""
+    """Return whether a cell, or a function of the notebook that it uses, contains a breakpoint."""
     return any(call in text for text in (cell.source, *cell.sources.values()) for call in _CALLS)
 
 
@@ -168,8 +168,8 @@ current: DebuggerChannel | None = None
 
 
 class _PdbFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The finder and loader of pdb, whose `set_trace` is replaced when something first imports it: a rank that needs no
-    debugger does not load it."""
+    """Finds and loads pdb, and replaces its `set_trace` at the first import, so that a rank without a debugger does not
+    load it."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name) if name == "pdb" else None
@@ -184,7 +184,7 @@ class _PdbFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(channel: DebuggerChannel) -> None:
-    """Make `breakpoint()` and `pdb.set_trace()` stop this rank."""
+    """Make `breakpoint()` and `pdb.set_trace()` stop this rank in our debugger."""
     global current
     current = channel
     sys.breakpointhook = _breakpoint
@@ -204,6 +204,6 @@ def _set_trace(*_: object, **__: object) -> None:
 
 
 def stop(frame: types.FrameType) -> None:
-    """Stop this rank in a frame, which has reached a breakpoint."""
+    """Stop this rank at a breakpoint in this frame."""
     if current is not None:
         current.stop_at(frame)

@@ -1,6 +1,5 @@
-"""The failure of the last cell, which this rank keeps for a debugger: its exception, and with that the frames of its
-traceback and all that they hold. Large values on a GPU are freed, since the notebook may idle for hours. Rank's main
-thread.
+"""Keeps the last cell's failure for a debugger: the exception, the frames of its traceback, and the values in them.
+Large values on a GPU are freed, since the notebook may idle for hours. Rank's main thread.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 
 _ROOM = 32
-"""Files that a cell opens for its group and more; where there is no room, the failed cell's are closed before it."""
+"""Number of files that a cell may open for its group and more; without room for them, the failed cell's files are
+closed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class _Failure:
 
 
 class KeptFailure:
-    """The keeper of the last failure, from the end of its cell until the next cell."""
+    """The last failure, from the end of its cell until the next cell."""
 
     def __init__(self, cleanup: Cleanup, channel: DebuggerChannel, send: Callable[[m.Event], None]) -> None:
         self._cleanup, self._channel, self._send = cleanup, channel, send
         self._failure: _Failure | None = None
         self._freed = 0
-        """The number of its variables that were freed."""
+        """Number of its variables whose values were freed."""
 
     def keep(self, command: m.Execute, module: types.ModuleType, error: BaseException) -> None:
-        """Keep a failure in place of the cleanup after its cell; soon without what is large on a GPU."""
+        """Keep a failure and postpone the cleanup after its cell; large GPU values are freed soon."""
         self._failure = _Failure(command=command, module=module, error=error)
         self._freed = 0
         self._cleanup.after_failure(self._free)
@@ -63,7 +63,7 @@ class KeptFailure:
                 self._cleanup.collect()
 
     def examine(self, order: m.Debug) -> None:
-        """Answer questions about the failure, until the user or the agent ends that."""
+        """Run the debugger on the failure until the user or the agent ends it."""
         failure = self._failure
         if failure is None or failure.command.run != order.run:
             text = f"rank {order.rank} keeps no failure of that run: only the last cell's is kept, until --done."
@@ -78,14 +78,14 @@ class KeptFailure:
 
 
 LEFT_BYTES = 256 << 20
-"""The bytes of a device that a failure may hold for the debugger: enough for the batch and the loss."""
+"""Device memory that a failure may keep for the debugger: enough for the batch and the loss."""
 _MANY = 200_000
-"""The objects inside one value that are looked at."""
+"""Most objects to inspect inside one value."""
 _OPAQUE = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
 
 
 class Freed:
-    """A stand-in, in the debugger, for a value that was freed."""
+    """Stands in for a freed value in the debugger."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -96,13 +96,13 @@ class Freed:
 
 @dataclass(slots=True)
 class _Variable:
-    """A variable of a frame, with what it holds of a device."""
+    """A variable of a frame, with the device memory that it holds."""
 
     frame: types.FrameType
     name: str
     value: Any
     storages: dict[int, int] = field(default_factory=dict)
-    """The bytes of each storage."""
+    """Size of each storage in bytes, by address."""
     device: str = ""
     has_graph: bool = False
     """Whether a tensor has an autograd graph, whose memory cannot be measured."""
@@ -113,12 +113,12 @@ class _Variable:
 
 
 def free_device_values(error: BaseException, kept: frozenset[str]) -> int:
-    """Replace variables of the frames of an exception, the largest ones, so that the rest holds at most `LEFT_BYTES`.
+    """Free the largest device values in the frames of an exception, so that the rest holds at most `LEFT_BYTES`.
 
-    Only the frames' references are replaced: what something else refers to, such as a kept model, stays as it is.
+    Only the frames' references are replaced: a value that something else refers to, such as a kept model, stays.
 
     Args:
-        error: The exception, with those that it was raised from.
+        error: The exception, including its causes and contexts.
         kept: The names of the cell that are kept.
 
     Returns:
@@ -162,7 +162,7 @@ def _frames(error: BaseException) -> Iterator[types.FrameType]:
 
 
 def _held(frame: types.FrameType, kept: frozenset[str], torch: Any) -> Iterator[_Variable]:
-    """Yield what the variables of a frame hold; not those that it shares with functions."""
+    """Yield the device values of a frame's variables, except of those that it shares with closures."""
     shared = {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}
     if not frame.f_code.co_flags & _OPTIMIZED:
         shared |= kept  # the cell itself
@@ -176,7 +176,7 @@ _OPTIMIZED = 1
 
 
 def _looked_into(held: _Variable, torch: Any) -> _Variable:
-    """Find the storages that a variable holds, in whatever is inside it."""
+    """Find the storages that a variable holds, directly or nested."""
     todo, seen = [held.value], {id(held)}
     while todo and len(seen) < _MANY:
         value = todo.pop()

@@ -1,5 +1,5 @@
-"""The place at which a rank is: the answers to `Probe` tell the position of its main thread and the progress of its
-process groups; `stack_of_main_thread` returns its whole Python stack.
+"""Reports where a rank is: the answers to `Probe` give the position of its main thread and the progress of its process
+groups; `stack_of_main_thread` returns its whole Python stack.
 
 The prober runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it
 reads the frames of the main thread and its clock. Only when that thread has not moved for a while, or when another rank
@@ -21,14 +21,14 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.failure import ends_of, frame_at
 
 _RUNPY = "<frozen runpy>"
-"""The file of the functions by which a program runs a script."""
+"""File name of the frames that run a script."""
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
-"""The processor time between two probes up to which a thread counts as idle."""
+"""CPU seconds between two probes up to which a thread counts as idle."""
 
 
 class Prober:
-    """The prober, which records its last findings, so that it can report the time since the last change."""
+    """Answers probes. It remembers the previous one, to report the time since the last change."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Prober:
         )
 
     def nothing_seen(self) -> m.ProbeAnswer:
-        """Return the answer for a look that has failed: nothing is known of the place."""
+        """Return the answer for a failed inspection, in which the position is unknown."""
         return m.ProbeAnswer(
             run=self._run,
             rank=self._rank,
@@ -94,7 +94,7 @@ class Prober:
 
 
 class _Movement:
-    """The times at which a thread was last seen to be at another place, and to use the processor."""
+    """When a thread was last seen to change its position, and to use the CPU."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -103,7 +103,7 @@ class _Movement:
         self.moved_s = self.busy_s = time.monotonic()
 
     def look(self, frames: list[types.FrameType], counts: object, now_s: float) -> bool:
-        """Compare with the last look; return whether the thread has moved.
+        """Compare with the previous probe; return whether the thread has moved.
 
         Args:
             frames: Its frames.
@@ -122,7 +122,7 @@ class _Movement:
 
 
 def _cpu_s(thread: int) -> float:
-    """Return the processor time of a thread; 0 where the system does not give it (macOS)."""
+    """Return the CPU time of a thread; 0 where the system does not provide it (macOS)."""
     return time.clock_gettime(time.pthread_getcpuclockid(thread)) if hasattr(time, "pthread_getcpuclockid") else 0.0
 
 
@@ -134,8 +134,8 @@ def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _function(frames: list[types.FrameType], filename: str, communication: tuple[str, ...]) -> str:
-    """Return the running function of the cell, or the function of a library that the cell has called, or the line of a
-    script that it runs."""
+    """Return the running function of the cell, the library function that the cell has called, or the line of a script
+    that it runs."""
     called = ""
     for frame in frames:
         code = frame.f_code
@@ -167,7 +167,7 @@ def _call(frames: list[types.FrameType], communication: tuple[str, ...]) -> str:
 
 
 def stack_of_main_thread(run: str, rank: int) -> m.StackSeen:
-    """Return the stack of the main thread, which goes on meanwhile."""
+    """Return a snapshot of the main thread's Python stack; the thread keeps running."""
     frames = sys._current_frames()  # noqa: SLF001 - the only way to see another thread
     stack = _outermost_first(frames.get(threading.main_thread().ident or 0))
     return m.StackSeen(run=run, rank=rank, frames=ends_of(_of_cell(stack)), at_s=time.monotonic())
@@ -183,7 +183,7 @@ def _outermost_first(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 def _of_cell(stack: list[types.FrameType]) -> list[m.Frame]:
-    """Return the frames that this package has called: the cell's, and those of the libraries that it calls."""
+    """Return the frames called by this package: those of the cell and of the libraries that it calls."""
     own = [file_owner.is_own(frame.f_code.co_filename) for frame in stack]
     first = own.index(True) if True in own else 0
     return [

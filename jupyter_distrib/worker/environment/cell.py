@@ -1,6 +1,6 @@
-"""The execution of a cell as the body of a fresh `__main__` module. Main thread of a rank or of an inline pool.
+"""Executes a cell as the body of a fresh `__main__` module. Main thread of a rank or of an inline pool.
 
-The cell's definitions live in that module's dict, which is also the globals of the notebook's functions that travelled
+The cell's definitions live in that module's dict, which also holds the globals of the notebook's functions that came
 with the cell; the module is `sys.modules["__main__"]`, so that `global`, `exec`, pickling of the cell's classes and
 DataLoader workers behave as in a notebook.
 """
@@ -40,7 +40,7 @@ def execute(
     Args:
         cell: The cell.
         namespace: The globals of the cell.
-        adapted: Called with the compiled cell; returns the code that is executed.
+        adapted: Called with the compiled cell; returns the code to execute.
     """
     for filename, source in ((cell.filename, cell.source), *cell.sources.items()):
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -90,7 +90,7 @@ def _run(coroutine: Any) -> None:
 
 
 def _run_in_new_loop(coroutine: Any) -> None:
-    """Run a coroutine as `asyncio.run` does; an interrupt of a waiting cell gets a traceback with the line."""
+    """Run a coroutine as `asyncio.run` does; if a waiting cell is interrupted, the traceback shows its line."""
     with asyncio.Runner() as runner:
         try:
             runner.run(coroutine)
@@ -106,14 +106,15 @@ def _waiting_at(coroutine: Any) -> types.TracebackType | None:
 
 
 def defines_code(namespace: dict[str, object]) -> bool:
-    """Return whether functions or classes in a namespace hold it as their globals: only a collection can free it."""
+    """Return whether functions or classes in a namespace refer to it as their globals, so that only a garbage
+    collection can free it."""
     code = (types.FunctionType, type)
     return any(isinstance(value, code) and value.__module__ == "__main__" for value in namespace.values())
 
 
 def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
     """Drop the values that neither `names` nor the cell's functions and classes need, so that a kept model does not
-    keep the cell's data."""
+    keep the cell's data alive."""
     needed = {*names, *(name for name in namespace if name.startswith("__"))}
     for name, value in list(namespace.items()):
         if isinstance(value, types.ModuleType):
@@ -125,7 +126,7 @@ def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
 
 
 def globals_read(value: object) -> set[str]:
-    """Return the names that a function or class of the cell looks up when it runs; attributes are among them."""
+    """Return the names that a function or class of the cell looks up when it runs, including attribute names."""
     if isinstance(value, type):
         if value.__module__ != "__main__":
             return set()

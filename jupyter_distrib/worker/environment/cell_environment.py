@@ -1,5 +1,5 @@
-"""The process state that every cell on a rank finds: folder, variables, path, threads, modules as they are on disk,
-signal handlers. Rank's main thread.
+"""The state of the process at the start of every cell on a rank: folder, variables, path, threads, modules as they are
+on disk, signal handlers. Rank's main thread.
 
 The process lives on, so traces of a cell that would make the next one fail are removed:
 
@@ -27,7 +27,7 @@ from jupyter_distrib.worker.output import displaying
 
 
 class CellEnvironment:
-    """The preparation, for the next cell, of a process that lives on."""
+    """Prepares a long-lived process for its next cell."""
 
     def __init__(self, order: m.WorkerOrder, groups: Groups) -> None:
         self._order, self._groups = order, groups
@@ -36,7 +36,7 @@ class CellEnvironment:
         self._libraries = settings.Applied()
         self._variables: dict[str, str] = {}
         self._inputs: object = None
-        """The inputs of the cached `_variables`."""
+        """The inputs from which `_variables` was computed."""
 
     def prepare(self, setting: m.Setting) -> list[str]:
         """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
@@ -52,7 +52,7 @@ class CellEnvironment:
         close_libraries()
 
     def _take(self, setting: m.Setting) -> None:
-        """Apply the kernel's present directory, environment and path, and this rank's own variables."""
+        """Apply the kernel's current directory, environment and path, and this rank's own variables."""
         of_group = self._groups.environment()
         key = setting.own_environment, setting.env, of_group, identity.attempt, identity.max_restarts
         if key != self._inputs:
@@ -68,17 +68,17 @@ class CellEnvironment:
 
 
 _handler = getattr(signal, "_signal", signal).getsignal
-"""The function behind `signal.getsignal`, without the conversion to an enumeration, which takes most of the time."""
+"""`signal.getsignal` without the conversion to an enum, which takes most of the time."""
 _SHARED_STATES = known.shared_states()
 _AFTER_CELL = known.after_cell()
 _HOLDER_DEPTH = 3
-"""The depth of the search for a state: an accelerator is in a trainer, its state in the accelerator."""
+"""Depth of the search for a shared state: the trainer holds an accelerator, which holds its state."""
 _MOST_PARTS = 100
-"""The number of items that are searched in a list or dict: a longer one is data."""
+"""Number of items to search in a list or dict: a longer one is data."""
 
 
 class SignalHandlers:
-    """The signal handlers that every cell finds at its beginning."""
+    """The signal handlers at the start of every cell."""
 
     def __init__(self) -> None:
         named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
@@ -97,7 +97,7 @@ def forget_singletons() -> None:
 
 
 def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
-    """Restore the shared states of the cell that kept a value which this cell reads, if that value uses them."""
+    """Restore the shared states that a kept value uses, if this cell reads that value."""
     if not (classes := _singletons()):
         return
     of_earlier = {id(value) for value in kept}
@@ -107,7 +107,7 @@ def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
 
 
 def close_libraries() -> None:
-    """Let the libraries that the cell has loaded close what it left open."""
+    """Have the libraries loaded by the cell close what it left open."""
     for name, close in _AFTER_CELL:
         if (module := sys.modules.get(name)) is not None:
             try:

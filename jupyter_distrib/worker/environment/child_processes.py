@@ -37,13 +37,13 @@ from jupyter_distrib.worker.environment.shell import RankShell
 
 _FIRST_FD, _FDS = 100, 400
 _numbers = itertools.cycle(range(_FIRST_FD, _FIRST_FD + _FDS))
-"""Numbers of descriptors, so that a new file soon has another path: a fork server runs each path once."""
+"""Descriptor numbers in turn, which give successive files different paths: a fork server runs each path once."""
 _open: list[int] = []
-"""The descriptors of the main files of the present run."""
+"""Descriptors of the current run's main files."""
 
 
 def install() -> None:
-    """Give processes that this rank spawns the definitions of its cell."""
+    """Make the definitions of the cell available to processes that this rank spawns."""
     original = spawn.get_preparation_data
 
     def with_definitions(name: str) -> dict[str, Any]:
@@ -57,19 +57,19 @@ def install() -> None:
 
 
 def close_main_files() -> None:
-    """Close the main files of the run before; processes that it spawned have read them."""
+    """Close the previous run's main files; the processes that it spawned have read them."""
     for fd in _open:
         os.close(fd)
     _open.clear()
 
 
 def define(namespace: dict[str, object], data: bytes, refused: Mapping[str, str]) -> None:
-    """Put the definitions into the namespace of a spawned process, which multiprocessing makes its `__main__`.
+    """Put the definitions into the namespace that multiprocessing uses as `__main__` in a spawned process.
 
     Args:
         namespace: The globals of the main file.
         data: The pickle.
-        refused: Names that could not be pickled, each with a sentence that the process fails with when it looks for it.
+        refused: Names that could not be pickled, each with the error message shown when the process looks it up.
     """
     token = NAMESPACE.set(namespace)
     try:
@@ -86,7 +86,7 @@ def define(namespace: dict[str, object], data: bytes, refused: Mapping[str, str]
 
 
 def _main_file(namespace: dict[str, object]) -> str:
-    """Return the path of a new file that defines what the namespace does."""
+    """Return the path of a new file with the namespace's definitions."""
     data, refused = _pickled(namespace)
     text = (
         "import base64\nfrom jupyter_distrib.worker.environment import child_processes\n"
@@ -107,7 +107,7 @@ def _file() -> io.BufferedRandom | Any:
 
 
 class DefinitionsPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A pickler of definitions by value, whose globals are those of the process that reads them."""
+    """Pickles definitions by value; their globals become those of the reading process."""
 
     dispatch_table = definitions.DISPATCH_TABLE
 
@@ -126,7 +126,8 @@ class DefinitionsPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpic
 
 
 def _pickled(namespace: dict[str, object]) -> tuple[bytes, dict[str, str]]:
-    """Return a pickle of the functions, classes and modules of a namespace, and the reasons for what is left out."""
+    """Return a pickle of the functions, classes and modules in a namespace, and the reasons why others were left
+    out."""
     defined = {name: value for name, value in namespace.items() if _is_definition(value)}
     try:
         return _dumped(defined, namespace), {}
@@ -177,14 +178,14 @@ def leave_if_forked(rank_pid: int, error: BaseException | None = None) -> None:
 
     Args:
         rank_pid: The rank's process.
-        error: What user code has raised, if it did.
+        error: The exception that user code raised, if any.
     """
     if os.getpid() != rank_pid:
         _end_forked(error)
 
 
 def _end_forked(error: BaseException | None) -> NoReturn:
-    """End this process at once: exit handlers, locks and threads belong to the rank."""
+    """Exit at once: exit handlers, locks and threads belong to the rank."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -1,5 +1,5 @@
-"""The work of an idle rank: before its first cell it warms its device; after a cell, when the notebook has its answer,
-it cleans up its memory. Rank's main thread."""
+"""The work of an idle rank: it warms up its device before the first cell, and frees memory after a cell, once the
+notebook has its result. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import cell
 
 COLLECT_AFTER_S = 0.02
-"""The idle time after which a rank collects garbage: not while the next cell may be on its way."""
+"""Idle seconds before a rank collects garbage, in case the next cell is on its way."""
 WARM_AFTER_S = 0.2
-"""The idle time after which a rank that has had no cell warms its device: not while the first one is on its way."""
+"""Idle seconds before a new rank warms up its device, in case its first cell is on its way."""
 FREE_AFTER_S = 0.5
-"""The idle time after which a failed cell's large values on the GPU are freed: a debugger that opens by itself is
-first."""
+"""Idle seconds before a failed cell's large GPU values are freed; a debugger that opens automatically comes first."""
 RELEASE_AFTER_S = 1.0
-"""The idle time after which a rank gives back memory of its GPU that it holds in reserve."""
+"""Idle seconds before a rank returns cached GPU memory."""
 
 
 class Cleanup:
-    """The cleanup that drops a cell's data, except for kept names."""
+    """Drops a cell's data, except for kept names."""
 
     def __init__(self, framework: Framework, *, has_gpu: bool) -> None:
         self._framework, self._has_gpu = framework, has_gpu
         self._cold = has_gpu
-        """Whether the device has computed nothing yet."""
+        """Whether the device has not computed anything yet."""
         self._garbage = self._reserved = False
-        """Whether a cell has left garbage, and memory of the GPU in reserve."""
+        """Whether a cell has left garbage, and cached GPU memory."""
         self._free: Callable[[], None] | None = None
-        """The function that frees the GPU's memory of a failed cell."""
+        """Frees the GPU memory of a failed cell."""
         self.is_urgent = False
-        """Whether the last cell's data refer to themselves, so that they would take memory beside the next cell's."""
+        """Whether the last cell's data contain reference cycles, so that they would stay in memory during the next
+        cell."""
         self._kept_by = ""
         """The last run that kept values."""
 
@@ -59,7 +59,7 @@ class Cleanup:
         self._free, self._garbage, self._reserved = None, True, self._has_gpu
 
     def after_failure(self, free: Callable[[], None]) -> None:
-        """Leave a failed cell's values to a debugger, but free what is large on a GPU when the rank idles."""
+        """Keep a failed cell's values for a debugger, but free large GPU values once the rank is idle."""
         self._cold = False
         if self._has_gpu:
             self._free, self._garbage, self._reserved = free, True, True
@@ -73,7 +73,7 @@ class Cleanup:
         gc.collect()
 
     def when_idle(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """Yield what is to be done next, each after the time that the rank must be idle for it."""
+        """Yield the pending tasks, each with the idle seconds required before it."""
         if self._cold:
             yield WARM_AFTER_S, self._warm
         if self._free is not None:

@@ -1,4 +1,4 @@
-"""The reloading of the user's local modules whose files have changed. Runs in the rank's main thread, between runs.
+"""Reloads the user's local modules when their files have changed. Runs in the rank's main thread, between runs.
 
 A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or
 installed in place.
@@ -29,11 +29,11 @@ class LocalModules:
         self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
         self._looked_at = _size_and_newest(sys.modules)
-        """The state of `sys.modules` when all modules had been read."""
+        """Key of `sys.modules` when all modules had been read."""
         self._libraries: set[str] = set()
         self._last_library = ""
         self._listed = (0, "")
-        """The same for the folders in which Python has searched for modules."""
+        """The same for the folders that Python has searched for modules."""
         self._forget_listings()
 
     def remember(self) -> None:
@@ -69,9 +69,9 @@ class LocalModules:
         self._looked_at = (0, "")
 
     def _forget_listings(self) -> None:
-        """Drop Python's cached listings of local folders: a file that was written since may be no younger than the
-        folder, by the clock of the file system. Libraries have hundreds of folders, which do not change between two
-        cells."""
+        """Drop Python's cached listings of local folders: by the clock of the file system, a file written since may
+        look no newer than its folder. The listings of libraries stay: they have hundreds of folders, which do not
+        change between cells."""
         cache = sys.path_importer_cache
         if _size_and_newest(cache) == self._listed:
             return
@@ -98,7 +98,7 @@ of_forkserver: LocalModules | None = None
 
 
 def _since(last: str, entries: dict[str, Any]) -> set[str]:
-    """Return the names that were added after `last`, and some before; all, if `last` is no longer an entry."""
+    """Return the names added after `last`, and possibly some earlier ones; all, if `last` is no longer an entry."""
     count = 64
     while True:
         newest = list(islice(reversed(entries), count))  # in one step: other threads may add entries

@@ -17,13 +17,13 @@ from jupyter_distrib.worker.environment import shell
 from jupyter_distrib.worker.output import displaying
 
 _libraries = tuple(folder for folder in sys.path if folder)
-"""The folders of `sys.path` with which this process began."""
+"""The folders on `sys.path` when this process started."""
 environment = dict(os.environ)
-"""The environment with which this process began."""
+"""The environment when this process started."""
 
 
 def take(setting: m.Setting, env: dict[str, str]) -> None:
-    """Apply the kernel's folder, path and umask, with exactly this environment."""
+    """Apply the kernel's folder, path and umask, and replace the environment by this one."""
     here = variables()
     if here != env:
         for name in here.keys() - env.keys():
@@ -42,7 +42,7 @@ def take(setting: m.Setting, env: dict[str, str]) -> None:
 
 
 def names(cell: m.Cell, namespace: dict[str, object]) -> dict[str, object]:
-    """Return the names that a cell has, or a script as its own program; and set the arguments of the script."""
+    """Return the predefined names of a cell, or of a script run as its own program, and set the script's arguments."""
     if not cell.script:
         return provided(namespace)
     # On another node the folder is a copy, at another place.

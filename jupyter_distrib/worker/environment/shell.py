@@ -1,6 +1,7 @@
-"""The `get_ipython()` of a rank, with the methods for `!command`, `%run`, `%time`, `%cd` and `%env`.
+"""The object that `get_ipython()` returns on a rank, with the methods for `!command`, `%run`, `%time`, `%cd` and
+`%env`.
 
-`kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
+`kernel/capture/capture.py` refuses every other magic before anything starts, naming its line. Runs in the rank's main
 thread. `%run` executes a file or module as IPython does it: in a fresh `__main__` with its own arguments, whose names
 the cell has afterwards."""
 
@@ -29,14 +30,14 @@ def time_told() -> Iterator[None]:
 
 
 class RankShell:
-    """A stand-in for IPython's shell in the code to which IPython translates `!` and `%` lines."""
+    """Stands in for IPython's shell in the code that IPython generates from `!` and `%` lines."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
         self.user_ns = namespace
         self.config: dict[str, object] = {}
 
     def system(self, command: str) -> None:
-        """Run a shell command, whose output goes to the rank's streams, and set `_exit_code` to its status."""
+        """Run a shell command with output to the rank's streams, and set `_exit_code` to its status."""
         self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
 
     def getoutput(self, command: str, split: bool = True) -> list[str] | str:
@@ -114,7 +115,7 @@ def run_program(words: Sequence[str], namespace: dict[str, object]) -> None:
         namespace: The names of the cell; the program sees them with `-i`.
 
     Raises:
-        SystemExit: The program has left with another status than 0, and there is no `-e`.
+        SystemExit: The program exited with a status other than 0, and `-e` was not given.
     """
     options, arguments = _parsed(words)
     before = dict(namespace) if "-i" in options else {}
@@ -147,7 +148,7 @@ def _run_module(name: str, arguments: Sequence[str], before: dict[str, object]) 
 
 
 def _run_file(arguments: Sequence[str], before: dict[str, object], made: dict[str, object], *, name: str) -> None:
-    """Run a file, and leave its names in `made`, also if it ends by an exception."""
+    """Run a file and collect its names in `made`, even if it raises."""
     path = _program_file(arguments[0] if arguments else "")
     module = types.ModuleType(name or os.path.splitext(os.path.basename(path))[0])
     module.__dict__.update(before, __name__=module.__name__, __file__=path)
@@ -185,7 +186,7 @@ def _program_arguments(words: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _program_folder(folder: str) -> Iterator[None]:
-    """Put the program's folder in front of the path, from which it imports its neighbours."""
+    """Put the program's folder first on `sys.path`, so that it can import its sibling modules."""
     sys.path.insert(0, folder)
     try:
         yield

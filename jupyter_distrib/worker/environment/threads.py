@@ -1,8 +1,8 @@
 """The number of threads that a library uses in a rank for one operation: a share of the cores, or the user's number.
 
-That of torch can be set at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is loaded,
-which is long before a rank is forked, and would have all cores to itself in each rank: twice as many threads as cores
-are 5 times slower, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
+Torch's number can be set at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is
+loaded, which is long before a rank is forked, and would use all cores in each rank: with twice as many threads as cores
+it is 5 times slower, with eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
 multiply matrices of 300 x 300).
 """
 
@@ -23,7 +23,7 @@ _found: list[Any] = []
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Limit a BLAS that is loaded meanwhile to one thread, until `use`.
+    """Limit a BLAS that is loaded inside the block to one thread, until `use`.
 
     If threadpoolctl is missing, as it may be on a node of a cluster or under an interpreter of the user, the limit
     stays for good.
@@ -43,7 +43,7 @@ def loading() -> Iterator[None]:
 
 
 def use(count: int, given: Mapping[str, str]) -> None:
-    """Use this many threads from now on, or the number in the given variables."""
+    """Use this many threads from now on, or the number that the given variables set."""
     count = _number(given.get(ALL)) or count
     if framework.current is not None:
         framework.current.use_threads(count)
@@ -54,5 +54,5 @@ def use(count: int, given: Mapping[str, str]) -> None:
 
 
 def _number(text: str | None) -> int:
-    """Return the number of a text, or 0 for a text that is no number."""
+    """Parse a number; 0 for a text that is not one."""
     return int(text) if text is not None and text.isdigit() else 0

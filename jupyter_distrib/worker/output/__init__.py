@@ -1,1 +1,1 @@
-"""The output of a cell beside plain text: displays, reported numbers, and what comes late."""
+"""The output of a cell besides plain text: displays, reported numbers, and late output."""

@@ -29,27 +29,28 @@ from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire import messages as m
 
 MAX_BYTES = 10_000_000
-"""The limit on the size of one display, in bytes: larger ones slow the browser down."""
+"""Largest display in bytes; larger ones slow the browser down."""
 SEND_EVERY_S = 0.1
 MAX_WAITING = 100
-"""The most displays that wait; if more follow each other faster, the notebook gets the newest."""
+"""Most displays that may wait; if they come faster, the notebook gets the newest ones."""
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
-"""The MIME types of code that nobody should run for a rank, and of widgets whose model is not in the kernel."""
+"""MIME types not sent to the notebook: code that must not run on behalf of a rank, and widgets whose model is not in
+the kernel."""
 BACKEND = "module://jupyter_distrib.worker.output.matplotlib_backend"
-"""Matplotlib's name of the backend of ranks."""
+"""Matplotlib's name for the ranks' backend."""
 Event = m.Displayed | m.Cleared
 
 
 class Displayer:
-    """The sender of the displays of one rank in one run."""
+    """Sends the displays of one rank in one run."""
 
     def __init__(self, run: str, rank: int, send: Callable[[Event], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock = threading.RLock()
-        """A reentrant lock, since a finalizer that displays may be called in the middle of a display."""
+        """Reentrant, since a finalizer that displays something may be called in the middle of a display."""
         self._waiting: list[Event] = []
         self._clear_first: m.Cleared | None = None
-        """The clearing that waits for the next display."""
+        """A clearing that takes effect with the next display."""
         self._clears = 0
         """The number of calls of `clear_output`."""
         self._sent_at_s = float("-inf")
@@ -75,7 +76,7 @@ class Displayer:
         self._soon()
 
     def clear(self, *, wait: bool) -> None:
-        """Remove all displays and what was printed; with `wait` only when there is something new."""
+        """Remove all displays and printed text; with `wait`, only when there is new output."""
         with self._lock:
             self._clears += 1
             event = m.Cleared(run=self._run, rank=self._rank, number=self._clears, wait=wait, at_s=time.monotonic())
@@ -110,7 +111,7 @@ class Displayer:
 
 
 def _mark_output(number: int, *, wait: bool) -> None:
-    """Write the place of a clearing among what is printed: a code that terminals ignore."""
+    """Mark the place of a clearing in the printed text, by an escape sequence that terminals ignore."""
     code = f"\x1b]distrib-clear;{number}{';wait' if wait else ''}\x07".encode()
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         with suppress(OSError, ValueError, AttributeError):  # the cell may have closed or replaced it
@@ -163,7 +164,7 @@ def update_display(item: Any, *, display_id: str, **keywords: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Remove what this rank has displayed and printed. The log keeps what it has printed."""
+    """Remove the displays and the printed text of this rank. The log keeps the text."""
     if current is not None:
         current.clear(wait=wait)
 
@@ -219,7 +220,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Return metadata as JSON can carry it; empty if it cannot."""
+    """Return metadata that JSON can represent, else an empty dict."""
     try:
         plain: dict[str, object] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError):
@@ -257,7 +258,7 @@ def show_figures() -> None:
 
 
 def close() -> None:
-    """End the display of a cell: show its figures, as a notebook does, and send the waiting ones."""
+    """Show the cell's open figures, as a notebook does, and send the waiting displays."""
     global current
     try:
         if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None and pyplot.get_backend() == BACKEND:
@@ -274,7 +275,7 @@ def close() -> None:
 
 
 def install() -> None:
-    """Install the finder that replaces functions of other packages at their import; called once in a rank."""
+    """Install the import hook that replaces functions of other packages; called once in a rank."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -292,7 +293,7 @@ _REPLACED = {
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that loads some modules as Python does, and replaces parts of them before other code gets them."""
+    """Loads some modules as Python does, and replaces parts of them before other code sees them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

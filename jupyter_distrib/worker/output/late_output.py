@@ -1,7 +1,6 @@
-"""The output of threads that a cell started and that go on after it: it belongs to their own run, not to a later cell.
+"""Attributes the output of threads that outlive their cell to their own run, not to a later cell.
 
-Costs nothing unless such a thread exists: only then the streams get another `write`. Runs in the rank's main
-thread.
+Costs nothing unless such a thread exists: only then is the streams' `write` replaced. Runs in the rank's main thread.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from jupyter_distrib.wire import messages as m
 
 
 class LateThreads:
-    """The threads that outlived the run that started them; their output is sent to that run's log."""
+    """Sends the output of threads that outlived their run to that run's log."""
 
     def __init__(self, rank: int, send: Callable[[m.Wrote], None]) -> None:
         self._rank, self._send = rank, send
         self._run_of: dict[threading.Thread, str] = {}
         self._before: set[threading.Thread] | None = None
-        """The threads before the present cell; None between cells, and while a cell is being prepared."""
+        """The threads that existed before the current cell; None between cells and while a cell is being prepared."""
 
     def begin(self) -> None:
-        """Record the present threads. Called before a cell."""
+        """Record the existing threads. Called before a cell."""
         self._before = set(threading.enumerate())
         self._route()
 
     def end(self, run: str) -> None:
-        """Treat the cell's threads that still run as late from now on. Called before its end is reported, also if the
-        cell was stopped before it began and has none."""
+        """Treat the cell's threads that are still running as late from now on. Called before the cell's end is
+        reported, even if it was stopped before it began."""
         before, self._before = self._before, None
         if before is not None:
             self._run_of |= {thread: run for thread in threading.enumerate() if thread not in before}

@@ -3,8 +3,8 @@ ranks; standard library only.
 
 In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
 
-A tensor of a device is copied to the host behind the work of the device, and becomes a number when the copy has come:
-a report does not wait for the device.
+A tensor on a device is copied to the host asynchronously, and becomes a number when the copy has arrived: a report does
+not wait for the device.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SEND_EVERY_S = 0.05
-"""The least interval between messages: reports that follow each other faster are sent together; none is dropped."""
+"""Shortest interval between messages in seconds: reports that come faster are sent together; none is dropped."""
 CLOSE_WAIT_S = 1.0
-"""The most seconds that the end of a run waits for tensors from the device; later ones are not shown."""
+"""Most seconds that the end of a run waits for tensors from the device; later ones are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class _Report:
     at_s: float
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether all numbers have come, after waiting for at most `wait_s` each; a number that never comes,
-        since its device has failed, counts as well."""
+        """Return whether all numbers have arrived, after waiting for at most `wait_s` each; a number that will never
+        arrive, because its device has failed, counts as arrived."""
         with suppress(Exception):  # torch's, of a device that has failed
             return all(isinstance(value, (float, int)) or value.has_come(wait_s) for value in self.values.values())
         return True
@@ -59,22 +59,23 @@ class _Report:
 
 
 class Reporter:
-    """The sender of the reports of one rank in one run; calls may come from any thread of the rank."""
+    """Sends the reports of one rank in one run; may be called from any thread of the rank."""
 
     def __init__(self, run: str, rank: int, send: Callable[[m.Measured | m.Progressed | m.Saving], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        """The locks for counting, and for sending reports in order. A finalizer may report in the middle of either."""
+        """Locks for counting and for sending reports in order; reentrant, since a finalizer may report in the middle of
+        either."""
         self._is_sending = False
-        """Whether the thread that holds `_sending` is in the middle of a send."""
+        """Whether the thread that holds `_sending` is in the middle of sending."""
         self._waiting: deque[_Report] = deque()
         self._positions: dict[str, tuple[int, int | None, float]] = {}
-        """The step, total and time of the last progress, by label."""
+        """Step, total and time of the last progress report, by label."""
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
         self._steps = 0
         self._folders: set[str] = set()
-        """The folders of checkpoints that were told."""
+        """Checkpoint folders that were reported."""
         self._closed = False
 
     @property
@@ -93,13 +94,13 @@ class Reporter:
         self._soon()
 
     def saves_into(self, folder: str) -> None:
-        """Tell once into which folder the cell saves, for the case that nothing else is left of the run."""
+        """Report once the folder into which the cell saves, in case nothing else is left of the run."""
         if folder not in self._folders:
             self._folders.add(folder)
             self._send(m.Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
 
     def flush(self) -> None:
-        """Send the waiting reports, after those that another thread is sending already."""
+        """Send the waiting reports, after any that another thread is already sending."""
         with self._sending:
             self._send_all()
 
@@ -136,7 +137,7 @@ class Reporter:
             )
 
     def _soon(self) -> None:
-        """Send now or in a moment, without waiting for another thread: finalizers run at any time."""
+        """Send now or shortly, without waiting for another thread, since finalizers run at any time."""
         if self._timer is not None:
             return
         wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()

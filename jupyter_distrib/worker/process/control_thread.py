@@ -1,4 +1,4 @@
-"""The thread of a rank that receives a stop while the main thread is busy: it passes commands on, answers probes, and
+"""The thread of a rank that receives a stop while the main thread is busy. It passes commands on, answers probes, and
 acts on `CutSockets` at once.
 """
 
@@ -23,12 +23,12 @@ from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 
 ANNOUNCE_S = 0.02
-"""The seconds within which a cell that ends sends its start and its end together."""
+"""A cell that ends within this many seconds sends its start and its end together."""
 FLUSH_EVERY_S = 0.1
 """The interval in which unfinished lines of a running cell are sent."""
 
 RESERVE = 2
-"""Descriptors that come with commands between two cells."""
+"""Number of descriptors that may come with the commands between two cells."""
 
 Entry: TypeAlias = tuple[m.Message, list[int]] | None
 """A command for the main thread and its descriptors; None: the agent is gone."""
@@ -66,16 +66,16 @@ class ControlThread:
         self.cut = False
         """Whether collectives of the current run, or of the last one, were cut or aborted."""
         self._reserve = NO_DESCRIPTORS
-        """Descriptors that the cell cannot use up: the next commands bring as many."""
+        """Descriptors kept back from the cell, as many as the next commands bring."""
         self._left = ""
-        """The id of the run before: a rank that left it early may still get the order to cut its connections."""
+        """Id of the previous run: a rank that left it early may still be ordered to cut its connections."""
 
     def start(self) -> None:
         threading.Thread(target=self._serve, name="jupyter_distrib-control", daemon=True).start()
 
     def reserve(self) -> None:
-        """Keep descriptors for the commands after the cell, and for what is opened before the next one's code begins,
-        so that a cell can let go what an earlier one holds. Called in the main thread."""
+        """Keep descriptors back for the commands after the cell and for the files opened before the next cell's code
+        runs, so that the next cell can free what this one holds. Called in the main thread."""
         with suppress(OSError):
             self._reserve = Descriptors.duplicates([self._link.fileno()] * RESERVE)
 

@@ -1,8 +1,8 @@
-"""The check of a rank's device after a cell that did not end well, and of the kept values that the cell was changing.
-Rank's main thread. No effect on ranks without a device.
+"""Checks a rank's device after a cell that did not end well, and the kept values that the cell was changing. Rank's
+main thread. No effect on ranks without a device.
 
-An error of a GPU breaks its context for as long as the process lives: every later call fails with the same error, at an
-innocent line. And a cell that is stopped leaves work behind that waits for other ranks: when that is aborted, the
+A GPU error breaks the context for the life of the process: every later call fails with the same error, at a line that
+is not to blame. And a cell that is stopped leaves work behind that waits for other ranks: when that is aborted, the
 work behind it in the queue computes with half of the data.
 """
 
@@ -20,11 +20,11 @@ from jupyter_distrib.system import process
 from jupyter_distrib.wire import messages as m
 
 LIMIT_S = 1.5
-"""The seconds that a device has for a cell's work without other ranks: fewer than until a kill."""
+"""Seconds for a device to finish a cell's work without other ranks; less than the time until a kill."""
 
 
 class DeviceCheck:
-    """The check of the device of one rank.
+    """Checks the device of one rank.
 
     Args:
         send: Sends notes to the view, and reports to the agent.
@@ -36,10 +36,10 @@ class DeviceCheck:
         self._rank, self._framework, self._send = order.rank, framework, send
         self.has_device = order.visible_devices is not None
         self._torn: dict[str, str] = {}
-        """The keys of kept values that were in the middle of a step, with the labels of the runs that were stopped."""
+        """Keys of kept values that were stopped in the middle of a step, with the labels of the stopped runs."""
 
     def before_end_is_told(self, command: m.Execute, error: BaseException | None) -> bool:
-        """Return whether the cell broke the device, and send a note if so; the rank then has to leave."""
+        """Return whether the cell broke the device, after sending a note if so; the rank must then exit."""
         if not self.has_device or error is None or not self._framework.is_of_device(error):
             return False
         state = self._framework.drain(LIMIT_S)
@@ -48,9 +48,10 @@ class DeviceCheck:
         return bool(state.error)
 
     def after_end(self, command: m.Execute, namespace: dict[str, object], was_cut: Callable[[], bool]) -> None:
-        """Let the device finish the cell's work, and report how far it came. A rank whose device never finishes ends.
+        """Wait for the device to finish the cell's work, and report its progress. A rank whose device never finishes
+        exits.
 
-        `was_cut` returns whether collectives of the cell were aborted: what the device does behind one is wrong.
+        `was_cut` returns whether collectives of the cell were aborted: results computed after an aborted one are wrong.
         """
         others_s = self._framework.groups.wait_s()
         state = self._framework.drain(others_s or LIMIT_S)
@@ -69,7 +70,8 @@ class DeviceCheck:
         self._send(drained)
 
     def note_torn(self, command: m.Execute, namespace: dict[str, object]) -> None:
-        """Send a note on each value that the cell reads and that was in the middle of a step when a run stopped."""
+        """Send a note for each value that the cell reads and that was in the middle of a step when a run was
+        stopped."""
         self._torn = {key: run for key, run in self._torn.items() if key in payload.kept_values}
         torn = {id(payload.kept_values[key]): run for key, run in self._torn.items()}
         for name, value in namespace.items() if torn else ():

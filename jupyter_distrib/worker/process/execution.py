@@ -1,6 +1,4 @@
-"""The execution of one cell after another on a rank, each from its command to the event of its end. Rank's main
-thread.
-"""
+"""Executes the cells of a rank one after another, each from its command to the event of its end. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from jupyter_distrib.worker.process.outcome import outcome
 
 
 class CellRunner:
-    """The runner of cells, which catches every exception of user code.
+    """Runs cells and catches every exception of user code.
 
     Args:
         order: The identity of this rank.
@@ -107,7 +105,8 @@ class CellRunner:
         self._groups.tidy()
 
     def replace_streams(self, run: str) -> None:
-        """Open new streams, so that output of processes that outlive their cell does not appear under the next one."""
+        """Open new output streams, so that processes that outlive their cell do not write into the output of the next
+        one."""
         try:
             ends = process.renew_streams()
         except OSError:  # too many open files: the old streams are better than a lost rank
@@ -163,7 +162,7 @@ class CellRunner:
             displaying.close()
 
     def _profiler(self, command: m.Execute) -> Profiler | None:
-        """Return the profiler of a cell, which has begun; None if there is none here."""
+        """Return the running profiler of a cell; None if there is none here."""
         profiler = self._framework.profiler(command, self._messenger.send)
         if profiler is None:
             text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
@@ -180,7 +179,7 @@ class CellRunner:
         error: BaseException | None,
         began_at_s: float,
     ) -> tuple[m.RunEvent, list[int]]:
-        """Return the event of the end. Pickling the value runs the user's code too, and may be stopped."""
+        """Return the cell's end event. Pickling the value runs the user's code too, and may be stopped."""
 
         def told(value: Any, error: BaseException | None) -> tuple[m.RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused

@@ -29,7 +29,7 @@ from jupyter_distrib.worker.environment import local_modules, threads
 
 
 def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
-    """Serve on the first link; a forked twin will serve on the second once it has imported more."""
+    """Serve on the first link; a forked copy serves on the second once it has imported more."""
     process.die_with_parent(agent_pid)
     signals.reset()  # the agent ignores some
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,13 +90,13 @@ def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) ->
 
 
 def _leave_libraries_in_place() -> None:
-    """Cancel the finalizers by which torch removes its operators from its tables one by one at exit: a rank, whose
-    whole memory is freed then, would copy the tables for that (50 ms a rank)."""
+    """Cancel the finalizers by which torch removes its operators from its tables one by one at exit. They would make a
+    rank copy the tables although all its memory is about to be freed (50 ms a rank)."""
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
 
 
 def _fork_ranks(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: list[int], early: bool) -> None:
-    """Fork the ranks by a helper, which answers and ends; if it cannot, the forkserver answers."""
+    """Fork the ranks through a helper process, which replies and exits; if it cannot, the forkserver replies."""
     descriptors = Descriptors(fds)
     try:
         if not descriptors.complete:
@@ -115,7 +115,7 @@ def _fork_ranks(link: Link, preloaded: socket.socket | None, command: m.Fork, fd
 
 
 def _help(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: list[int], early: bool) -> NoReturn:
-    """Fork all of the ranks, or none, and end. Never returns."""
+    """Fork all of the ranks or none, and exit. Never returns."""
     status = 1
     pids: list[int] = []
     try:
@@ -153,7 +153,7 @@ def _cannot_fork(error: OSError) -> str:
 
 
 def _become_rank(order: m.WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
-    """Run as this rank, and never return. The pipe `gone` is at its end when the helper has ended."""
+    """Run as this rank, and never return. The pipe `gone` closes when the helper has exited."""
     try:
         own_fds = fds[4 * index : 4 * index + 4]
         for fd in fds:

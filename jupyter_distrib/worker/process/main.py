@@ -43,9 +43,9 @@ def run_worker(
     early: bool,
     gone: int | None = None,
 ) -> NoReturn:
-    """Run as this rank until the order to leave. Called in a process just forked from the forkserver, or just exec'd.
+    """Run as this rank until ordered to leave. Called in a process just forked from the forkserver, or just exec'd.
 
-    `gone`, if given, is a pipe that ends when the process that forked this one does, so that the agent adopts it.
+    `gone`, if given, is a pipe that closes when the process that forked this one exits, so that the agent adopts it.
     """
     os.setsid()
     process.take_streams(stdout_fd, stderr_fd)
@@ -66,7 +66,7 @@ def run_worker(
 
 
 def settled(order: m.WorkerOrder) -> framework.Framework:
-    """Complete the steps that a fork leaves open: threads, start method, framework. Return the framework."""
+    """Set up what a fork leaves open (threads, start method, framework). Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
     if "fork" in multiprocessing.get_all_start_methods():
@@ -78,7 +78,7 @@ def settled(order: m.WorkerOrder) -> framework.Framework:
 
 
 class Worker:
-    """The parts of one rank's process, and the commands that its main thread executes."""
+    """One rank's process: its parts, and the commands that its main thread executes."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Worker:
     ) -> None:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._missed: tuple[m.ResetGroups, list[int]] | None = None
-        """The order to reset groups that could not be followed yet, and its descriptors."""
+        """A group reset that could not be carried out yet, with its descriptors."""
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
         debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts, _new_debugger)
@@ -128,11 +128,11 @@ class Worker:
 
     @property
     def settles(self) -> bool:
-        """Return whether this rank tells when it has reset its groups, so that the next cell waits for it."""
+        """Return whether this rank reports the end of a group reset, for which the next cell waits."""
         return self._order.visible_devices is not None or self._groups.ends_at_reset
 
     def serve(self) -> NoReturn:
-        """Execute commands until the order to leave."""
+        """Execute commands until ordered to leave."""
         self._control.start()
         while True:
             try:
@@ -155,10 +155,10 @@ class Worker:
         return self._inbox.get()
 
     def _reset_groups(self, command: m.ResetGroups, fds: list[int], *, may_wait: bool = True) -> None:
-        """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready.
+        """Drop all groups, as all ranks do at the same time; if `reports_reset`, report when this is done.
 
-        Where too many files are open, that waits for the next cell, which closes those of a cell that has failed, or is
-        told why this rank is lost.
+        If too many files are open, the reset waits for the next cell, which closes the files of a failed cell or gets
+        the reason why this rank is lost.
         """
         if self._missed is not None:
             Descriptors(self._missed[1]).close()
@@ -199,7 +199,7 @@ class Worker:
 
 
 def _new_debugger(channel: debugger_channel.DebuggerChannel) -> debugger_channel.Debugger:
-    """Return the debugger of one cell; most ranks need none, and do not load it."""
+    """Return a debugger for one cell; loaded here because most ranks need none."""
     from jupyter_distrib.worker.debugging.debugger import RankPdb
 
     return RankPdb(channel)

@@ -1,4 +1,4 @@
-"""The event of a cell's end on one rank. Made in the thread that executed the cell."""
+"""Makes the end event of a cell on one rank, in the thread that executed the cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import failure
 
 TOLD_BYTES = 1_000_000
-"""The size from which it is told that a kept value holds memory."""
+"""Size in bytes from which the memory of a kept value is reported."""
 
 
 def outcome(
@@ -28,9 +28,9 @@ def outcome(
     sequence: int = -1,
     times: m.PhaseTimes | None = None,
 ) -> tuple[m.Returned | m.Failed | m.Interrupted, list[int]]:
-    """Keep the values that `--keep` names. Return the event and its descriptors, which the caller closes.
+    """Keep the values that `--keep` names. Return the end event and its descriptors, which the caller closes.
 
-    `stopped` returns whether an exception came from a stop of the run; for `sequence` and `times` see `Returned`.
+    `stopped` returns whether an exception was caused by stopping the run; for `sequence` and `times` see `Returned`.
     """
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)

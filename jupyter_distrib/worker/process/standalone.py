@@ -1,5 +1,5 @@
-"""The program of a rank that is not forked, for environment variables that are read when a program loads. The agent
-sends its order first."""
+"""The program of a rank that is not forked, needed for environment variables that are read when a program loads. The
+agent sends its order first."""
 
 from __future__ import annotations
 

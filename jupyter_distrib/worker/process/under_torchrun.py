@@ -1,5 +1,5 @@
-"""The execution of an exported cell under torchrun: with the names and the strategy that it had on ranks of this
-package. In the main thread of a process that torchrun has started; this process becomes a rank for good.
+"""Runs an exported cell under torchrun, with the names and the strategy that it had on ranks of this package. In the
+main thread of a process that torchrun has started, which becomes a rank for the rest of its life.
 
     from jupyter_distrib.worker.process import under_torchrun
 
@@ -28,7 +28,7 @@ MARK = "under_torchrun.run("
 
 
 def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -> NoReturn:
-    """Run what follows this call in the script, as a cell under a strategy, and leave the process.
+    """Run the code below this call in the script, as a cell under a strategy, and exit.
 
     Args:
         path: The script: `__file__`.
@@ -98,7 +98,7 @@ def _strategy_run(path: str, options: Mapping[str, str], names: dict[str, object
 
 
 def _rest(path: str) -> str:
-    """Return the script with empty lines up to the call of `run`, so that line numbers stay."""
+    """Return the script with empty lines up to the call of `run`, which keeps the line numbers."""
     with tokenize.open(path) as file:
         lines = file.read().splitlines(keepends=True)
     begin = next(number for number, line in enumerate(lines, 1) if line.startswith(MARK))

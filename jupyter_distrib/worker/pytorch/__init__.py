@@ -1,1 +1,1 @@
-"""PyTorch in a rank: the one framework that ranks compute with today. Runs in ranks and in the forkserver."""
+"""PyTorch as the framework of a rank. Runs in ranks and in the forkserver."""

@@ -1,7 +1,7 @@
-"""The move of kept data-parallel models to a new process group: they outlive the group that they were made with, which
-a failure or a stop cuts. Rank's main thread.
+"""Moves kept data-parallel models to a new process group: they outlive the group that they were created with, which is
+destroyed after a failure or a stop. Rank's main thread.
 
-It works for every maker of such models: a script, Accelerate, Fabric and our own `ddp` strategy all use
+This works no matter what created the model: a script, Accelerate, Fabric and our own `ddp` strategy all use
 `DistributedDataParallel`.
 """
 
@@ -32,7 +32,8 @@ def follow() -> None:
 
 
 def begin_anew() -> None:
-    """Have every data-parallel model that was stopped in a step begin another, with the weights of rank 0."""
+    """Make every data-parallel model that was stopped in the middle of a step start a new one, with the weights of rank
+    0."""
     for item in _models():
         if private.is_known(item.process_group):
             private.set_group_of(item, item.process_group)
@@ -48,13 +49,14 @@ def _models() -> Iterator[Any]:
 
 
 def _is_orphan(model: Any) -> bool:
-    """Return whether a model's group is gone and had all ranks: only such a group has a successor."""
+    """Return whether a model's group was destroyed and had all ranks: only such a group has a successor."""
     group = model.process_group
     return not private.is_known(group) and group.size() == dist.get_world_size()
 
 
 def _synchronise_at_next_forward(model: Any) -> None:
-    """Synchronise a model at its next forward pass, which all ranks reach: collectives now might meet in any order."""
+    """Synchronise a model at its next forward pass, which all ranks reach; collectives at this point might be matched
+    in the wrong order."""
 
     def synchronise(*_: object) -> None:
         hook.remove()

@@ -1,7 +1,7 @@
 """The progress of this rank's process groups, from torch's own counters and flight recorder. Runs in the rank's control
 thread, except `begin`.
 
-Torch's numbers of collectives go on over the runs of a kept group, so they are counted from the start of the cell.
+Torch keeps counting collectives across the runs of a kept group, so the counts at the start of the cell are subtracted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jupyter_distrib.worker.pytorch import private
 
 
 class GroupSightings:
-    """The collectives in the groups since the cell began."""
+    """The collectives in each group since the cell began."""
 
     communication = tuple(
         os.path.join("torch", "distributed", name)
@@ -26,8 +26,7 @@ class GroupSightings:
     def __init__(self) -> None:
         self._began_ns = time.time_ns()
         self._bases: dict[str, tuple[int, dict[str, int]]] = {}
-        """The id of each group, with the number of collectives of each backend at the beginning, by the group's
-        name."""
+        """Each group's id, and each backend's number of collectives when the cell began, by the group's name."""
 
     def begin(self) -> None:
         """Count collectives from now on. Called in the main thread."""
@@ -87,7 +86,7 @@ def _counts(group: Any) -> dict[str, int]:
 
 
 def _is_of(entry: dict[str, Any], name: str, backend: str) -> bool:
-    """Return whether a collective was called in this group and backend; any backend, if it does not count."""
+    """Return whether a collective was called in this group and backend; in any backend, if this one keeps no count."""
     return entry["process_group"][0] == name and backend in ("", entry["profiling_name"].partition(":")[0])
 
 

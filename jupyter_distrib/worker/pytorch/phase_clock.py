@@ -1,7 +1,7 @@
-"""The clock that divides the time of a training loop into phases: data loading, forward, backward, collectives,
-optimizer, and the rest. Rank's main thread, except `times`.
+"""Divides the time of a training loop into phases: data loading, forward, backward, collectives, optimizer, and the
+rest. Rank's main thread, except `times`.
 
-Installed once, before ranks are forked; it sees moments that come a few times in each step:
+Installed once, before ranks are forked. It hooks events that happen a few times in each step:
 
     a data loader is asked for a batch        data           until it has one; then forward
     `torch.autograd.backward` is called       backward       until it returns; then the rest
@@ -9,9 +9,9 @@ Installed once, before ranks are forked; it sees moments that come a few times i
     an optimizer steps                        optimizer      until it has; then the rest
     `Work.wait` of a collective               collective     until it returns; then the phase before
 
-Time between the batch, or the step before, and the backward pass is that of the forward pass: no module call is
-measured, since models have many. Each moment costs about a microsecond. The times are those of the processor: work
-that a GPU does later counts where the processor waits for it.
+The time from the batch, or the previous step, to the backward pass counts as forward: module calls are not measured,
+since models have many. Each event costs about a microsecond. Times are CPU wall times: work that a GPU does later
+counts where the CPU waits for it.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from jupyter_distrib.worker.pytorch import private
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "other")
 _BEFORE = "before"
-"""The phase before anything is seen that belongs to training; it does not count."""
+"""The phase before the first event of a training; not counted."""
 
 
 class PhaseClock:
-    """The time that one cell has spent in each phase."""
+    """Time spent in each phase by one cell."""
 
     def __init__(self) -> None:
         self.on_step: Callable[[], object] | None = None
-        """A function to call after each step of an optimizer."""
+        """Called after each optimizer step."""
         self.spans: list[tuple[str, float, float]] | None = None
-        """The list to which each phase is added with its beginning and its end; None if nobody wants to know."""
+        """List to which each phase is appended with its start and end; None if not recorded."""
         self.begin()
 
     def begin(self) -> None:
-        """Begin a cell, which runs in this thread."""
+        """Reset the clock for a cell, which runs in this thread."""
         self._thread = threading.get_ident()
         self.phase, self._since_s = _BEFORE, perf_counter()
         self._seconds = dict.fromkeys((_BEFORE, *PHASES), 0.0)
         self.steps = 0
         self.reduces_after_backward = False
-        """Whether a `DistributedDataParallel` of the user has prepared for the next backward pass."""
+        """Whether a user's `DistributedDataParallel` has been prepared for the next backward pass."""
 
     @property
     def applies(self) -> bool:
-        """Return whether the caller is in the thread that is measured."""
+        """Return whether the caller runs in the measured thread."""
         return threading.get_ident() == self._thread
 
     def enter(self, phase: str) -> str:
-        """Begin a phase. Return the one that ends."""
+        """Switch to a phase, and return the previous one."""
         now_s, ended = perf_counter(), self.phase
         self._seconds[ended] += now_s - self._since_s
         if self.spans is not None and ended != _BEFORE:
@@ -69,13 +69,13 @@ class PhaseClock:
         return ended
 
     def enter_backward(self) -> str:
-        """Begin a backward pass: the time since the last moment was a forward pass, unless an optimizer runs both."""
+        """Switch to backward: the time since the last event counts as forward, unless an optimizer runs both passes."""
         if self.phase in (_BEFORE, "other"):
             self.phase = "forward"
         return self.enter("backward")
 
     def end_compute(self) -> None:
-        """Record that the graph of the backward pass is done: what follows in it waits for other ranks."""
+        """Record that the graph of the backward pass is done: the rest of the pass waits for other ranks."""
         if self.applies and self.phase == "backward":
             self.enter("collective")
 
@@ -85,7 +85,7 @@ class PhaseClock:
             self.on_step()
 
     def times(self) -> m.PhaseTimes | None:
-        """Return the times until now; None before the first step of an optimizer. From any thread."""
+        """Return the times so far; None before the first optimizer step. From any thread."""
         if not self.steps:
             return None
         now_s, since_s, phase = perf_counter(), self._since_s, self.phase
@@ -100,7 +100,7 @@ clock = PhaseClock()
 
 
 def install() -> None:
-    """Have torch tell the clock of the moments; called once."""
+    """Install the hooks in torch; called once."""
     for owner, name, make in (
         (private.LoaderIterator, "__next__", _reading),
         (DataLoader, "__iter__", _beginning),
@@ -156,7 +156,7 @@ def _going_backward(clock: PhaseClock, original: Any) -> Callable[..., Any]:
 
 
 def _at_end_of_graph(tensors: Any, call: Callable[[], None]) -> Any:
-    """Have a function called when the gradients are computed, before those who wait for their reduction."""
+    """Have a function called when the gradients are computed, before any callback that waits for their reduction."""
     some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
     first = next((each for each in some if isinstance(each, torch.Tensor) and each.requires_grad), None)
     if first is None:

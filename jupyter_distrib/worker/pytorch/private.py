@@ -1,6 +1,6 @@
-"""The uses of parts of torch that torch does not promise to keep, in processes that have loaded it for ranks; the
-others are in `system/private_torch.py`. `system/private_names.py` lists the names, with the versions that have them.
-Loaded in ranks; each function runs in the thread that calls it.
+"""All uses of private parts of torch in processes that have loaded it for ranks; other uses are in
+`system/private_torch.py`. `system/private_names.py` lists the names, with the versions that have them. Loaded in ranks;
+each function runs in the thread that calls it.
 
 Raises `private_names.MissingNameError` when it is imported with a torch that lacks one of them.
 """
@@ -37,16 +37,16 @@ private_names.check(private_names.TORCH)
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 BatchNorm: Any = batchnorm._BatchNorm
-"""The class of all batch normalizations; relies on `_BatchNorm`, from which torch derives each of them."""
+"""Base class of all batch normalizations; relies on `_BatchNorm`."""
 MEMORY_ENTRIES = 50_000
-"""The number of allocations that the history of a GPU's memory keeps; to write so many takes a second or two."""
+"""Number of allocations kept in the history of a GPU's memory; writing that many takes a second or two."""
 tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only
-"""The functions for the leaves of nested containers; they are in `_pytree`."""
+"""Functions for the leaves of nested containers, from `_pytree`."""
 _PROFILER: Any = _profiler
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
-"""The variable by which the profiler's library is told not to write to standard error; read at its first use."""
+"""Variable that keeps the profiler's library from writing to standard error; read at its first use."""
 _ERRORS_ONLY = 2
-"""The level of torch's C++ log from which on an entry is an error."""
+"""Lowest level of torch's C++ log that means an error."""
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 """The flight recorders of CPU and of NVIDIA groups."""
 
@@ -69,14 +69,15 @@ def set_default_group(group: Any) -> None:
 
 
 def known_groups() -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-    """Yield name, group, and its members' ranks in the world; relies on the dictionaries of `_world`."""
+    """Yield each group's name, the group, and the global ranks of its members; relies on the dictionaries of
+    `_world`."""
     world = distributed_c10d._world
     for group, name in list(world.pg_names.items()):
         yield name, group, tuple(world.pg_group_ranks.get(group, ()))
 
 
 def is_known(group: Any) -> bool:
-    """Return whether a group has not been destroyed; relies on `_world.pg_map`, which holds the groups that live."""
+    """Return whether a group still exists; relies on `_world.pg_map`, which holds the existing groups."""
     return group in distributed_c10d._world.pg_map
 
 
@@ -87,7 +88,7 @@ def forget_group_count() -> None:
 
 
 def abort_groups() -> None:
-    """Abort all groups, also from another thread than the one that waits; relies on `_abort_process_group`."""
+    """Abort all groups; may be called from another thread than the waiting one. Relies on `_abort_process_group`."""
     distributed_c10d._abort_process_group()
 
 
@@ -113,17 +114,17 @@ def backends_of_groups() -> dict[tuple[str, str], Any]:
 
 
 def timeout(backend: Any) -> timedelta | None:
-    """Return the time after which collectives of a backend give up; relies on `options._timeout`."""
+    """Return the timeout of a backend's collectives; relies on `options._timeout`."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def set_timeout(backend: Any, limit: timedelta) -> None:
-    """Set that time for later collectives; relies on `_set_default_timeout`, like `_set_pg_timeout`."""
+    """Set the timeout of later collectives; relies on `_set_default_timeout`, like `_set_pg_timeout`."""
     backend._set_default_timeout(limit)
 
 
 def sequence(group: Any) -> int:
-    """Return a number that is equal on ranks with equal numbers of collectives in each backend."""
+    """Return a number that is equal on ranks that have called equally many collectives in each backend."""
     return sum(count << 64 * place for place, (_, count) in enumerate(sorted(counts(group).items())))
 
 
@@ -157,8 +158,8 @@ def broadcast(tensors: list[torch.Tensor], size_bytes: int) -> None:
 
 
 def remove_folder_of_remote_modules() -> None:
-    """Remove the temporary folder that torch makes (2.9 and 2.10) for its remote modules when it is imported: nobody
-    else does in processes that are forked. Relies on `_TEMP_DIR`."""
+    """Remove the temporary folder that torch (2.9 and 2.10) creates at import for its remote modules; in forked
+    processes nothing else removes it. Relies on `_TEMP_DIR`."""
     instantiator = sys.modules.get("torch.distributed.nn.jit.instantiator")
     if (folder := getattr(instantiator, "_TEMP_DIR", None)) is not None:
         folder.cleanup()
@@ -173,14 +174,14 @@ def spawn_module() -> types.ModuleType:
 
 
 def storage_info() -> Any:
-    """Return the class by which `.metadata` names the place of an entry in a file; relies on `_StorageInfo`."""
+    """Return the class that describes an entry's position in a file of a checkpoint; relies on `_StorageInfo`."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo  # loaded once a checkpoint is written or read
 
     return _StorageInfo
 
 
 def saved_pickle(content: bytes) -> bytes:
-    """Return the pickle in what `torch.save` has written, as `torch.load` finds it; relies on `PyTorchFileReader`.
+    """Return the pickle inside a file of `torch.save`, as `torch.load` finds it; relies on `PyTorchFileReader`.
 
     Raises:
         RuntimeError: There is none.
@@ -211,25 +212,25 @@ def synchronise(model: Any) -> None:
 
 
 def leave_alone(held: Any, names: Iterable[str]) -> None:
-    """Set the parameters that a reducer skips; relies on `_set_params_and_buffers_to_ignore_for_model`."""
+    """Make a reducer skip these parameters; relies on `_set_params_and_buffers_to_ignore_for_model`."""
     from torch.nn.parallel import DistributedDataParallel
 
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, names)  # type: ignore[no-untyped-call]
 
 
 def initialise(ddp: Any) -> None:
-    """Make the reducer now; relies on `DistributedDataParallel._lazy_init`, which its first forward would call."""
+    """Create the reducer now instead of in the first forward pass; relies on `DistributedDataParallel._lazy_init`."""
     ddp._lazy_init()
 
 
 def rebuild_buckets(reducer: Any) -> None:
-    """Put the buckets into the order in which gradients came; relies on `Reducer._rebuild_buckets`."""
+    """Rebuild the buckets in the order in which gradients arrived; relies on `Reducer._rebuild_buckets`."""
     reducer._rebuild_buckets()
 
 
 def log_construction(*, on: bool) -> None:
-    """Let DistributedDataParallel log how it was made, or not: with TORCH_DISTRIBUTED_DEBUG=DETAIL on gloo, torch (2.9
-    to 2.15) takes the wrapper around the group for gloo's own class there and crashes. Relies on it calling
+    """Switch the log of DistributedDataParallel's construction on or off: with TORCH_DISTRIBUTED_DEBUG=DETAIL on gloo,
+    torch (2.9 to 2.15) takes the wrapper around the group for gloo's own class there and crashes. Relies on it calling
     `dist.Logger`."""
     names: Any = dist
     names.Logger = _Logger if on else _SilentLogger
@@ -250,7 +251,7 @@ def gradient_hook(reducer: Any) -> Callable[[int], None]:
 
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""A function that returns how often a tensor was written in place; relies on `_version`, which autograd compares."""
+"""Returns how often a tensor was modified in place; relies on `_version`, which autograd compares."""
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
@@ -268,14 +269,14 @@ def own_parameters(module: Any) -> dict[str, Any]:
 
 
 def set_buffer(module: Any, name: str, buffer: Any) -> None:
-    """Put another tensor in a buffer's place, persistent or not as before; relies on `_buffers`."""
+    """Replace a buffer's tensor; the buffer stays persistent or not, as before. Relies on `_buffers`."""
     module._buffers[name] = buffer
 
 
 LoaderIterator: Any = dataloader._BaseDataLoaderIter
-"""The class of all iterators of data loaders; relies on `_BaseDataLoaderIter.__next__`, which none of them replaces."""
+"""Base class of all data loader iterators; relies on `_BaseDataLoaderIter.__next__`, which no subclass overrides."""
 Work: Any = dist.Work
-"""A collective that goes on; relies on functions of `torch.distributed`, and FSDP, calling `wait` by its name."""
+"""A collective in progress; relies on `torch.distributed` and FSDP calling its `wait` as an attribute."""
 
 
 def end_loaders(values: Iterable[object]) -> None:
@@ -295,7 +296,8 @@ def end_loaders(values: Iterable[object]) -> None:
 
 
 def root_mesh(mesh: Any) -> Any:
-    """Return the mesh that a mesh was cut out of; relies on `_get_root_mesh`, or before 2.10 on `_mesh_resources`."""
+    """Return the mesh from which a submesh was sliced; relies on `_get_root_mesh`, or before 2.10 on
+    `_mesh_resources`."""
     if (find := getattr(mesh, "_get_root_mesh", None)) is not None:
         return find()
     from torch.distributed import device_mesh
@@ -315,8 +317,8 @@ def set_group_names(mesh: Any, names: list[Any]) -> None:
 
 
 def point_fsdp_to_its_mesh(module: Any) -> None:
-    """Make FSDP read the groups of its mesh again, after a stop at any point of a step; relies on `_get_fsdp_state` and
-    on the `__post_init__` of its mesh infos."""
+    """Make FSDP re-read the groups of its mesh, after a stop at any point of a step; relies on `_get_fsdp_state` and on
+    the `__post_init__` of its mesh infos."""
     state = module._get_fsdp_state()
     for param_group in _param_groups(state):
         for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
@@ -328,7 +330,7 @@ def point_fsdp_to_its_mesh(module: Any) -> None:
 
 
 def _param_groups(state: Any) -> list[Any]:
-    """Return the groups of parameters that FSDP gathers together; relies on `_fsdp_param_groups`, or before 2.13 on
+    """Return the parameter groups that FSDP gathers as one; relies on `_fsdp_param_groups`, or before 2.13 on
     `_fsdp_param_group`."""
     several = getattr(state, "_fsdp_param_groups", None)
     return [each for each in (state._fsdp_param_group,) if each is not None] if several is None else several
@@ -362,7 +364,8 @@ def _reset_step(root: Any) -> None:
 
 
 def clear_workspaces() -> None:
-    """Free the memory of cuBLAS, which it takes again when it is used; relies on `_cuda_clearCublasWorkspaces`."""
+    """Free the workspaces of cuBLAS, which it allocates again at its next use; relies on
+    `_cuda_clearCublasWorkspaces`."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -370,8 +373,8 @@ def clear_workspaces() -> None:
 
 
 def start_profiler(*, on_gpu: bool) -> None:
-    """Begin to record operators in this thread, on a GPU also kernels and memory; relies on the functions that
-    `torch.autograd.profiler.profile` calls. Itself it would make an object for each event at the end."""
+    """Start recording operators in this thread, on a GPU also kernels and memory; relies on the functions that
+    `torch.autograd.profiler.profile` calls. The profiler itself would create an object for each event at the end."""
     profilers: Any = torch.profiler
     kernels = on_gpu and profilers.ProfilerActivity.CUDA in profilers.supported_activities()
     if on_gpu:
@@ -394,7 +397,7 @@ def start_profiler(*, on_gpu: bool) -> None:
 
 
 def stop_profiler() -> Any:
-    """End that; relies on `_disable_profiler`, whose result has `save(path)`."""
+    """Stop recording; relies on `_disable_profiler`, whose result has `save(path)`."""
     global _level_before
     if _level_before is not None and (level := _log_level()) is not None:
         level.value, _level_before = _level_before, None
@@ -405,7 +408,7 @@ _level_before: int | None = None
 
 
 def _log_level() -> ctypes.c_int | None:
-    """Return the level of torch's C++ log, which can be set; relies on `FLAGS_caffe2_log_level` in its library."""
+    """Return the level of torch's C++ log as a writable value; relies on `FLAGS_caffe2_log_level` in its library."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(f"{torch.__path__[0]}/lib/libc10.so"), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):
@@ -413,13 +416,13 @@ def _log_level() -> ctypes.c_int | None:
 
 
 def event_count(result: Any) -> int:
-    """Return the number of events in that result; relies on its `events`."""
+    """Return the number of events in a result of `stop_profiler`; relies on its `events`."""
     return len(result.events())
 
 
 def memory_history(*, wanted: bool) -> bytes:
-    """End the recording of memory. Return what the allocator of the GPU has done since `start_profiler`, as
-    pytorch.org/memory_viz reads it; empty if it is not wanted, or the device has failed. Relies on `_snapshot` and
+    """Stop recording memory. Return the GPU allocator's events since `start_profiler`, in the format of
+    pytorch.org/memory_viz; empty if not wanted, or if the device has failed. Relies on `_snapshot` and
     `_record_memory_history`."""
     try:
         snapshot = pickle.dumps(torch.cuda.memory._snapshot()) if wanted else b""
@@ -430,7 +433,7 @@ def memory_history(*, wanted: bool) -> bytes:
 
 
 def before_profilers(call: Callable[[], None] | None) -> None:
-    """Call a function before any other profiler of torch begins in this process, or no longer; relies on
+    """Call a function before any other profiler of torch starts in this process; None to stop doing so. Relies on
     `profile._prepare_trace`, which both of torch's profilers call."""
     original = getattr(_profiler.profile._prepare_trace, "__wrapped__", _profiler.profile._prepare_trace)
     if call is None:

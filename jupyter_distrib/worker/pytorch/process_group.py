@@ -32,17 +32,17 @@ from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
 from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore, StoreBoard
 
 ABORT_S = 1.0
-"""The seconds after which sockets are cut even if NCCL has not aborted."""
+"""Seconds after which sockets are shut down even if NCCL has not aborted."""
 GIVE_UP_S = 5.0
-"""The seconds after which a rank whose groups have not been aborted is given up."""
+"""Seconds after which a rank whose groups have not been aborted is replaced."""
 LOOK_UP_S = 0.05
-"""The seconds after which a stop is noticed where the rank waits for its device."""
+"""Seconds between two checks for a stop while the rank waits for its device."""
 DRAIN_S = 0.5
-"""The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
+"""Seconds for a GPU to finish work that needs other ranks: if they arrive, they arrive soon."""
 FALLBACK = "JUPYTER_DISTRIB_BACKEND_FALLBACK"
-"""The environment variable of ranks that `--backend-fallback` sets."""
+"""Environment variable that `--backend-fallback` sets on the ranks."""
 _FILES_OF_GROUP = 6
-"""Files that gloo opens beside a connection to each rank; where it may not accept one, it ends the process in C
+"""Files that gloo opens besides one connection per rank; if it cannot accept a connection, it aborts the process in C++
 (gloo/transport/tcp/listener.cc)."""
 _ON_DEVICE = ("nccl", "xccl")
 _RAN_BEFORE = "jupyter_distrib: ran before"
@@ -52,26 +52,26 @@ class Rendezvous:
     """The connection of this rank to the others, and the state of the group that it shares with them."""
 
     ends_at_reset = False
-    """Only ranks with a device may end, and those tell when they are ready in any case."""
+    """Only ranks with a device may exit, and those report the end of a reset in any case."""
 
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
         self.store = RankStore(rank, world_size)
         self._take_device = take_device
         self._aborting: threading.Thread | None = None
         self.automatic = False
-        """Whether a strategy made the default group and nothing since has made it unfit for the next run."""
+        """Whether a strategy created the default group and the next run can still use it."""
         self._patience = Patience()
         self.asked = False
         """Whether the cell itself has called `init_process_group`."""
         self._hidden: Any = None
-        """The strategy's group, while a cell runs that has not requested it."""
+        """The strategy's group while a cell runs that has not requested one."""
         self._debug_level: str | None = None
         """The value of TORCH_DISTRIBUTED_DEBUG that torch has read."""
         self._made_with: str | None = None
         self.stops = 0
-        """Number of runs that did not end well and whose groups were kept; counts alike on all ranks of a group."""
+        """Number of runs that did not end well and whose groups were kept; equal on all ranks of a group."""
         self._stops_before = 0
-        """The same when `ensure` was called last."""
+        """Value of `stops` at the last call of `ensure`."""
         self._destroyed = DestroyedGroups()
 
     @property
@@ -84,8 +84,8 @@ class Rendezvous:
         self.store.apart = apart
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
-        """Drop everything that depends on the old store. All ranks do so, after a run that did not end well on all of
-        them.
+        """Drop everything that depends on the old store. Called on all ranks after a run that did not end well
+        everywhere.
 
         Raises:
             RuntimeError: NCCL does not abort, so that this rank has to be replaced.
@@ -102,7 +102,7 @@ class Rendezvous:
         self.store.move(host, port, listen_fd)
 
     def begin(self, run: str) -> None:
-        """Begin a cell: a group that a strategy made for an earlier cell is visible only if this one requests it."""
+        """Prepare for a cell: it sees a group that a strategy created for an earlier cell only if it requests one."""
         self.asked = False
         self.store.begin(run)
         self.hide()
@@ -125,14 +125,14 @@ class Rendezvous:
             self.store.limit(PATIENCE if on else TIMEOUT)
 
     def lift_timeouts(self) -> None:
-        """Lift the timeouts of groups that have just been made, in a cell that may stop in the debugger."""
+        """Lift the timeouts of new groups in a cell that may stop in the debugger."""
         self._patience.apply()
 
     def timeout_s(self) -> float | None:
         return self._patience.limit_s()
 
     def limit_store(self, store: Any, timeout: timedelta) -> None:
-        """Limit the waits of a store as the caller of `init_process_group` wants it, where limits hold."""
+        """Apply the timeout given to `init_process_group` to the store, unless timeouts are lifted."""
         store.set_timeout(PATIENCE if self._patience.endless else timeout)
 
     def drop(self) -> None:
@@ -146,7 +146,7 @@ class Rendezvous:
         private.forget_group_count()
 
     def hold(self) -> None:
-        """Keep the groups that are about to be destroyed, see `DestroyedGroups`."""
+        """Keep references to the groups that are about to be destroyed, see `DestroyedGroups`."""
         self._destroyed.add(group for _, group, _ in private.known_groups())
 
     def environment(self) -> dict[str, str]:
@@ -156,23 +156,24 @@ class Rendezvous:
         return self.store.exchange(text)
 
     def clock_offset_s(self) -> float:
-        """Return the seconds to add to a time of this rank for the time of rank 0. All ranks of the worker group call
-        it."""
+        """Return the offset in seconds from this rank's clock to that of rank 0. Called on all ranks of the worker
+        group."""
         return rank_store.clock_offset_s(self.store.of_next_group(), self.store.rank, self.store.world_size)
 
     def board(self) -> StoreBoard | None:
         return self.store.board()
 
     def tidy(self) -> None:
-        """Delete, between runs, messages that no rank will read any more, and free groups that are no longer used."""
+        """Between runs, delete messages that no rank will read any more, and free unused groups."""
         self._destroyed.age()
         self.store.tidy()
 
     def ensure(self, backend: str) -> bool:
-        """Make sure of a default group with this backend: the kept one if it is still fit, else a new one.
+        """Make sure that there is a default group with this backend: the kept one if it is still usable, else a new
+        one.
 
-        Return True if kept values may differ: a run was stopped, or the group is new and some rank has run a cell
-        before. The same on all ranks, which have all written so to the store before gloo has connected them.
+        Return True if kept values may differ between ranks: a run was stopped, or the group is new and some rank has
+        run a cell before. Equal on all ranks, each of which writes this to the store before gloo connects them.
         """
         self._show()
         stopped, self._stops_before = self.stops != self._stops_before, self.stops
@@ -194,7 +195,7 @@ class Rendezvous:
         return connects_late or bool(store.check([_RAN_BEFORE]))
 
     def hide(self) -> None:
-        """Hide the default group that a strategy has made; the next `ensure` finds it again."""
+        """Hide the default group that a strategy created; the next `ensure` restores it."""
         if self.automatic and dist.is_initialized():
             self._hidden = private.default_group()
             private.set_default_group(None)
@@ -205,8 +206,8 @@ class Rendezvous:
             self._hidden = None
 
     def sequence(self) -> int:
-        """Return the number of collectives in the default group; ranks that differ would not meet in the next one.
-        -1: no group."""
+        """Return the number of collectives in the default group; if ranks differ, their next collectives would not
+        match. -1: no group."""
         if not dist.is_initialized():
             return -1
         if not self.automatic:
@@ -214,7 +215,7 @@ class Rendezvous:
         return private.sequence(private.default_group())
 
     def abort(self, then: Callable[[], None]) -> None:
-        """Abort NCCL while its sockets are whole; gloo is freed when they are cut. See `Groups.abort`."""
+        """Abort NCCL while its sockets are intact; gloo is released when they are shut down. See `Groups.abort`."""
         if not self.waits_on_device():
             return then()
         if self._aborting is None or not self._aborting.is_alive():
@@ -234,11 +235,11 @@ class Rendezvous:
             private.abort_groups()
 
     def waits_on_device(self) -> bool:
-        """Return whether a group's collectives are work of the device, which destroying the group would wait for."""
+        """Return whether a group's collectives run on the device, so that destroying the group would wait for them."""
         return any(name in private.backends(group) for _, group, _ in private.known_groups() for name in _ON_DEVICE)
 
     def wait_for_device(self) -> None:
-        """Wait for all work of the device, so that a stop ends the wait."""
+        """Wait for all work of the device, interruptibly."""
 
         def wait() -> None:
             self._take_device()
@@ -252,7 +253,8 @@ class Rendezvous:
         return DRAIN_S if self.waits_on_device() else 0.0
 
     def can_stay(self) -> bool:
-        """Return whether the strategy's group can be used on, or there is none: about others little is known."""
+        """Return whether there is no group, or only the strategy's, which stays usable; too little is known of
+        others."""
         return self.automatic or not dist.is_initialized()
 
     def keep(self) -> None:
@@ -260,9 +262,9 @@ class Rendezvous:
 
 
 class DestroyedGroups:
-    """The groups that were destroyed in this run and in the run before.
+    """The groups that were destroyed in this run and in the previous one.
 
-    Python releases its lock when it frees a group, whose threads may need the lock to end. The reducer of a
+    When Python frees a group, it releases the GIL, which the group's threads may need to end. The reducer of a
     `DistributedDataParallel` does not (torch 2.13), so it must not hold the last reference to the group.
     """
 
@@ -274,7 +276,7 @@ class DestroyedGroups:
         self._now += groups
 
     def age(self) -> None:
-        """Free the groups of the run before; called after each run."""
+        """Free the groups destroyed in the previous run; called after each run."""
         self._now, self._before = [], self._now
 
 
@@ -306,7 +308,7 @@ def _daemon(call: Callable[[], None]) -> threading.Thread:
 
 
 def default_backend(device: torch.device) -> str:
-    """Return the backend of a strategy's group: object collectives work with it on GPU ranks, too."""
+    """Return the backend of a strategy's group, with which object collectives work on GPU ranks, too."""
     return {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}.get(device.type, "gloo")
 
 
@@ -338,13 +340,13 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
 
 
 def falls_back(asked: str | None, device: torch.device) -> bool:
-    """Return whether gloo takes the place of the backend in a call of `init_process_group` (`--backend-fallback`)."""
+    """Return whether gloo replaces the backend requested in `init_process_group` (`--backend-fallback`)."""
     wanted = asked is not None and any(name in asked.lower() for name in _ON_DEVICE)
     return wanted and device.type == "cpu" and os.environ.get(FALLBACK) == "1"
 
 
 def check_backend(asked: str | None, have: str) -> None:
-    """Refuse a call that requests a backend which the group does not have. For a plain `nccl` any device's is enough.
+    """Refuse a request for a backend that the group does not have. A plain `nccl` matches the backend of any device.
 
     Args:
         asked: The script's argument of `init_process_group`: `gloo`, `cpu:gloo,cuda:nccl`, in any case; None is any.
@@ -387,7 +389,8 @@ def _new_group(*args: Any, **keywords: Any) -> Any:
 
 
 def _breakpoint(rank: int = 0, *_: object, **__: object) -> None:
-    """Stop one rank in the debugger, as `torch.distributed.breakpoint` does; the others go on to what they share."""
+    """Stop one rank in the debugger, as `torch.distributed.breakpoint` does; the others continue to the next
+    collective."""
     if dist.get_rank() == rank:
         debugger_channel.stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it
 
@@ -396,16 +399,16 @@ PATIENCE = timedelta(days=30)
 
 
 class Patience:
-    """The timeouts of the groups of this rank."""
+    """The timeouts of this rank's groups."""
 
     def __init__(self) -> None:
         self.endless = False
         """Whether collectives wait without a limit during this cell."""
         self._before: dict[tuple[str, str], timedelta] = {}
-        """The timeouts that were changed, by the names of group and backend."""
+        """The original timeouts that were lifted, by the names of group and backend."""
 
     def begin(self, *, endless: bool) -> None:
-        """Begin a cell, with the groups that there are."""
+        """Prepare the existing groups for a cell."""
         if self._before:
             for key, backend in private.backends_of_groups().items():
                 if (timeout := self._before.get(key)) is not None:
@@ -415,7 +418,7 @@ class Patience:
         self.apply()
 
     def apply(self) -> None:
-        """Lift the timeouts of groups that have just been made, if this cell needs that."""
+        """Lift the timeouts of new groups, if this cell needs that."""
         for key, backend in private.backends_of_groups().items() if self.endless else ():
             timeout = private.timeout(backend)
             if timeout is not None and timeout != PATIENCE:
@@ -423,6 +426,6 @@ class Patience:
                 private.set_timeout(backend, PATIENCE)
 
     def limit_s(self) -> float | None:
-        """Return the seconds after which a collective gives up; None without a group."""
+        """Return the shortest timeout of a collective in seconds; None without a group."""
         limits = [timeout for each in private.backends_of_groups().values() if (timeout := private.timeout(each))]
         return min(limits).total_seconds() if limits else None

@@ -1,12 +1,11 @@
-"""The profile of a cell on one rank (`--profile`): some steps of its training, recorded by torch's profiler. Rank's
-main thread.
+"""Profiles a cell on one rank (`--profile`): torch's profiler records some steps of its training. Rank's main thread.
 
     cell begins      records, in case that no optimizer ever steps; at most for WHOLE_S
     step WARM_UP     drops that, and records the next steps; at most for STEPS_S
     ... + steps      makes its part of the trace and sends it; the training goes on
     cell ends        sends what there is, also if the cell was stopped or raised
 
-A cell that uses torch's profiler itself has it: ours gives way.
+If the cell uses torch's profiler itself, ours stops.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from jupyter_distrib.worker.pytorch.phase_clock import PhaseClock
 from jupyter_distrib.worker.pytorch.trace_events import Part, Span
 
 WARM_UP = 3
-"""The steps before those that are recorded: the first ones make what the others use."""
+"""Steps before the recorded ones: the first ones allocate what later steps reuse."""
 WHOLE_S, STEPS_S = 3.0, 10.0
-"""The most seconds that are recorded of a cell without steps, and of steps."""
+"""Most seconds to record of a cell without steps, and of steps."""
 EVENTS, FEWEST_EVENTS = 1_000_000, 10_000
-"""The most events of all ranks together, and what each rank may have in any case."""
+"""Most events of all ranks together, and the number that each rank may always have."""
 STOPPED_EVENTS = 60_000
-"""The most events that are written when the rank is stopped: it has two seconds."""
+"""Most events to write when the rank is being stopped, which leaves it two seconds."""
 MEMORY_BYTES = 64_000_000
 TAKEN = "the cell uses torch's profiler itself, so --profile leaves it alone"
 NO_TIME = "there was no time to write so many events when the cell was stopped"
@@ -46,10 +45,10 @@ CUT = "there were too many events, so the later ones are left out"
 
 @dataclass(slots=True, kw_only=True)
 class _Recording:
-    """A recording; once it is stopped, it has the result of the profiler."""
+    """A recording; holds the profiler's result once it is stopped."""
 
     first: int
-    """The number of the first step that is recorded, counted from 1."""
+    """Number of the first recorded step, counted from 1."""
     began_s: float
     ends_s: list[float] = field(default_factory=list)
     """The end of each step."""
@@ -82,12 +81,12 @@ class CellProfiler:
     """The profiler of one cell.
 
     Args:
-        empty: The part of this rank before anything is recorded; its `began_s` are the seconds to add to a time of
-            this rank for the clock of the other ranks.
+        empty: This rank's part before anything is recorded; its `began_s` is the offset in seconds from this rank's
+            clock to that of the other ranks.
         steps: The number of steps to record.
         ranks: The number of ranks that share the size of the trace.
-        name: The name of this rank in the trace.
-        send: Takes the part.
+        name: Name of this rank in the trace.
+        send: Sends the part.
     """
 
     def __init__(
@@ -109,14 +108,15 @@ class CellProfiler:
         self._timer.daemon = True
 
     def begin(self) -> None:
-        """Begin with the cell."""
+        """Start profiling when the cell begins."""
         self._clock.on_step = self._stepped
         private.before_profilers(self._give_way)
         self._timer.start()
         self._start(first=1)
 
     def end(self, *, stopped: bool) -> None:
-        """End with the cell, and send what was recorded, unless that is done. `stopped`: the rank has little time."""
+        """Stop when the cell ends, and send the recording unless it was sent. `stopped`: the rank has little time
+        left."""
         if self._clock.on_step is None:
             return
         self._stop(memory=not stopped)
@@ -142,7 +142,7 @@ class CellProfiler:
         return None
 
     def _start(self, first: int) -> None:
-        """Begin to record. A profiler that does not work is told, and ends no cell."""
+        """Start recording. If the profiler does not work, this is reported, and the cell continues."""
         try:
             private.start_profiler(on_gpu=self._on_gpu)
         except Exception as error:  # noqa: BLE001 - torch's, of a library or a driver without a profiler
@@ -154,7 +154,7 @@ class CellProfiler:
         return None
 
     def _stop(self, *, memory: bool = True) -> None:
-        """End the recording. The history of a GPU's memory may take seconds."""
+        """Stop recording. Collecting the history of a GPU's memory may take seconds."""
         recording = self._recording
         if recording is None or recording.result is not None:
             return
@@ -165,7 +165,8 @@ class CellProfiler:
             recording.memory = private.memory_history(wanted=memory)
 
     def _stop_soon(self) -> None:
-        """Have the main thread stop the first recording: profilers work by thread. Called in the timer's thread."""
+        """Have the main thread stop the first recording, since profilers work per thread. Called in the timer's
+        thread."""
         global _due
         _due = self._stop_first
         ctypes.pythonapi.Py_AddPendingCall(_stop_due, None)
@@ -175,7 +176,7 @@ class CellProfiler:
             self._stop()
 
     def _give_way(self) -> None:
-        """Leave the profiler to the cell, which wants to use it."""
+        """Release torch's profiler to the cell."""
         self._stop()
         if self._recording is not None and not self._recording.ends_s:
             self._recording = None
@@ -183,7 +184,7 @@ class CellProfiler:
         self._finish()
 
     def _finish(self) -> None:
-        """Send the part of this rank; the profiler does no more."""
+        """Send this rank's part, and finish."""
         private.before_profilers(None)
         self._clock.on_step = None
         self._timer.cancel()
@@ -197,7 +198,7 @@ class CellProfiler:
         self._send(replace(self._part, at_s=time.monotonic()))
 
     def _with(self, recording: _Recording) -> m.Profiled:
-        """Return the part of this rank with what was recorded."""
+        """Return this rank's part with the recording."""
         part = self._converted(recording)
         return replace(
             self._part,
@@ -245,7 +246,7 @@ def of_cell(command: m.Execute, clock: PhaseClock, offset_s: float, send: Callab
 
 
 _due: Callable[[], None] | None = None
-"""The function that the main thread is to call."""
+"""A function for the main thread to call."""
 
 
 def _call_due(_: object) -> int:

@@ -41,7 +41,7 @@ _PRELOADED = (
     "jupyter_distrib.worker.autoparallel.training.sharded",
     "jupyter_distrib.worker.autoparallel.training.meshes",
 )
-"""The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
+"""Modules that torch imports with the first optimizer or wrapper, and that strategies import at the start of a cell."""
 
 
 class PyTorch:
@@ -50,7 +50,8 @@ class PyTorch:
     name = TORCH
 
     def load(self) -> None:
-        """Replace what all ranks replace alike, so that each has it by its fork; torch came with this module."""
+        """Install the replacements that all ranks share, so that each inherits them by the fork; torch is already
+        imported."""
         replaced_functions.refuse_launching()
         replaced_functions.replace_save()
         phase_clock.install()
@@ -61,7 +62,7 @@ class PyTorch:
         private.remove_folder_of_remote_modules()
 
     def settle(self, order: m.WorkerOrder) -> None:
-        """Seed random numbers, replace the entry points of groups, and take the device."""
+        """Seed random numbers, replace torch's entry points for groups, and select the device."""
         randomness.begin()
         self.sightings = GroupSightings()
         self._device = Device("" if order.visible_devices is None else order.device)
@@ -116,7 +117,7 @@ class PyTorch:
 
 
 RELEASE_BYTES = 1 << 30
-"""The size from which memory that the allocator holds in reserve is worth giving back."""
+"""Size in bytes from which cached memory is worth returning to the device."""
 
 
 class Device:
@@ -137,7 +138,7 @@ class Device:
             self._module.set_device(torch.device(self._name))
 
     def drain(self, limit_s: float) -> DeviceState:
-        """Wait for all work of the device, for at most `limit_s`."""
+        """Wait at most `limit_s` for all work on the device."""
         if self._module is None:
             return DeviceState()
         errors: list[str] = []
@@ -155,11 +156,11 @@ class Device:
             errors.append(str(error).partition("\n")[0] or type(error).__name__)
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the bytes of tensors, and those that the allocator holds for them; None for a CPU rank."""
+        """Return the bytes allocated for tensors and the bytes reserved by the allocator; None for a CPU rank."""
         return None if self._module is None else (self._module.memory_allocated(), self._module.memory_reserved())
 
     def warm(self) -> None:
-        """Multiply two matrices, so that the library for it (cuBLAS) is loaded, and leave no memory taken."""
+        """Multiply two matrices to load the library for it (cuBLAS), without leaving memory allocated."""
         if self._module is None:
             return
         with suppress(Exception):  # without memory, or of a device that has failed: the cell will tell
@@ -168,7 +169,7 @@ class Device:
             self._module.empty_cache()
 
     def release_memory(self) -> None:
-        """Give back the memory that the allocator holds in reserve, if it is large."""
+        """Return the allocator's cached memory to the device, if it is large."""
         tensor_bytes, reserved_bytes = self.memory() or (0, 0)
         if self._module is not None and reserved_bytes - tensor_bytes > RELEASE_BYTES:
             self._module.empty_cache()

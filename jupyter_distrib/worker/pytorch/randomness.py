@@ -1,4 +1,4 @@
-"""The random numbers of a rank, as torch, Python and numpy draw them on the CPU.
+"""The random number generators of torch, Python and numpy on a rank's CPU.
 
 Every rank begins with its own seed, as separate programs do. Ranks that train together begin each cell with the
 streams of rank 0, so that what a cell draws before it trains (initial weights, a random split) is the same on all of
@@ -52,7 +52,7 @@ _seeded: set[str] = set()
 
 
 def begin() -> None:
-    """Draw new seeds when a process becomes a rank: a fork has the state of its parent."""
+    """Draw new seeds when a process becomes a rank, since a fork inherits the state of its parent."""
     global _drawn_seed
     _drawn_seed = torch.default_generator.seed()
     random.seed()
@@ -61,10 +61,10 @@ def begin() -> None:
 
 
 def begin_alike(note: Callable[[str], None]) -> None:
-    """Go on with the streams of rank 0. Called before each run in which the ranks train together, on all of them.
+    """Adopt the generator states of rank 0. Called on all ranks before each run in which they train together.
 
     Args:
-        note: Is called with a sentence if an earlier cell had seeded this rank otherwise than rank 0.
+        note: Called with a message if an earlier cell seeded this rank differently from rank 0.
     """
     global _drawn_seed, _origin, _shared, _splits
     _origin, _shared, _splits = "", None, 0
@@ -251,7 +251,7 @@ def _digest(streams: dict[str, tuple[bytes, list[Any]]]) -> str:
 
 
 def _streams() -> dict[str, tuple[bytes, list[Any]]]:
-    """Return the state of each generator: its numbers as bytes, and the rest."""
+    """Return each generator's state: its numbers as bytes, and the rest."""
     torch_state = torch.get_rng_state()
     version, numbers, gauss = random.getstate()
     streams: dict[str, tuple[bytes, list[Any]]] = {
@@ -276,6 +276,6 @@ def _read(text: str) -> None:
 
 
 def _numpy() -> Any:
-    """Return numpy, if it is loaded and draws with the generator that it begins with."""
+    """Return numpy if it is loaded and still uses its initial generator."""
     numpy = sys.modules.get("numpy")
     return numpy if numpy is not None and numpy.random.get_state()[0] == "MT19937" else None

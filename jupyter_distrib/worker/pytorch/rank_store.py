@@ -37,9 +37,9 @@ class RankStore:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.apart = False
-        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
+        """Whether this rank is, or is about to be, disconnected from the other ranks and the store in this run."""
         self.runs = 0
-        """The number of runs that this rank has begun."""
+        """Number of runs that this rank has started."""
         self._address = HOST, 0
         self._client: Any = None
         self._timeout = TIMEOUT
@@ -49,10 +49,10 @@ class RankStore:
         self._run, self._groups, self._arrived = "", 0, False
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
-        """The board of the run before: all ranks have ended that one when this rank has ended the next."""
+        """The previous run's board: once this rank has ended the next run, all ranks have ended that one."""
 
     def move(self, host: str, port: int, listen_fd: int) -> None:
-        """Use the store at another address from now on; with `listen_fd`, serve it there."""
+        """Switch to the store at another address; with `listen_fd`, serve it there."""
         self._client, self._address, self.apart = None, (host, port), False
         self._board = self._board_before = None
         self._served = None  # first: its files may be those that the next one needs
@@ -81,14 +81,14 @@ class RankStore:
             time.sleep(_LOOK_S)
 
     def limit(self, timeout: timedelta) -> None:
-        """Give up waiting for other ranks after this time, from now on."""
+        """Set the timeout for waiting for other ranks."""
         self._timeout = timeout
         if self._client is not None:
             self._client.set_timeout(timeout)
 
     def environment(self) -> dict[str, str]:
-        """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
-        store."""
+        """Return MASTER_ADDR and MASTER_PORT with the reserved port next to the store's, for programs started by a cell
+        that serve a store themselves."""
         host, port = self._address
         return {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1)}
 
@@ -106,8 +106,8 @@ class RankStore:
         return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
 
     def board(self) -> StoreBoard | None:
-        """Return a board for messages between the ranks of this run; None if they have never met, or are apart: torch
-        would print the stack of its C++ for each message."""
+        """Return the board for messages between the ranks of this run; None if they have never met or are disconnected,
+        when torch would print a C++ stack trace for each message."""
         if self.apart:
             return None
         if self._board is None and self._client is not None:
@@ -115,7 +115,7 @@ class RankStore:
         return self._board
 
     def tidy(self) -> None:
-        """Delete, between runs, messages that no rank will read any more."""
+        """Between runs, delete messages that no rank will read any more."""
         before, self._board_before = self._board_before, None
         if before is not None and not self.apart:
             with suppress(RuntimeError):  # the rank that holds the store has died, and the messages with it
@@ -125,7 +125,7 @@ class RankStore:
         """Return the store of another rank, or with `listen_fd` one that this rank serves.
 
         Raises:
-            OSError: This process may not open the files that torch needs for it; torch would try again for minutes.
+            OSError: This process cannot open the files that torch needs; torch would retry for minutes.
         """
         host, port = self._address
         if not port:
@@ -158,7 +158,7 @@ class StoreBoard:
         self._mine: set[str] = set()
 
     def put(self, key: str, text: str) -> None:
-        """Write a text without waiting for the store: a few microseconds."""
+        """Write a text without waiting for the store (a few microseconds)."""
         self._mine.add(key)
         self._store.set(key, text)
 
@@ -183,7 +183,7 @@ class StoreBoard:
         self._store.wait(list(keys), timedelta(seconds=timeout_s))
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Leave the deletion of these keys to another rank."""
+        """Stop tracking these keys, which another rank deletes."""
         self._mine.difference_update(keys)
 
     def wipe(self, keys: Iterable[str]) -> None:
@@ -197,12 +197,12 @@ class StoreBoard:
 
 
 TRIPS = 8
-"""The number of round trips by which a rank measures its clock."""
+"""Number of round trips per clock measurement."""
 
 
 def clock_offset_s(store: Any, rank: int, world_size: int, now_s: Callable[[], float] = time.monotonic) -> float:
-    """Return the seconds to add to a time of this rank for the time of rank 0. All ranks call it, with a store that
-    they share and nobody else uses."""
+    """Return the offset in seconds from this rank's clock to that of rank 0. Called on all ranks, with a store used for
+    nothing else."""
     if rank == 0:
         for other in range(1, world_size):
             for trip in range(TRIPS):

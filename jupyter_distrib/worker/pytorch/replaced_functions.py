@@ -83,6 +83,7 @@ def _saving(original: Any) -> Callable[..., Any]:
 
 
 def _is_ours(value: object) -> bool:
-    """Return whether anything in a value is sharded over a mesh of a strategy; a cell may save from its own meshes."""
+    """Return whether a value contains anything sharded over a strategy's mesh; shards of the cell's own meshes may be
+    saved."""
     meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.training.meshes")
     return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))

@@ -1,4 +1,4 @@
-"""The memory that a kept value holds: its tensors, through models, optimizers and containers. Nothing is copied."""
+"""Measures the memory of the tensors in a kept value, through models, optimizers and containers, without copying."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 DEPTH = 5
-"""The depth of containers, as in an optimizer's state: beyond it nothing is looked for."""
+"""Depth of nested containers to search; that of an optimizer's state suffices."""
 MOST = 1000
-"""The number of items of a container that are looked at; one with more is none of tensors alone."""
+"""Largest container to search: one with more items is not a collection of tensors."""
 MOST_IN_ALL = 20_000
-"""The number of objects that are looked at in one value, which takes about 10 ms at the end of a cell."""
+"""Most objects to inspect in one value, which takes about 10 ms at the end of a cell."""
 
 
 def size_bytes(value: object) -> int:
-    """Return the bytes of the storages of all tensors in a value; of a sharded one, those of this rank's part."""
+    """Return the total size of the tensors' storages in a value; of a sharded tensor, only this rank's part counts."""
     storages = {}
     for tensor in islice(_leaves(value, DEPTH), MOST_IN_ALL):
         if tensor is None:

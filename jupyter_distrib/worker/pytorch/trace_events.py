@@ -1,11 +1,11 @@
-"""The part of one rank in a trace: what torch's profiler has recorded, as lines that the notebook puts together with
-those of the other ranks. Rank's main thread; pure functions of the profiler's file.
+"""One rank's part of a trace: the events recorded by torch's profiler, as lines that the notebook merges with those of
+the other ranks. Rank's main thread; pure functions of the profiler's file.
 
-A line is a time in microseconds since the beginning of this part, a space, and the rest of an event of the Trace Event
+A line is a time in microseconds since the start of this part, a space, and the rest of an event in the Trace Event
 Format (the JSON that Perfetto and chrome://tracing read) without its `ts`.
 
-Each rank has numbers of processes of its own: `100 * rank` is the rank itself, with two tracks before those of its
-threads (steps, and the phases of a step), and the numbers that follow are its GPUs.
+Each rank has its own range of process numbers: `100 * rank` is the rank itself, with two tracks above its threads
+(steps, and the phases of a step), and the following numbers are its GPUs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 NUMBERS = 100
-"""The numbers of processes for each rank."""
+"""Number of process numbers per rank."""
 FLOWS = 100_000_000
-"""The numbers of arrows for each rank."""
+"""Number of flow ids (arrows) per rank."""
 NOT_TOLD = {"External id", "Record function id", "Ev Idx", "finished"}
-"""The profiler's own numbers, which mean nothing to a reader."""
+"""Internal ids of the profiler, of no use to a reader."""
 MEMORY_EVERY_US = 20.0
-"""The least distance of two points of a memory timeline."""
+"""Smallest distance of two points in a memory timeline, in microseconds."""
 BUSIEST = 5
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _STEPS, _PHASES = 1, 2
 
 Event = dict[str, Any]
 Span = tuple[str, float, float]
-"""A name, its beginning and its end, on the clock of `time.monotonic`."""
+"""A name with its start and end, by `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class Part:
 
     lines: list[str]
     began_s: float
-    """The time of the beginning, on the clock of `time.monotonic`."""
+    """Start time, by `time.monotonic`."""
     busiest: dict[str, float]
-    """The operators, or on a GPU the kernels, that took longest: name -> seconds."""
+    """Seconds of the slowest operators (on a GPU, kernels), by name."""
     cut: bool
-    """Whether there were more events than are kept: the later ones are left out."""
+    """Whether later events were dropped because there were too many."""
 
 
 def part_of(
@@ -63,11 +63,11 @@ def part_of(
         recorded: The profiler's file, as JSON.
         rank: The rank's number.
         name: The name of its process.
-        pid: The rank's process id, by which the file tells it from GPUs.
-        wall_s: The seconds since 1970 less those of `time.monotonic`.
+        pid: The rank's process id, which distinguishes it from GPUs in the file.
+        wall_s: `time.time()` minus `time.monotonic()`.
         steps: The steps of the training.
         phases: The phases of its steps.
-        most: The most events that are kept.
+        most: Most events to keep.
     """
     events = sorted((each for each in recorded["traceEvents"] if _is_shown(each)), key=_time)
     cut, events = len(events) > most, events[:most]
@@ -96,7 +96,7 @@ def _line(at_us: float, event: Event) -> str:
 
 
 def _names(events: Iterable[Event], numbers: dict[Any, int], rank: int, name: str) -> Iterator[Event]:
-    """Yield the names of threads, and those of the two tracks of our own."""
+    """Yield the names of the threads and of our own two tracks."""
     first = NUMBERS * rank
     for track, text in ((_STEPS, "steps"), (_PHASES, "phases of a step")):
         yield {"ph": "M", "name": "thread_name", "pid": first, "tid": track, "args": {"name": text}}
@@ -156,7 +156,7 @@ def _converted(events: Sequence[Event], numbers: dict[Any, int], rank: int, zero
 
 
 def _busiest(events: Sequence[Event], pid: int) -> dict[str, float]:
-    """Return what took longest by itself: kernels of a GPU, else operators in the main thread."""
+    """Return the slowest kernels of a GPU, else the operators of the main thread with the longest self time."""
     kernels: Counter[str] = Counter()
     own: Counter[str] = Counter()
     open_spans: list[Event] = []

@@ -1,1 +1,1 @@
-"""The checks whether a cell has trained as intended."""
+"""Checks that a cell has trained as intended."""

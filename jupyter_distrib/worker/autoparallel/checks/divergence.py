@@ -1,4 +1,4 @@
-"""The detection of ranks that do not train together. Never waits for a rank.
+"""Detects ranks that do not train together. Never waits for a rank.
 
 One sign is that they end a run with different weights: each writes the sums of its weights to the store when its cell
 has ended, and reads those of rank 0; rank 0 reads those of all others. So the later of two ranks sees both. Sums are
@@ -24,14 +24,15 @@ from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3
-"""The number of losses compared: the first of a layer that begins with zeros, say, do not depend on the batch."""
+"""Number of losses to compare: the first ones may not depend on the batch, for instance if a layer starts with
+zeros."""
 _LOSS_TYPES = (torch.float32, torch.float64)
 DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
-"""The error of a device that has failed earlier, in the cell's own work; torch has it since 2.8."""
+"""The error of a device that has failed earlier in the cell's own work; in torch since 2.8."""
 
 
 def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a rank that has ended already holds other weights than this one."""
+    """Return whether a rank that has already ended has different weights from this one."""
     own_sums = _sums(tensors)
     board.put(f"weights/{rank}", json.dumps(own_sums))
     others = range(1, size) if rank == 0 else (0,)
@@ -40,7 +41,7 @@ def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Ten
 
 
 class LossComparison:
-    """The first losses of a run, on every rank. They are read when the device has come to them."""
+    """The first losses of a run on every rank, read once the device has computed them."""
 
     def __init__(self) -> None:
         self._mine: list[HostCopy] = []
@@ -49,7 +50,7 @@ class LossComparison:
         self._published = False
 
     def before(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the loss at which a backward pass begins."""
+        """Record the loss from which a backward pass starts."""
         if len(self._mine) == LOSSES or not self._open:
             return
         if is_capturing() or len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in _LOSS_TYPES:
@@ -58,7 +59,7 @@ class LossComparison:
         self._mine.append(HostCopy(tensors[0]))
 
     def publish(self, wait_s: float = 0.0) -> None:
-        """Write the losses to the store for rank 0, once they have come to the host."""
+        """Write the losses to the store for rank 0, once they have arrived on the host."""
         board = process_group.current.board()
         if self._published or board is None or len(self._mine) < LOSSES:
             return
@@ -67,7 +68,7 @@ class LossComparison:
             board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
 
     def are_the_same(self) -> bool:
-        """Return whether all ranks have had the same losses, by what rank 0 knows now. True at most once."""
+        """Return whether all ranks are known to have the same losses; on rank 0 only, and True at most once."""
         if not self._open or identity.rank() != 0 or not self._published:
             return False
         keys = [_losses_of(rank) for rank in range(identity.world_size())]

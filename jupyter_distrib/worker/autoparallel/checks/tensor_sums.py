@@ -1,5 +1,5 @@
-"""The sums over tensors by which ranks compare them: in bounded memory, and with one transfer to the host for any
-number of tensors. Runs in a rank's main thread."""
+"""Sums over tensors by which ranks compare them, in bounded memory and with a single transfer to the host. Runs in a
+rank's main thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 PIECE_ELEMENTS = 1 << 22
-"""The number of elements that are converted at a time: 32 MB as float64."""
+"""Number of elements to convert at a time: 32 MB as float64."""
 _LANE_BYTES = 8
 
 
@@ -32,7 +32,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def on_host(values: Sequence[torch.Tensor]) -> list[Any]:
-    """Return small tensors of one shape and type as numbers; each device is waited for once."""
+    """Return small tensors of one shape and type as numbers, with one synchronization per device."""
     numbers: dict[int, Any] = {}
     for device in dict.fromkeys(each.device for each in values):
         places = [place for place, each in enumerate(values) if each.device == device]
@@ -54,7 +54,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield parts whose memory is in logical order and begins at a whole lane; each but the last ends at one, too."""
+    """Yield parts whose memory is in logical order and aligned to whole lanes at both ends, except at the end of the
+    last one."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()

@@ -1,5 +1,5 @@
-"""The checks whether a cell has trained as intended, which add a note if not: that the ranks have not trained together,
-say. One object for each run; rank's main thread. No check fails a cell."""
+"""Checks whether a cell has trained as intended, and adds a note if not, for instance that the ranks have not trained
+together. One object for each run; rank's main thread. No check fails a cell."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group
 
 LOOKS = 20
-"""The number of backward passes after which losses are no longer compared."""
+"""Number of backward passes after which losses are no longer compared."""
 END_WAIT_S = 1.0
-"""The most seconds that the end of a cell waits for the first losses, if its device is that far behind."""
+"""Most seconds that the end of a cell waits for the first losses from the device."""
 
 
 class SpreadState(Protocol):
@@ -39,7 +39,7 @@ class TrainingChecks:
         run: The run.
         spread: Whether a model is spread over the ranks.
         loaders: Its data loaders.
-        by_hand: Returns whether the cell handles its ranks itself.
+        by_hand: Returns whether the cell manages its ranks itself.
         sees_a_share: Whether every rank is to train with data of its own.
     """
 
@@ -60,25 +60,25 @@ class TrainingChecks:
         self._together = False
         """Whether a backward pass has run that involved a model of the spread."""
         self._fed: WeakSet[Optimizer] = WeakSet()
-        """The optimizers that have stepped with a gradient, or that have a note about never doing so."""
+        """Optimizers that have stepped with a gradient, or have been noted for stepping without one."""
         self._trained: list[ref[torch.Tensor]] = []
-        """The parameters of these optimizers, which themselves may be gone by the end."""
+        """The parameters of these optimizers, which may be gone by the end of the cell."""
         self._old_gradients: list[tuple[ref[torch.Tensor], ref[torch.Tensor], int]] = []
         """The tensors that had a gradient before the first backward pass without the spread, with it and its version:
         kept ones, and those that an earlier cell has left somewhere."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
         """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
         self._loop = ""
-        """The loop around the first backward pass, where no loader was divided before it."""
+        """The loop around the first backward pass, if no loader was divided before it."""
         self._met_before = -1
-        """The number of collectives before the cell."""
+        """Number of collectives before the cell."""
 
     def begin(self) -> None:
-        """Begin the checks, before the cell."""
+        """Start the checks, before the cell."""
         self._met_before = process_group.current.sequence()
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
-        """Check the losses at which a backward pass begins."""
+        """Check the losses from which a backward pass starts."""
         if self._loaders.backwards == 1 and not self._loaders.divides:
             self._loop = source_location.current_loop(self._run.filename)
         if self._loaders.backwards == 1 and not self._spread.active:
@@ -131,7 +131,7 @@ class TrainingChecks:
         self._compared(self._tell_if_other_weights)
 
     def _compared(self, comparison: Callable[..., None], *args: float) -> None:
-        """Make a comparison, whose failure does not fail the cell."""
+        """Run a comparison, whose failure does not fail the cell."""
         try:
             comparison(*args)
         except DEVICE_ERROR:
@@ -183,7 +183,7 @@ class TrainingChecks:
         return list({id(each): each for each in tensors if not ownership.is_sharded(each)}.values())
 
     def _with_new_gradient(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradient a backward pass of this run has computed."""
+        """Return the parameters whose gradients were computed in this run."""
         unchanged = set()
         for weak, weak_gradient, version in self._old_gradients:
             tensor, gradient = weak(), weak_gradient()
@@ -192,17 +192,17 @@ class TrainingChecks:
         return [each for each in _with_gradient(ownership.alive(nn.Module)) if id(each) not in unchanged]
 
     def _was_changed(self) -> bool:
-        """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""
+        """Return whether any tensor was modified after a backward pass, by an optimizer or by the cell's own code."""
         by_hand = ((weak(), version) for weak, version in self._versions)
         return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
 
     def _has_not_met(self) -> bool:
-        """Return whether this cell has called no collective, so that it cannot have averaged anything by itself."""
+        """Return whether this cell has called no collective, and so cannot have averaged anything itself."""
         return process_group.current.automatic and process_group.current.sequence() == self._met_before
 
     @property
     def _why_apart(self) -> str:
-        """The possible reason why gradients were not averaged, for ranks that end with different weights."""
+        """Possible reason why gradients were not averaged, for ranks that end with different weights."""
         if self._by_hand():
             return (
                 "this cell calls init_process_group, so it was left as it is. Wrap its model in "
@@ -221,7 +221,7 @@ def _with_gradient(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
 
 
 def _watchable(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield those to which weak references may be held: `Module.to` swaps the others, and fails where there is one."""
+    """Yield the tensors that may be weakly referenced: `Module.to` swaps others, and fails if there is a reference."""
     if not torch.__future__.get_swap_module_params_on_conversion():
         yield from (each for each in tensors if type(each) in (torch.Tensor, nn.Parameter))
 
@@ -233,7 +233,7 @@ def _at(place: str) -> str:
 _SUM = 2
 """torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
 _SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
-"""The operations behind a loss that keep its kind: a scale, a penalty, another type."""
+"""Operations that do not change whether a loss is a sum: scaling, a penalty term, a type conversion."""
 _DEPTH = 8
 
 

@@ -18,16 +18,16 @@ from jupyter_distrib.worker.autoparallel import ownership
 
 PIECES = 64
 BYTES = 64_000_000
-"""The most bytes of a tensor that are copied to the host at a time."""
+"""Most bytes of a tensor to copy to the host at a time."""
 
 
 def summaries(value: object) -> dict[str, dict[str, Any]]:
-    """Return what is known of each tensor and number in the value; of a shard only that it is one."""
+    """Return a summary of each tensor and number in the value; a shard is only marked as one."""
     return {name: _summary(each) for name, each in leaves(value)}
 
 
 def pieces(value: object, spans: Mapping[str, tuple[int, int]]) -> dict[str, list[str]]:
-    """Return the digests of the pieces of a span of elements, for each of these tensors."""
+    """Return, for each of these tensors, the digests of the pieces of a span of elements."""
     tensors = dict(leaves(value))
     found = {}
     for name, (first, end) in spans.items():
@@ -96,7 +96,7 @@ def _summary(value: object) -> dict[str, Any]:
 
 
 def _digest(flat: torch.Tensor) -> str:
-    """Return the digest of the elements, which are told apart by their bytes."""
+    """Return a digest of the elements' bytes."""
     digest = hashlib.blake2b(digest_size=8)
     step = max(1, BYTES // max(1, flat.element_size()))
     for at in range(0, flat.numel(), step):

@@ -1,1 +1,1 @@
-"""The division of data loaders among ranks."""
+"""Divides data loaders among ranks."""

@@ -1,4 +1,4 @@
-"""The summary of the changes of a strategy to an unchanged cell, as one line for the head of the run."""
+"""Summarizes what a strategy changed in an unchanged cell, as one line for the header of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStrea
 
 
 class ChangeSummary:
-    """The changes that have not been reported yet; each is reported once."""
+    """Changes that have not been reported yet; each is reported once."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,7 +25,7 @@ class ChangeSummary:
         self._add("one rank trains as without a strategy")
 
     def left(self, names: str) -> None:
-        """Drop the report of a model that another wrapper takes over, if it was not reported yet."""
+        """Drop a pending report on a model that another wrapper takes over."""
         self._new = {text: None for text in self._new if not text.startswith(f"{names} wrapped")}
 
     def sharded(self, name: str, count: int, units: int, kinds: str, place: str) -> None:

@@ -1,4 +1,5 @@
-"""The consensus of ranks that read a data loader at one place; they wait only as long as the others may still come.
+"""Consensus among ranks that read a data loader at the same place; they wait only as long as the others may still
+arrive.
 
 A rank that waits reads from the store what the others do:
 
@@ -30,7 +31,7 @@ _LOOK_UP_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stop:
-    """One reading of a loader at one place, with its number, which every rank counts."""
+    """One reading of a loader: its place in the code, and its number there, counted on every rank."""
 
     place: str
     number: int
@@ -56,11 +57,10 @@ class _Stop:
 
 
 class DataConsensus:
-    """The consensus of ranks on the data of one run.
+    """The ranks' consensus on the data of one run.
 
     Args:
-        ordered: Whether, of ranks that wait at two places, the ranks at the smaller one go on; else all wait to the
-        end.
+        ordered: Whether ranks waiting at the earlier of two places continue; else all wait until the timeout.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -69,10 +69,10 @@ class DataConsensus:
         self._met: set[str] = set()
         """The places that all ranks have reached before."""
         self._begun = 0
-        """The number of our own collectives, which every rank begins in the same order."""
+        """Number of our own collectives, which every rank starts in the same order."""
 
     def first(self, place: str, data: str) -> str:
-        """Return the description of the rank that came first to this place; without waiting for any rank."""
+        """Return the description of the data on the rank that reached this place first. Waits for no rank."""
         if (board := process_group.current.board()) is None:
             return data
         stop = self._next(place)
@@ -81,10 +81,9 @@ class DataConsensus:
         return first
 
     def decide(self, place: str, data_text: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
-        """Return the decision about the data of the ranks, the same on each of them, and the texts that describe the
-        data.
+        """Return the decision on the ranks' data, equal on all ranks, and the texts that describe the data.
 
-        Both are empty if a rank does not come.
+        Both are empty if a rank does not arrive.
         """
         if (board := process_group.current.board()) is None:
             return "", []
@@ -99,7 +98,7 @@ class DataConsensus:
         return ("", []) if verdict == _NOTHING else (verdict, every)
 
     def meets(self, *, to_others: bool) -> None:
-        """Record that a collective of all ranks begins; in any thread.
+        """Record that a collective of all ranks starts; in any thread.
 
         Args:
             to_others: Whether to tell the other ranks, since one of them may wait for this one.
@@ -109,7 +108,7 @@ class DataConsensus:
             board.put(_begun(identity.rank()), str(self._begun))
 
     def end(self) -> None:
-        """Tell the other ranks that the cell has ended, so that none waits for this one."""
+        """Announce that the cell has ended, so that no rank waits for this one."""
         if (board := process_group.current.board()) is not None:
             with suppress(RuntimeError):  # this rank was cut off from the store, as the others were or will be
                 board.put(_ended(identity.rank()), "")
@@ -119,7 +118,7 @@ class DataConsensus:
         return _Stop(place=place, number=self._been[place])
 
     def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
-        """Return the texts of all ranks; empty if a rank does not come, or another one has decided so."""
+        """Return the texts of all ranks; empty if a rank does not arrive, or another rank has decided so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
         board.put(_waits(rank), self._order(stop))
         while not board.has(stop.everyones) and not board.has([stop.verdict]):
@@ -130,7 +129,7 @@ class DataConsensus:
         return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
 
     def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
-        """Return whether none of the missing ranks will come before this one goes on."""
+        """Return whether none of the missing ranks will arrive before this one continues."""
         missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
         return all(self._stays_away(board, rank, stop) for rank in missing)
 
@@ -159,7 +158,7 @@ _NOTHING = "nothing"
 
 
 def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
-    """Release these keys, as every rank does when it no longer needs them; the last one deletes them."""
+    """Release these keys, as every rank does when it no longer needs them; the last rank deletes them."""
     is_last = board.count(stop.left) == identity.world_size()
     if is_last:
         board.wipe([*keys, stop.left])

@@ -1,5 +1,5 @@
-"""The check whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main
-thread.
+"""Checks whether the ranks hold the same data, or have divided it themselves before a data loader was created. Rank's
+main thread.
 
 Each rank writes a fingerprint of a few samples of its data to the store, and reads those of the others. Only a cell
 whose code reads the number of ranks can have divided data on purpose: in such a cell the ranks wait for one another
@@ -32,7 +32,7 @@ from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
 _PRIME = 1_000_003
 _SAMPLES = 16
 _ELEMENTS = 1024
-"""The number of elements that are read of each sample."""
+"""Number of elements to read of each sample."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _RANK_CALLS = {"get_rank", "get_node_local_rank"}
@@ -42,7 +42,7 @@ _RANK_NAMES = {"rank", "local_rank"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The findings on one data loader, and the sentence about it."""
+    """The result for one data loader, and the message about it."""
 
     by_hand: bool
     """Whether the ranks hold different data on purpose."""
@@ -50,7 +50,7 @@ class Compared:
 
 
 class DataFingerprints:
-    """The fingerprints of data that the ranks have exchanged in one run.
+    """Compares fingerprints of the ranks' data in one run.
 
     Args:
         cell: The cell's file name.
@@ -63,7 +63,7 @@ class DataFingerprints:
         self._consensus = DataConsensus(ordered=ordered)
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
-        """Return the finding whether the cell has divided this loader's data among the ranks, by what is known now."""
+        """Return whether the cell has divided this loader's data among the ranks, by what is known now."""
         length, data, order = _described(loader)
         if not self.look():
             mine = [data, _indices(loader)]
@@ -117,7 +117,7 @@ def _verdict(every: list[str]) -> str:
 
 
 def reads_ranks(thing: object) -> bool:
-    """Return whether a data set's code reads its rank. A column or a method with the name `rank` does not count."""
+    """Return whether a data set's code reads its rank. A column or a method named `rank` does not count."""
     cls = type(thing)
     methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
     if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
@@ -127,7 +127,7 @@ def reads_ranks(thing: object) -> bool:
 
 
 def _is_rank(thing: object, name: str) -> bool:
-    """Return whether this attribute may hold the number of a rank."""
+    """Return whether this attribute may hold a rank."""
     value = getattr(thing, "__dict__", {}).get(name) if name in _RANK_NAMES else None
     return type(value) is int and 0 <= value < identity.world_size()
 
@@ -190,8 +190,8 @@ def _digest(parts: list[bytes]) -> str:
 
 
 def _print(thing: Any, depth: int) -> Iterator[bytes]:
-    """Yield parts of the data for a fingerprint without any change: no sample is made, since that may draw random
-    numbers."""
+    """Yield parts of the data for a fingerprint, without side effects: no sample is generated, since that may draw
+    random numbers."""
     if _is_array(thing):
         yield from _print_of_array(thing)
     elif isinstance(thing, (int, float, str, bytes)):
@@ -233,7 +233,8 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
-    """Yield parts of an object's data, without its numbers and texts: its own seed does not determine the samples."""
+    """Yield parts of an object's data, except its numbers and texts: a seed, for instance, does not determine the
+    samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
     fingerprint = dataset_fingerprint(thing)
@@ -253,5 +254,5 @@ def _length(thing: Any) -> int | None:
 
 
 def _places(length: int) -> range:
-    """Return the first index, the last one or one near it, and some between."""
+    """Return the first index, the last or one near it, and some in between."""
     return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

@@ -1,5 +1,5 @@
-"""The decision which data loaders of an unchanged cell are divided among the ranks, made when one begins to be read,
-and the shares that are read in their place.
+"""Decides which data loaders of an unchanged cell are divided among the ranks, when a loader starts to be read, and
+provides the shares to read instead.
 
 nothing is trained yet                          whole
 under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
@@ -69,21 +69,21 @@ class Loaders:
         self._others = DivisionByOthers(run, alone=part.size == 1)
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
-        """The loaders whose length was read before anything was trained, with the place."""
+        """Loaders whose length was read before anything was trained, with the place."""
         self._patches = Patches()
         self._watched: set[type] = {DataLoader}
         """The classes of loaders whose reading is routed through this object."""
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
-        """The kind of reading of the loader that was begun last."""
+        """The kind of reading of the most recent loader."""
         self.backwards = 0
-        """The number of backward passes of this run."""
+        """Number of backward passes in this run."""
         self.device: torch.device | None = None
-        """The device to which batches are moved; None leaves them where the loader has made them."""
+        """Device to which batches are moved; None leaves them where the loader created them."""
 
     @property
     def divides(self) -> bool:
-        """Return whether a loader was divided, by this class or before it by the user or a library."""
+        """Return whether a loader was divided, by this class, the user or a library."""
         return self._shares.divides or self._others.divides
 
     def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
@@ -106,13 +106,13 @@ class Loaders:
         return loader if self._others.has_divided(loader) else self._shares.of(loader, "divided")
 
     def goes_backward(self) -> None:
-        """Record that a backward pass begins."""
+        """Record that a backward pass starts."""
         self.backwards += 1
         if self.backwards == 1:
             self._others.look()
 
     def meets(self) -> None:
-        """Record that a collective of all ranks begins, so that no rank waits for this one at another place."""
+        """Record that a collective of all ranks starts, so that no rank waits for this one elsewhere."""
         self._others.meets()
 
     def _noticing(self, original: Any) -> Any:
@@ -123,8 +123,8 @@ class Loaders:
         return __setattr__
 
     def _watch(self, cls: type) -> None:
-        """Route the reading of a class through this object, if it does not go through `DataLoader.__iter__`: a
-        generator does when it is read, or is told by the equal losses of the ranks."""
+        """Route the reading of a class through this object if it does not go through `DataLoader.__iter__`. A generator
+        does so when it is read, or is detected by equal losses on the ranks."""
         for base in cls.__mro__:
             if base in self._watched or not issubclass(base, DataLoader):
                 continue
@@ -164,7 +164,7 @@ class Loaders:
         return __len__
 
     def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
-        """Return the batches of this rank's share; by the loader itself if its class makes iterators of its own."""
+        """Return the batches of this rank's share, read by the loader itself if its class has its own iterators."""
         own_share = self._shares.of(loader, how)
         # A stream is drawn alike on all ranks, also by workers, whose seeds the iterator draws.
         with randomness.shared() if isinstance(own_share.dataset, IterableDataset) else nullcontext():
@@ -216,7 +216,7 @@ class Loaders:
 
 
 def loader_classes() -> list[type]:
-    """Return all classes of loaders that are defined by now."""
+    """Return all loader classes defined so far."""
     found: list[Any] = [DataLoader]
     for cls in found:
         found += {*cls.__subclasses__()} - {*found}
@@ -229,7 +229,7 @@ def is_ours(function: FunctionType) -> bool:
 
 
 def makes_own_iterators(cls: type) -> bool:
-    """Return whether a class of loaders reads in a way of its own."""
+    """Return whether a loader class has its own way of reading."""
     bases = cls.__mro__[: cls.__mro__.index(DataLoader)]
     names = ("__iter__", ITERATOR_MAKER)
     own: list[Any] = [inspect.unwrap(vars(base)[name]) for base in bases for name in names if name in vars(base)]
@@ -237,7 +237,7 @@ def makes_own_iterators(cls: type) -> bool:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device; containers of unusual kinds are left alone."""
+    """Return the batch with its tensors on the device; unusual containers are left alone."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -262,10 +262,10 @@ class LoaderShares:
         self._part, self._run, self._summary = part, run, summary
         self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
         self._shares = WeakKeyDictionary()
-        """The shares of each loader, by the kind of reading and the length of the data set, which may have grown."""
+        """Shares of each loader, by how it is read and by the length of the data set, which may have grown."""
         self._ours: WeakSet[DataLoader[Any]] = WeakSet()
         self.divides = False
-        """Whether a loader was divided for a training."""
+        """Whether a loader was divided for training."""
 
     def __contains__(self, loader: DataLoader[Any]) -> bool:
         """Return whether this loader is a share itself."""
@@ -285,7 +285,7 @@ class LoaderShares:
 
     @contextmanager
     def standing_in(self, loader: DataLoader[Any], how: Reading) -> Iterator[None]:
-        """Let a loader that makes iterators of its own read this rank's share, for as long as it makes one."""
+        """Make a loader that has its own iterators read this rank's share, while it creates one."""
         own_share, parts = self.of(loader, how), loader.__dict__
         before = {name: parts[name] for name in _ITERATOR_PARTS}
         parts |= {name: own_share.__dict__[name] for name in _ITERATOR_PARTS}  # torch refuses an assignment
@@ -308,11 +308,11 @@ def _length(dataset: Any) -> int:
 
 
 class DivisionByOthers:
-    """The findings on the loaders of one run.
+    """Finds out which loaders of one run were divided by the user or a library.
 
     Args:
         run: The run.
-        alone: Whether there is no other rank to divide data with.
+        alone: Whether there is no other rank to share data with.
     """
 
     def __init__(self, run: StrategyRun, *, alone: bool) -> None:
@@ -331,7 +331,7 @@ class DivisionByOthers:
         return self._decided[loader]
 
     def look(self) -> None:
-        """Read the cell's code, while it is being executed."""
+        """Inspect the cell's code while it is being executed."""
         self._fingerprints.look()
 
     def meets(self) -> None:
@@ -339,7 +339,7 @@ class DivisionByOthers:
         self._fingerprints.meets()
 
     def end(self) -> None:
-        """End the check, because the cell has ended: no rank has to wait for this one."""
+        """End the check, because the cell has ended and no rank has to wait for this one."""
         self._fingerprints.end()
 
     def _differs(self, loader: DataLoader[Any]) -> bool:

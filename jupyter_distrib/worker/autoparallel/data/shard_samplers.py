@@ -34,22 +34,23 @@ from jupyter_distrib.worker.pytorch import randomness
 _PIECE = 1 << 16
 """The number of elements of a sampler that the ranks exchange at once."""
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
+"""Number of shuffled passes over each data set, so that a loader that is recreated for every epoch shuffles differently
+each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChoice:
-    """The choice of a share."""
+    """Which share of a loader to read."""
 
     rank: int
     size: int
     """The number of ranks."""
     batch: Literal["per-rank", "global"] = "per-rank"
-    """The meaning of the loader's batch size: that of one rank, or of all together."""
+    """Whether the loader's batch size is that of one rank, or of all ranks together."""
     exact: bool = False
-    """Whether nothing is read twice, so that ranks may get different numbers of samples."""
+    """Whether no sample is read twice, so that ranks may get different numbers of samples."""
     together: bool = False
-    """Whether the ranks compute each batch together, so that they need equally many, also of an exact share."""
+    """Whether the ranks compute each batch together, and so need equally many batches even of an exact share."""
 
 
 def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
@@ -117,7 +118,7 @@ def is_plain(loader: DataLoader[Any]) -> bool:
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """A sampler that shuffles anew in every epoch without a call of `set_epoch`."""
+    """A sampler that reshuffles in every epoch without a call of `set_epoch`."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -146,7 +147,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class SampleShare(Sampler[Any]):
-    """The share with every N-th index of another sampler; all ranks use the order that rank 0 draws."""
+    """Every N-th index of another sampler; all ranks use the order drawn by rank 0."""
 
     def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
         self._sampler, self._part, self._drop_last = sampler, part, drop_last
@@ -164,7 +165,7 @@ class SampleShare(Sampler[Any]):
 
 
 class BatchShare(Sampler[list[Any]]):
-    """The share with every N-th batch of another batch sampler or, with `--batch global`, with a part of each batch."""
+    """Every N-th batch of another batch sampler or, with `--batch global`, a part of each batch."""
 
     def __init__(self, sampler: Any, part: ShardChoice) -> None:
         self._sampler, self._part = sampler, part
@@ -238,7 +239,7 @@ class ResumableIterator(Iterator[list[Any]]):
 
 
 class EvenBatches(Sampler[list[Any]]):
-    """The exact share with as many batches as every other rank's: a smaller share has smaller batches.
+    """An exact share with equally many batches on every rank: a smaller share has smaller batches.
 
     Raises:
         DistributedError: A rank would get an empty batch, or the number of samples is unknown.
@@ -276,7 +277,7 @@ class EvenBatches(Sampler[list[Any]]):
 
 
 class EveryNth(IterableDataset[Any]):
-    """The share with every N-th sample of a stream that each rank reads whole; an incomplete last round is left out."""
+    """Every N-th sample of a stream that each rank reads in full; an incomplete last round is left out."""
 
     def __init__(self, stream: Any, part: ShardChoice) -> None:
         self.__dict__.update(_stream=stream, _part=part)

@@ -1,8 +1,8 @@
-"""One rank's share of a stream that consists of shards, by which it is divided: nobody reads the rest. Streams of
-Hugging Face's `datasets`, and pipelines of `webdataset`.
+"""One rank's share of a stream that consists of shards: each rank reads only its own shards. Streams of Hugging Face's
+`datasets`, and pipelines of `webdataset`.
 
-Shards may differ in length, so ranks ask one another before each batch, and end when the first of them has none.
-Rank's main thread; the stream itself is read by the loader's workers.
+Shards may differ in length, so ranks check with one another before each batch, and stop when the first of them runs
+out. Rank's main thread; the stream itself is read by the loader's workers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.utils.data import IterableDataset
 from jupyter_distrib.errors import DistributedError
 
 _ONE_NODE = "single_node_only"
-"""The name of the stage by which a pipeline of `webdataset` refuses to be read by several ranks."""
+"""Name of the stage that makes a pipeline of `webdataset` refuse several ranks."""
 
 
 class ShardsOfStream(IterableDataset[Any]):
-    """The shards of a stream that are this rank's."""
+    """This rank's shards of a stream."""
 
     def __init__(self, whole: Any, own: Any, size: int) -> None:
         self.stream, self.num_replicas = own, size
@@ -40,7 +40,7 @@ class ShardsOfStream(IterableDataset[Any]):
 
 
 class ShardsOfDatasets(ShardsOfStream):
-    """The share of a stream of `datasets`, which has an epoch and a position."""
+    """A share of a stream of `datasets`, which has an epoch and a position."""
 
     def set_epoch(self, epoch: int) -> None:
         self.stream.set_epoch(epoch)
@@ -53,7 +53,7 @@ class ShardsOfDatasets(ShardsOfStream):
 
 
 def by_shards(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
-    """Return a rank's share of a stream that can be divided by its shards; None of any other.
+    """Return a rank's share of a stream that can be divided by shards; None for any other stream.
 
     Raises:
         DistributedError: It can only be divided by its shards, and has too few.
@@ -69,7 +69,7 @@ def by_shards(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
 
 
 def allow_ranks(stream: Any) -> None:
-    """Take the stage out of a pipeline of `webdataset` by which it refuses to be read by several ranks."""
+    """Remove from a pipeline of `webdataset` the stage that refuses several ranks."""
     webdataset = sys.modules.get("webdataset")
     if webdataset is not None and isinstance(stream, webdataset.DataPipeline):
         stream.pipeline[:] = [each for each in stream.pipeline if getattr(each, "__name__", "") != _ONE_NODE]
@@ -96,7 +96,7 @@ def _dealt(shards: Iterable[Any], *, rank: int, size: int) -> Iterator[Any]:
 
 
 def ending_together(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches until one of the ranks has no more. Collective for each batch."""
+    """Yield batches until one of the ranks runs out. One collective per batch."""
     for batch in batches:
         if not _all_have_one(True):
             return

@@ -1,1 +1,1 @@
-"""The spreading of models and their training over ranks."""
+"""Distributes models and their training over the ranks."""

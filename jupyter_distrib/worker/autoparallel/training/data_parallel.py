@@ -1,12 +1,12 @@
-"""The data-parallel training of one run: the models that are averaged together, and the weights with which they begin.
+"""Data-parallel training in one run: which models are averaged together, and the weights they start with.
 
     an optimizer is built    its models go to the rank's device and get the weights of rank 0
     first backward pass      all ranks compare their weights
     backward pass            gradients are averaged
     optimizer step           buffers (of batch normalization, say) become those of rank 0
 
-The user's models are held as long as their optimizer lives. A rank that has no others averages and divides nothing: its
-models and batches go to its device, and that is all.
+A user's model is referenced as long as its optimizer lives. A single rank averages and divides nothing: it only moves
+models and batches to its device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class DataParallel:
         self._in_backward = False
 
     def begin(self, *, met_again: bool) -> None:
-        """Begin the run. `met_again`: whether the ranks have a new group, after a failure or an interrupt, say."""
+        """Begin the run. `met_again`: whether the ranks have a new group, for instance after a failure or an
+        interrupt."""
         if met_again and self._run.everyone and not self._alone:
             self._rejoin()
         self._hooks.begin()
@@ -79,7 +80,7 @@ class DataParallel:
         """Return the objects, ready for training.
 
         Raises:
-            DistributedError: One of them cannot be made ready; it has not been changed.
+            DistributedError: One of them cannot be prepared; it has not been changed.
         """
         if not self._run.everyone:
             raise DistributedError(
@@ -111,7 +112,7 @@ class DataParallel:
         return self._hooks.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
+        """Return values summed over ranks if each rank evaluates a share of the data, else unchanged."""
         return self._hooks.total(values)
 
     # ------------------------------------------------------------------------------------------------ Spread
@@ -135,7 +136,7 @@ class DataParallel:
         )
 
     def recognise(self, optimizer: Optimizer) -> None:
-        """Do nothing: parameters that are sharded already are not replicated."""
+        """Do nothing, since sharded parameters are not replicated."""
 
     def yield_to(self, module: nn.Module) -> None:
         parameters = {id(each) for each in module.parameters()}
@@ -207,7 +208,7 @@ class DataParallel:
         *,
         fresh: bool,
     ) -> list[GradientReducer]:
-        """Return the reducers of these modules and tensors, existing and new ones."""
+        """Return the reducers of these modules and tensors, existing or new."""
         reducers: list[GradientReducer] = []
         for root in roots:
             reducers.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
@@ -240,7 +241,8 @@ class DataParallel:
         return reducer
 
     def _move(self, roots: Iterable[nn.Module], loose: Iterable[torch.Tensor], optimizer: Optimizer | None) -> None:
-        """Move models to the rank's device, in place, so that the optimizer keeps its parameters; batches follow."""
+        """Move models to the rank's device, in place so that the optimizer keeps its parameters, and batches with
+        them."""
         device = identity.device()
         if device.type == "cpu":
             return
@@ -268,10 +270,10 @@ class DataParallel:
             weight_sync.take_from_rank_0(tensors)
 
     def _rejoin(self) -> None:
-        """Give kept optimizers that an interrupt has stopped at different steps the state of rank 0.
+        """Give kept optimizers the state of rank 0, if an interrupt has stopped the ranks at different steps.
 
-        Every rank takes part, also one without optimizers. One that a failed cell has left in a library is not its
-        concern.
+        Every rank takes part, even one without optimizers. Optimizers that a failed cell has left in a library are
+        ignored.
         """
         optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
         optimizers = ownership.within_reach(optimizers, [vars(sys.modules["__main__"]), payload.kept_values])
@@ -298,7 +300,7 @@ class DataParallel:
         return ownership.tensors_of(ownership.owners_of(parameters).roots, parameters)
 
     def _verify(self) -> None:
-        """Raise `DistributedError` if weights of the models that are new to this run differ between ranks."""
+        """Raise `DistributedError` if the weights of models that are new in this run differ between ranks."""
         new, self._unverified = self._unverified, []
         self._loaders.meets()
         if compiled := ownership.compiled(module for each in new for module in each.modules):
@@ -316,7 +318,7 @@ class DataParallel:
 
 
 def check_together(objects: Sequence[Any]) -> None:
-    """Raise `DistributedError` for objects that `prepare` cannot make ready, before any of them is changed."""
+    """Raise `DistributedError` for objects that `prepare` cannot handle, before any of them is changed."""
     models = [each for each in objects if isinstance(each, nn.Module)]
     for item in objects:
         name = type(item).__name__

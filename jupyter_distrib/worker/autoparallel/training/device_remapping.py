@@ -1,13 +1,13 @@
-"""The replacement of `cuda:0` by the rank's own device in a cell for one device. For one run; rank's main thread.
+"""Replaces `cuda:0` by the rank's own device in a cell written for one device. For one run; rank's main thread.
 
     "cuda:0" in the code of the cell and of the notebook's functions   replaced before the code is executed
     `.cuda(0)`, `.to(0)`, `torch.cuda.set_device(0)`                   replaced in the calls while the cell runs
     `torch.device("cuda", 0)`, `torch.device(f"cuda:{gpu}")`           made by a class in the place of torch's
     a `torch.device`, or a text, that the notebook has sent            replaced in variables and attributes
 
-Calls that torch's own code makes mean what they say.
+Calls from torch's own code are left unchanged.
 
-Without it all ranks would compute on the first GPU of the node, which NCCL refuses ("Duplicate GPU detected").
+Otherwise all ranks would compute on the first GPU of the node, which NCCL refuses ("Duplicate GPU detected").
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class OwnDevice:
-    """The device of this rank in place of the first one.
+    """Puts this rank's device in place of the first one.
 
     Args:
         device: This rank's own device.
-        note: Called once, when something was replaced.
+        note: Called once, when something is replaced.
         applies: Whether anything is replaced.
     """
 
@@ -45,7 +45,7 @@ class OwnDevice:
         self._applies = applies and device.type != "cpu" and bool(device.index)
 
     def begin(self, names: MutableMapping[str, object], patches: Patches) -> None:
-        """Replace the device in values that the notebook has sent, and in calls until the patches are undone."""
+        """Replace the device in values sent by the notebook, and in calls until the patches are undone."""
         if not self._applies:
             return
         stand_in = _device_class(self._made)
@@ -88,7 +88,7 @@ class OwnDevice:
         return value
 
     def _look_into(self, value: object) -> None:
-        """Replace the first device in the notebook's containers of settings, and in its functions."""
+        """Replace the first device inside the notebook's settings objects and functions."""
         for function in _functions(value):
             function.__code__ = self.adapted(function.__code__)
             function.__defaults__ = self._in_code(function.__defaults__)
@@ -98,11 +98,12 @@ class OwnDevice:
                 inside[name] = new
 
     def _asked(self, device: Any) -> Any:
-        """Return the device for a call, which may name the first one also by its number."""
+        """Return the device for a call, which may also refer to the first one by its number."""
         return self._told(self._device) if type(device) is int and device == 0 else self._replaced(device)
 
     def _calling(self, original: Any, *, place: int) -> Any:
-        """Return a function for which the first device is the own one; the device is its argument at this place."""
+        """Return a function that uses the rank's own device for the first one; `place` is the position of its device
+        argument."""
 
         def call(*args: Any, **keywords: Any) -> Any:
             device = keywords.get("device") if len(args) <= place else args[place]
@@ -122,7 +123,7 @@ class OwnDevice:
         return (type(device) is str or type(device) is DEVICE) and str(device) == self._first
 
     def _made(self, device: torch.device, caller: FrameType) -> torch.device:
-        """Return the device for one that was just made."""
+        """Return the device to use for a newly created one."""
         return self._told(self._device) if self._names_first(device) and not _is_torchs(caller) else device
 
     def _told(self, value: Any) -> Any:
@@ -137,10 +138,11 @@ def _is_torchs(frame: FrameType) -> bool:
 
 
 def _device_class(made: Callable[[torch.device, FrameType], torch.device]) -> type:
-    """Return a class in the place of `torch.device`, which makes torch's own objects, and is equal to torch's class.
+    """Return a substitute for the class `torch.device`, which creates torch's own objects and compares equal to torch's
+    class.
 
     Args:
-        made: Returns the device to use for a new one and the frame that wants it.
+        made: Returns the device to use, given a new one and the frame that creates it.
     """
 
     class Meta(type):
@@ -169,12 +171,12 @@ def _device_class(made: Callable[[torch.device, FrameType], torch.device]) -> ty
 
 
 def misplaced(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor | None:
-    """Return a tensor that is on another device than this rank's; the CPU and tensors without contents do not count."""
+    """Return a tensor on another device than this rank's; the CPU and tensors without contents do not count."""
     return next((each for each in tensors if each.device != device and each.device.type not in ("cpu", "meta")), None)
 
 
 def _functions(value: object) -> list[FunctionType]:
-    """Return a function of the notebook, or the methods of a class of the notebook."""
+    """Return the value if it is a function of the notebook, or the methods if it is a class of the notebook."""
     if not issubclass(type(value), (FunctionType, type)) or getattr(value, "__module__", "") != "__main__":
         return []
     members = vars(value).values() if isinstance(value, type) else (value,)
@@ -183,7 +185,7 @@ def _functions(value: object) -> list[FunctionType]:
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Return the attributes of objects for settings, and of objects of the notebook's classes."""
+    """Return the attributes of a settings object, or of an instance of a notebook class."""
     cls = type(value)  # reading the `__class__` of a proxy may load its target
     is_ours = cls.__module__ == "__main__" or issubclass(cls, (argparse.Namespace, SimpleNamespace))
     return getattr(value, "__dict__", {}) if is_ours else {}

@@ -1,4 +1,4 @@
-"""The training of one run through engines of DeepSpeed, one for each model with its optimizer.
+"""Training through DeepSpeed engines in one run, one engine for each model with its optimizer.
 
 an optimizer is built      its model becomes an engine's, with the weights of rank 0
 the model is called        through the engine
@@ -32,11 +32,11 @@ from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining
 from jupyter_distrib.worker.pytorch import process_group
 
 _ENGINE = "_jupyter_distrib_engine"
-"""The attribute of an optimizer that holds its engine, which therefore lives as long as the optimizer."""
+"""Attribute of an optimizer that holds its engine, which thus lives as long as the optimizer."""
 
 
 class EngineSummary(ChangeSummary):
-    """The summary of a run whose configuration may say how many samples a rank has in a batch."""
+    """Summary of a run whose configuration may set the number of samples in a rank's batch."""
 
     def __init__(self, size: int, samples: int | None) -> None:
         super().__init__(size)
@@ -56,7 +56,7 @@ class EngineTraining:
 
     Args:
         config: DeepSpeed's configuration, complete.
-        samples: The number of samples that it says a rank has in a batch; None: the loaders say it.
+        samples: Number of samples in a rank's batch by the configuration; None: as the loaders say.
     """
 
     def __init__(self, run: StrategyRun, config: Mapping[str, Any], samples: int | None) -> None:
@@ -70,10 +70,10 @@ class EngineTraining:
         self._hooks = TrainingHooks(run, self, self._loaders)
         self._patches = Patches()
         self._engines: dict[int, Any] = {}
-        """The engines of this run, by the id of their model."""
+        """Engines of this run, by the id of their model."""
         self._routed: list[Optimizer] = []
         self._inside = False
-        """Whether an engine is at work, so that calls of its model and optimizer are its own."""
+        """Whether an engine is active, so that calls of its model and optimizer come from it."""
 
     def begin(self) -> None:
         import deepspeed  # type: ignore[import-not-found,unused-ignore]
@@ -112,7 +112,7 @@ class EngineTraining:
         return self._hooks.total(values)
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """Return the objects, ready for training, with the engine in place of a model."""
+        """Return the prepared objects, with the engine in place of a model."""
         check_together([each for each in objects if not hasattr(each, _ENGINE)])
         optimizers = [each for each in objects if isinstance(each, Optimizer)]
         for optimizer in optimizers:
@@ -197,7 +197,7 @@ class EngineTraining:
         return bool(engines)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Do nothing: the engine completes its step."""
+        """Do nothing, since the engine completes its step itself."""
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -306,7 +306,7 @@ def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def _zero_grad(optimizer: Any, *_: object, **__: object) -> None:
-    """Do nothing: the engine clears gradients after each step, and those that it accumulates have to stay."""
+    """Do nothing: the engine clears gradients after each step, and accumulated ones must stay."""
 
 
 def _parts(value: object) -> Iterable[object]:

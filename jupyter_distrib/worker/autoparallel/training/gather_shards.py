@@ -1,7 +1,7 @@
-"""The gathering of sharded values before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
+"""Gathers sharded values before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
 
 Runs in the rank's main thread. Gathering is a collective, so the ranks first exchange, through the store, a description
-of their values: the others do not wait for ever for a rank that ends early or returns another value.
+of their values, so that no rank waits for ever for one that ends early or returns another value.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from jupyter_distrib.worker.autoparallel.training import meshes
 from jupyter_distrib.worker.pytorch import process_group
 
 _LOOK_UP_S = 1.0
-"""The seconds of one wait; an interrupt is noticed between two waits."""
+"""Seconds of one wait; interrupts are noticed between two waits."""
 
 
 def gather_if_all_do(value: object) -> None:
-    """Gather the sharded tensors of a value, if the values of all ranks hold the same ones; called on every rank whose
-    cell has ended well, and then collective."""
+    """Gather the sharded tensors of a value if all ranks' values contain the same ones. Called on every rank whose cell
+    has ended well; collective if all of them take part."""
     sharded = payload.sharded_in(value)
     form = _described(sharded)
     _tell(form)
@@ -31,12 +31,12 @@ def gather_if_all_do(value: object) -> None:
 
 
 def absent() -> None:
-    """Tell the others not to wait for this rank, which leaves its cell early."""
+    """Announce that this rank leaves its cell early, so that the others do not wait for it."""
     _tell("")
 
 
 def of(value: object) -> object:
-    """Gather the value and return it; called on all ranks at once, by a separate cell for `handle[rank]`."""
+    """Gather the value and return it. Called on all ranks at once, in a separate cell for `handle[rank]`."""
     process_group.current.ensure(process_group.default_backend(identity.device()))
     meshes.follow()
     _gather(payload.sharded_in(value))

@@ -1,4 +1,4 @@
-"""The averaging of a model's gradients over ranks, with the reducer of torch's own `DistributedDataParallel`.
+"""Averages a model's gradients over ranks, with the reducer of torch's own `DistributedDataParallel`.
 
 The user's model is not touched: it is not wrapped, its class and its `state_dict` stay, and no module call costs
 anything. A `DistributedDataParallel` object holds the model beside itself and prepares for every backward pass instead
@@ -32,7 +32,7 @@ from jupyter_distrib.worker.pytorch import private
 
 
 class ReducedParameters(nn.Module):
-    """A module around modules and tensors of the user, so that `DistributedDataParallel` finds their parameters."""
+    """Wraps the user's modules and tensors so that `DistributedDataParallel` finds their parameters."""
 
     def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
         super().__init__()
@@ -46,16 +46,16 @@ class ReducedParameters(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unsure:
-    """The parameters that this rank has not used in a backward pass, until it is known whether others have."""
+    """Parameters that this rank has not used in a backward pass, until it is known whether other ranks have."""
 
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]]
-    """The parameters by their place, each with its gradient until then."""
+    """The parameters by position, each with its previous gradient."""
     anyone: HostCopy
     """The averaged `flags`."""
 
 
 class GradientReducer:
-    """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
+    """Averages the gradients of some modules' parameters, and of tensors that no module owns.
 
     Args:
         modules: The modules, which must not share parameters with another reducer.
@@ -74,14 +74,14 @@ class GradientReducer:
         ]
         self._ddp: DistributedDataParallel | None = None
         self._trained: Sequence[torch.Tensor] = []
-        """The parameters of torch's reducer, in its order; its number 0 is `flags`."""
+        """Parameters of torch's reducer, in its order; the first is `flags`."""
         self._known: set[int] = set()
         self._before: list[tuple[torch.Tensor, int] | None] = []
         self._used: list[bool] = []
         self._unsure: _Unsure | None = None
         self._has_buffers = any(True for module in modules for _ in module.buffers())
         self._averaged = False
-        """Whether gradients have come since the buffers were shared."""
+        """Whether gradients have been averaged since the buffers were shared."""
 
     @property
     def in_training(self) -> bool:
@@ -105,8 +105,8 @@ class GradientReducer:
         return True
 
     def finish(self, meets: Callable[[], None]) -> None:
-        """Finish the averaging at the end of the backward pass, inside it; `meets` is called before this waits for
-        other ranks."""
+        """Finish averaging, at the end of the backward pass and inside it; `meets` is called before waiting for other
+        ranks."""
         assert self._ddp is not None
         self._used = [
             grad is not None and (before is None or grad is not before[0] or private.version_of(grad) != before[1])
@@ -130,7 +130,7 @@ class GradientReducer:
         self._averaged = True
 
     def settle(self) -> bool:
-        """Complete the averaging after the backward pass. Return False if the pass was another model's."""
+        """Complete the averaging after the backward pass. Return False if the pass belonged to another model."""
         some = any(self._used)
         if some and not all(self._used):
             self._doubt()
@@ -138,8 +138,8 @@ class GradientReducer:
         return some
 
     def _doubt(self) -> None:
-        """Start to find out whether other ranks have used the parameters that this one has not; until then these have
-        gradients of zeros."""
+        """Start finding out whether other ranks have used the parameters that this one has not, whose gradients are
+        zeros until then."""
         every = enumerate(zip(self._trained, self._before, self._used, strict=True))
         doubtful = {
             place: (tensor, tensor.grad) for place, (tensor, before, used) in every if not used and before is None
@@ -152,7 +152,7 @@ class GradientReducer:
             self.resolve()
 
     def resolve(self) -> None:
-        """Remove the gradients of parameters that no rank has used; called before gradients are used."""
+        """Remove the gradients of parameters that no rank has used; called before gradients are read."""
         unsure, self._unsure = self._unsure, None
         if unsure is None:
             return
@@ -162,13 +162,13 @@ class GradientReducer:
                 tensor.grad = None
 
     def share_buffers(self) -> None:
-        """Give every rank the buffers of rank 0. Called when the optimizer has stepped: no graph needs the old ones."""
+        """Give every rank the buffers of rank 0. Called after an optimizer step, when no graph needs the old ones."""
         if self._has_buffers and self._averaged:
             weight_sync.take_from_rank_0([each for module in self.modules for each in module.buffers()])
         self._averaged = False
 
     def drop(self) -> None:
-        """Free torch's reducer: from now on a backward pass averages nothing."""
+        """Free torch's reducer, after which a backward pass averages nothing."""
         if self._unsure is not None and self._unsure.anyone.is_there():  # else the cell may have been stopped
             self.resolve()
         if self._ddp is not None:
@@ -176,7 +176,7 @@ class GradientReducer:
         self._ddp, self._trained, self._known, self._before, self._unsure = None, [], set(), [], None
 
     def _make(self) -> None:
-        """Make torch's reducer for the parameters that require a gradient now or did before."""
+        """Create torch's reducer for the parameters that require a gradient now or did before."""
         again = self._known
         self.drop()
         frozen = [each for each in self.parameters if not each.requires_grad and id(each) in again]
@@ -206,13 +206,14 @@ class GradientReducer:
 
 
 class ReplicaRegistry:
-    """The reducers of one run."""
+    """The reducers of one run, by their optimizers. A reducer that `prepare` has not requested ends with its
+    optimizer."""
 
     def __init__(self) -> None:
         self._of: dict[ref[Optimizer], list[GradientReducer]] = {}
         self._by_name: list[GradientReducer] = []
         self._all: list[GradientReducer] | None = None
-        """The cached result of `all`, which is called in every step."""
+        """Cached result of `all`, which is called in every step."""
 
     def all(self) -> Sequence[GradientReducer]:
         """Return every reducer once."""
@@ -235,7 +236,7 @@ class ReplicaRegistry:
         self._all = None
 
     def replace(self, concerned: Callable[[GradientReducer], bool], by: Sequence[GradientReducer] = ()) -> None:
-        """Replace the concerned reducers everywhere, or leave them out."""
+        """Replace these reducers everywhere, or remove them."""
 
         def changed(reducers: Sequence[GradientReducer]) -> list[GradientReducer]:
             return list(dict.fromkeys(new for each in reducers for new in (by if concerned(each) else (each,))))

@@ -6,11 +6,11 @@
     an optimizer has stepped                                           Spread.stepped
     a loss decides what follows  averaged over the ranks               LossAveraging
 
-A strategy defines how to spread a model, as a `Spread`; this module finds the moment for it. Optimizers that exist
-already when the cell begins, since the cell has captured them or they were kept, are found by the garbage collector
-before the first batch is read or the first gradient computed.
+A strategy defines how to distribute a model, as a `Spread`; this module finds the moment for it. Optimizers that
+already exist when the cell begins, because they were captured or kept, are found through the garbage collector before
+the first batch is read or the first gradient computed.
 
-Code that handles ranks by itself is left alone: a cell that calls `init_process_group`, models that
+Code that manages its ranks itself is left alone: a cell that calls `init_process_group`, models that
 `DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework.
 """
 
@@ -44,11 +44,11 @@ from jupyter_distrib.worker.pytorch import process_group, randomness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerTraining:
-    """The models and tensors that one optimizer trains."""
+    """The models and tensors trained by one optimizer."""
 
     optimizer: Optimizer
     roots: tuple[nn.Module, ...]
-    """The outermost modules that own its parameters."""
+    """Outermost modules that own its parameters."""
     loose: tuple[torch.Tensor, ...]
     """Its parameters that no module owns."""
     left_alone: tuple[torch.Tensor, ...]
@@ -56,34 +56,35 @@ class OptimizerTraining:
     place: str
     """The place where the optimizer was built: `line 12`; empty if that was before the cell."""
     fresh: bool
-    """Whether all ranks have built it just now, together, so that a collective can be used."""
+    """Whether all ranks have just built it together, so that a collective can be used."""
 
 
 class Spread(Protocol):
-    """The interface by which a strategy spreads models over the ranks."""
+    """The interface by which a strategy distributes models over the ranks."""
 
     @property
     def active(self) -> bool:
-        """Return whether it has spread any model."""
+        """Return whether any model has been distributed."""
 
     @property
     def in_training(self) -> bool:
         """Return whether any of its models is in training mode."""
 
     def adopt(self, training: OptimizerTraining) -> None:
-        """Spread the model of an optimizer, and give the optimizer the model's new parameters."""
+        """Distribute the model of an optimizer, and give the optimizer the model's new parameters."""
 
     def recognise(self, optimizer: Optimizer) -> None:
-        """Record an optimizer whose model need not be spread: its parameters are sharded already."""
+        """Record an optimizer whose parameters are already sharded."""
 
     def yield_to(self, module: nn.Module) -> None:
         """Leave this module to another wrapper that takes it over."""
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
-        """Call `run`, which computes gradients from these tensors. Return False if none of its models was involved."""
+        """Call `run`, which computes gradients from these tensors. Return False if no distributed model was
+        involved."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Complete a step of an optimizer, which has changed its parameters."""
+        """Complete the step of an optimizer that has changed its parameters."""
 
 
 class TrainingHooks:
@@ -91,7 +92,7 @@ class TrainingHooks:
 
     Args:
         sees_a_share: Whether every rank is to train with data of its own.
-        in_steps: Whether the spread acts in every step; if not, a step costs what it costs without hooks.
+        in_steps: Whether the strategy acts in every step; if not, a step costs no more than without hooks.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class TrainingHooks:
         self._undo: Callable[[], None] = lambda: None
         self._looked = False
         self._busy = False
-        """Whether a hook is being handled: further calls of hooks meanwhile are ours, or parts of it."""
+        """Whether a hook is being handled, so that nested calls of hooks are ignored."""
 
     def begin(self) -> None:
         self.own_device.begin(self._run.names, self._patches)
@@ -135,7 +136,7 @@ class TrainingHooks:
 
     @property
     def by_hand(self) -> bool:
-        """Return whether this cell handles its ranks itself, or runs on only some of them."""
+        """Return whether this cell manages its ranks itself, or runs on only some of them."""
         return process_group.current.asked or not self._run.everyone
 
     def look_around(self) -> None:
@@ -148,7 +149,7 @@ class TrainingHooks:
             self.adopt(optimizer, fresh=False)
 
     def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
-        """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
+        """Distribute an optimizer's model over the ranks, unless the user or a library has wrapped it."""
         self._known.add(optimizer)
         self._draw_apart()
         parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
@@ -267,7 +268,7 @@ class TrainingHooks:
 
 
 def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:
-    """Return the parameters of models that the user, or a framework, has wrapped."""
+    """Return the parameters of models that the user or a framework has wrapped."""
     wrappers = [module for module in modules if _is_wrapper(module)]
     return {id(each): each for wrapper in wrappers for each in wrapper.parameters()}
 
@@ -277,11 +278,13 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 class LossAveraging:
-    """The averaged losses of one run.
+    """Averages losses that decide how the training continues: each rank has seen only its share, and all must decide
+    alike. These are the losses that a closure returns to an optimizer (`LBFGS` chooses its step by them) and those
+    given to `ReduceLROnPlateau`. Collective: all ranks call them, as all compute gradients.
 
     Args:
         applies: Returns whether the ranks train any model together.
-        meets: Called before a collective begins.
+        meets: Called before a collective starts.
     """
 
     def __init__(self, applies: Callable[[], bool], meets: Callable[[], None]) -> None:

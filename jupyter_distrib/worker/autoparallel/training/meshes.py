@@ -1,8 +1,8 @@
-"""The meshes of this rank's runs, and their move to new process groups. Runs in the rank's main thread.
+"""Manages the meshes of this rank's runs, and moves them to new process groups. Runs in the rank's main thread.
 
 A sharded tensor refers to a mesh, and the mesh to process groups. After an interrupt, or when the ranks' groups have
 seen unequal numbers of collectives, the worker group gets new groups: then the existing meshes, and FSDP's copies of
-their groups, are pointed to the new ones, so that a model that was kept on the ranks can go on."""
+their groups, are pointed to the new ones, so that a model that was kept on the ranks stays usable."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.pytorch import private, process_group
 
 Shape = tuple[tuple[str, int], ...]
-"""The names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
+"""Names and sizes of the dimensions, the last one varying fastest: `(("data", 2), ("model", 4))`."""
 
 _made: dict[Shape, DeviceMesh] = {}
 _world: tuple[Any, int] = (None, 0)
-"""The default group with which the meshes were made, and the number of stops that it has outlived."""
+"""The default group with which the meshes were created, and the number of stops it has survived."""
 
 
 def mesh(shape: Shape) -> DeviceMesh:
-    """Return the mesh of this shape over all ranks. Collective at the first call for a shape.
+    """Return the mesh of this shape over all ranks. Collective at the first call for each shape.
 
     Raises:
-        DistributedError: The mesh does not have as many places as there are ranks.
+        DistributedError: The size of the mesh is not the number of ranks.
     """
     wanted, world_size = math.prod(size for _, size in shape), identity.world_size()
     if wanted != world_size:
@@ -46,7 +46,7 @@ def mesh(shape: Shape) -> DeviceMesh:
 
 
 def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
-    """Return whether any of these sharded tensors is spread over one of our meshes, or over a part of one.
+    """Return whether any of these tensors is sharded over one of our meshes, or over a part of one.
 
     Args:
         tensors: Returns the tensors; called only if there are meshes.
@@ -56,8 +56,8 @@ def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
 
 
 def follow() -> bool:
-    """Point all meshes to the present groups. Return True if any rank had meshes before, and the group is new or a run
-    was stopped; collective then."""
+    """Point all meshes to the current groups. Return True if any rank had meshes before and the group is new or a run
+    was stopped; collective in that case."""
     global _world
     before, _world = _world, (dist.group.WORLD, process_group.current.stops)
     if before[0] is _world[0]:
@@ -102,7 +102,7 @@ def _new(shape: Shape) -> DeviceMesh:
 
 
 def _point_to(each: DeviceMesh, groups: dict[str, str]) -> None:
-    """Point a mesh to new groups, by whose names torch (2.13) finds them."""
+    """Point a mesh to new groups, which torch (2.13) finds by their names."""
     names = private.group_names(each)
     if all(name in groups for name in names):
         private.set_group_names(each, [groups[name] for name in names])

@@ -1,4 +1,4 @@
-"""The replacement of some objects by others in everything that holds them. Runs in a rank's main thread.
+"""Replaces objects by others wherever they are referenced. Runs in a rank's main thread.
 
 `fully_shard` gives a model new parameters, and a holder of the old ones (an optimizer, a list that is clipped after
 each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever reaches, without

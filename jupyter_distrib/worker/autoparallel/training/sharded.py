@@ -1,4 +1,4 @@
-"""The sharded training of one run: each rank holds its part of every parameter, gradient and optimizer state.
+"""Sharded training in one run: each rank holds its part of every parameter, gradient and optimizer state.
 
 an optimizer is built    its models get the weights of rank 0, and are sharded by torch's `fully_shard`; holders of
                          their old parameters get the new ones
@@ -49,21 +49,21 @@ from jupyter_distrib.worker.autoparallel.training.sharding import (
 from jupyter_distrib.worker.autoparallel.training.units import units_of
 
 _MIXED = "got mixed torch.Tensor and DTensor"
-"""The message of torch (2.13) for a call of a module whose parameters are not gathered."""
+"""Torch's error message (2.13) when a module is called whose parameters are not gathered."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """The progress of a model's optimizers on this rank."""
+    """Number of steps of a model's optimizers on this rank."""
 
     count: int = 0
     stepping: bool = False
     sharded_here: bool = False
-    """Whether this module sharded the whole model, so that unsharded parameters were added later."""
+    """Whether the whole model was sharded here, so that any unsharded parameter was added later."""
 
 
 steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
-"""The living models that were trained as sharded ones: the notebook may keep them on the ranks from run to run."""
+"""Live models that were trained sharded; the notebook may keep them on the ranks from run to run."""
 
 
 class ShardedTraining:
@@ -84,10 +84,10 @@ class ShardedTraining:
         self._roots: list[nn.Module] = []
         """The models that this run trains."""
         self._reached = False
-        """Whether a backward pass has computed gradients of them."""
+        """Whether a backward pass has produced gradients for these models."""
 
     def begin(self, *, groups_reset: bool) -> None:
-        """Begin the run. `groups_reset`: whether the ranks have lost their groups, by an interrupt, for instance."""
+        """Begin the run. `groups_reset`: whether the ranks have lost their groups, for instance by an interrupt."""
         if groups_reset:
             self._compare_steps()
         self._hooks.begin()
@@ -172,8 +172,8 @@ class ShardedTraining:
         self._train(training.roots, training.optimizer)
 
     def _check_additions(self, roots: Sequence[nn.Module], optimizer: str) -> None:
-        """Raise `DistributedError` for parameters added to a model after its sharding: each rank would train its
-        own."""
+        """Raise `DistributedError` for parameters added to a model after it was sharded, which each rank would train
+        separately."""
         for root in (root for root in steps if steps[root].sharded_here):
             new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
             if new and any(root is part for each in roots for part in each.modules()):
@@ -219,7 +219,8 @@ class ShardedTraining:
         return [root for root in self._roots if _has_any(root, ownership.parameters_of(optimizer))]
 
     def _compare_steps(self) -> None:
-        """Add a note if an interrupt has stopped the ranks at different steps, so that their shards do not match."""
+        """Add a note if an interrupt has stopped the ranks at different steps, so that their shards are
+        inconsistent."""
         own_steps = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
         every = object_collectives.gather(own_steps)
         for name, *_ in own_steps:

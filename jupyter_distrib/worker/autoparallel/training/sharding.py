@@ -1,6 +1,5 @@
-"""The sharding of a module by torch's `fully_shard`: refused before anything has changed, or done as a whole.
-A sharded model and its optimizer load whole state dicts, of which each rank takes its part. Collective; rank's main
-thread."""
+"""Shards a module by torch's `fully_shard`: either refuses before anything has changed, or shards all of it. A sharded
+model and its optimizer load whole state dicts, of which each rank takes its part. Collective; rank's main thread."""
 
 from __future__ import annotations
 
@@ -26,25 +25,25 @@ from jupyter_distrib.worker.pytorch import private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """The plan of a sharding, from the options."""
+    """How to shard, by the options."""
 
     data: DeviceMesh | None
-    """The mesh dimension of the ranks that see different data, among which parameters are divided; None: all ranks see
-    the same."""
+    """Mesh dimension of the ranks that see different data, over which parameters are sharded; None: all ranks see the
+    same data."""
     model: bool = False
-    """Whether the user spreads parameters over other dimensions of the mesh."""
+    """Whether the user shards parameters over other dimensions of the mesh."""
     unit: str = ""
     compute: torch.dtype | None = None
-    """The type for computing; None: the type of the weights."""
+    """Data type for computing; None: that of the weights."""
     offload: bool = False
 
 
 New = dict[int, tuple[Any, Any]]
-"""The old and the new parameter, by the `id` of the old one."""
+"""Old and new parameter, by the `id` of the old one."""
 
 
 def callable_parts(module: nn.Module) -> list[nn.Module]:
-    """Return the module, or the parts of a container without a `forward`: FSDP acts when a module is called."""
+    """Return the module, or the parts of a container that has no `forward`, since FSDP acts when a module is called."""
     if has_forward(module):
         return [module]
     if own := next(module.parameters(recurse=False), None):
@@ -58,7 +57,7 @@ def callable_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def check(root: nn.Module) -> None:
-    """Raise `DistributedError` for models that `fully_shard` would refuse only when half of them is sharded."""
+    """Raise `DistributedError` for models that `fully_shard` would refuse only after sharding half of them."""
     name = type(root).__name__
     if part := next((part for part in root.modules() if isinstance(part, FSDPModule)), None):
         raise DistributedError(
@@ -75,8 +74,8 @@ def check(root: nn.Module) -> None:
 
 
 def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
-    """Give every rank the weights of rank 0; weights spread over other dimensions of the mesh are those of the first
-    rank along `data`."""
+    """Give every rank the weights of rank 0; weights that are sharded over other dimensions of the mesh come from the
+    first rank along `data`."""
     tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
     every = weight_sync.fingerprints_of_all(tensors)
     if not weight_sync.same_form(every):
@@ -118,7 +117,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
 
 
 def _in_full_precision(root: nn.Module) -> list[nn.Module]:
-    """Return the batch normalizations, which sum over a batch: torch's autocast keeps them in full precision, too."""
+    """Return the batch normalizations, which sum over a batch and so need full precision, as in torch's autocast."""
     return [module for module in root.modules() if isinstance(module, private.BatchNorm) and module is not root]
 
 
@@ -130,14 +129,15 @@ def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> Mixe
 
 
 def _reshard_after_evaluation(root: Any, *_: object) -> None:
-    """Reshard a model after an evaluation: FSDP (2.13) leaves its own parameters whole until a backward pass."""
+    """Reshard a model after an evaluation, since FSDP (2.13) keeps its own parameters gathered until a backward
+    pass."""
     if not torch.is_grad_enabled():
         root.reshard()
 
 
 def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
-    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP then requires shards on
-    the CPU."""
+    """Move a sharded model to the rank's device; with `offload`, only its buffers, since FSDP then requires the shards
+    on the CPU."""
     if not offload:
         if any(each.device != device for each in (*root.parameters(), *root.buffers())):
             root.to(device)
@@ -156,7 +156,7 @@ def offloads(plan: ShardingPlan) -> bool:
 
 
 def shard_state(optimizer: Optimizer, new_of: New) -> None:
-    """Shard an optimizer's state for each parameter in the same way as the parameter."""
+    """Shard an optimizer's state in the same way as its parameters."""
     for _, new in new_of.values():
         for key, value in optimizer.state.get(new, {}).items():
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == new.shape:

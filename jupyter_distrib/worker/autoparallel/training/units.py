@@ -1,7 +1,7 @@
-"""The choice of the parts of a model that are gathered and freed together (groups, in the words of `fully_shard`).
+"""Chooses the parts of a model that are gathered and freed together (groups, in the terms of `fully_shard`).
 
-Without a unit, the whole model is in memory while it computes. Each unit costs two all-gathers and a
-reduce-scatter for each step, so small ones are not worth it.
+Without units, the whole model is in memory while it computes. Each unit costs two all-gathers and a reduce-scatter for
+each step, so small ones are not worth it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership
 
 LEAST_PARAMETERS = 1_000_000
-"""The least number of parameters of a unit that the user has not requested by name."""
+"""Fewest parameters of a unit that the user has not requested by name."""
 
 
 def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS) -> list[nn.Module]:
@@ -28,7 +28,7 @@ def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS)
         root: The model.
         asked: Names of classes, joined by commas. Empty: the blocks that the model repeats (the class that a model of
             `transformers` declares, else equal items of a `ModuleList` or `Sequential`), if they are large enough.
-        least: The least number of parameters of such a block.
+        least: Fewest parameters of such a block.
 
     Raises:
         DistributedError: No module inside has a requested class, nor has a module of another model.
@@ -83,13 +83,13 @@ def _can_be_one(module: nn.Module) -> bool:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module can be called; `ModuleList` and other containers cannot."""
+    """Return whether a module can be called, unlike `ModuleList` and other containers."""
     return private_torch.has_forward(type(module))
 
 
 def _shares(module: nn.Module, root: nn.Module) -> bool:
-    """Return whether a module shares a parameter with the rest of the model, as tied embeddings do: both have to be
-    gathered together, with the model itself."""
+    """Return whether a module shares a parameter with the rest of the model, as tied embeddings do, and so must be
+    gathered with it."""
     inside = {id(part) for part in module.modules()}
     own = {id(parameter) for parameter in module.parameters()}
     others = (part for part in root.modules() if id(part) not in inside)

@@ -1,5 +1,5 @@
-"""The exchange of weights between ranks, so that they start with the same. Collective: every rank of the group calls
-these functions in the same order."""
+"""Compares and exchanges weights between ranks, so that they start with equal ones. Collective: every rank of the group
+calls these functions in the same order."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BROADCAST_BYTES = 250 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFingerprint:
-    """The fingerprint of tensors, for a comparison without sending them."""
+    """A fingerprint of tensors, to compare them without sending them."""
 
     form: tuple[tuple[object, ...], ...]
-    """The shape and type of each tensor."""
+    """Shape and type of each tensor."""
     sums: tuple[int, ...]
-    """The sum of each tensor's bits, taken as whole numbers: equal for equal contents on any device."""
+    """Sum of each tensor's bits as integers, equal for equal contents on any device."""
 
 
 def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
@@ -40,7 +40,8 @@ def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerpri
 
 
 def fingerprints_of_sets(sets: Sequence[Sequence[torch.Tensor]]) -> list[list[WeightFingerprint]]:
-    """Return the fingerprints of every rank's sets of tensors, in rank order; ranks may have unequally many sets."""
+    """Return the fingerprints of every rank's sets of tensors, in rank order; the number of sets may differ between
+    ranks."""
     own_sets = [dataclasses.astuple(fingerprint(each)) for each in sets]
     return [[_read(*each) for each in rank_sets] for rank_sets in object_collectives.gather(own_sets)]
 
@@ -54,7 +55,7 @@ def same_form(every: Sequence[WeightFingerprint]) -> bool:
 
 
 def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
-    """Give every rank the contents that these tensors have on rank 0."""
+    """Copy the contents of these tensors from rank 0 to all ranks."""
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
         if plain:  # as DistributedDataParallel does: pieces for each device and type, two in flight at a time
@@ -62,7 +63,7 @@ def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values summed over ranks: a tensor as a tensor, a number as a number of its kind."""
+    """Return the values summed over ranks: tensors as tensors, numbers as numbers of the same kind."""
     out = []
     for value in values:
         is_tensor = isinstance(value, torch.Tensor)
