@@ -244,7 +244,7 @@ def check_same_error(group: Group, find: Findings) -> None:
         find.that("on the same ranks", book.values(group.options, PID) == pids)
         states = book.values(group.options, SAME_WEIGHTS)
         find.that("with the same weights", all(finite and apart == 0.0 for finite, apart in states), states)
-        noted = [line for line in (failed.text + trained.text).splitlines() if "midst of a step" in line]
+        noted = [line for line in (failed.text + trained.text).splitlines() if "middle of a step" in line]
         find.that("no value is called torn", not noted, noted[:1])
 
 

@@ -51,4 +51,4 @@ def count(value: object) -> int:
 
 
 def refuse(wanted: str, found: object) -> NoReturn:
-    raise ValueError(f"it has {reprlib.repr(found):.80} in place of {wanted}")
+    raise ValueError(f"it has {reprlib.repr(found):.80} instead of {wanted}")

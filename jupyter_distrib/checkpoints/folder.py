@@ -193,7 +193,7 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
         raise DistributedError(f"{folder} is a file, and a checkpoint is a folder: choose another name.")
     try:
         if not of_series and folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
-            raise DistributedError(f"{folder} holds other files and is no checkpoint: choose another folder.")
+            raise DistributedError(f"{folder} holds other files and is not a checkpoint: choose another folder.")
         with suppress(FileExistsError):
             make_folder(folder)
         place = CheckpointFolder(folder)
@@ -212,14 +212,14 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
         raise DistributedError(f"{folder} cannot be written: {error.strerror or error}.") from None
     if owner := "".join(owners[:1]) or "".join(owners[1:]):
         raise DistributedError(
-            f"{folder} belongs to {owner}, who could put other files in the place of a checkpoint: choose a folder of "
+            f"{folder} belongs to {owner}, who could replace the files of a checkpoint: choose a folder of "
             "your own, such as a new one in it."
         )
     return place.identity
 
 
 def taken_away(folder: Path) -> str:
-    return f"another folder has taken the place of {folder} since the save began: nothing was written there."
+    return f"{folder} was replaced by another folder after the save began: nothing was written there."
 
 
 def refusal_to_read(folder: Path) -> str | None:
@@ -238,8 +238,8 @@ def refusal_to_read(folder: Path) -> str | None:
         beside = folder.absolute().parent
         return f"there is no checkpoint {folder}; in {beside} there is {_listed(beside)}."
     if any(folder.glob(_DATA)):
-        return f"{folder} is no whole checkpoint: the save that wrote it was stopped before its end."
-    return f"{folder} is no checkpoint: it has no {METADATA} file."
+        return f"{folder} is not a complete checkpoint: the save that wrote it was stopped before its end."
+    return f"{folder} is not a checkpoint: it has no {METADATA} file."
 
 
 def _holds_something_else(folder: Path) -> bool:

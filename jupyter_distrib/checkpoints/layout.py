@@ -59,4 +59,4 @@ def refuse(problem: str) -> NoReturn:
 def refuse_if_any(problems: Iterable[str]) -> None:
     """Raise the first of the problems, with their number."""
     if found := list(problems):
-        refuse(found[0] + (f", and {len(found) - 1} more do not fit" if len(found) > 1 else ""))
+        refuse(found[0] + (f", and {len(found) - 1} more do not match" if len(found) > 1 else ""))

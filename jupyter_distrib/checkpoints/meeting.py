@@ -64,7 +64,7 @@ def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
         if refusal := _heard(words, key):
             raise DistributedError(refusal)
         return
-    said = "rank 0 has stopped while it wrote the checkpoint."
+    said = "rank 0 was stopped while writing the checkpoint."
     try:
         write()
         said = ""

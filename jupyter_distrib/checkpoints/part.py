@@ -47,7 +47,7 @@ def from_json(content: bytes, *, save_id: str, rank: int) -> Part:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, list):
         refuse("a list", found)
     is_file = re.compile(re.escape(mark(save_id, rank)) + r"[0-9]{1,9}\.distcp")

@@ -138,7 +138,7 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
     place = folder.absolute()
     if place not in _running:
         if not _running:
-            end_of_cell.call(_finish)
+            end_of_cell.register(_finish)
         _running[place] = Periodic(place, every_s, sharded=any(map(_is_sharded, objects.values())))
     _running[place].call(state, every_s=every_s, keep=keep)
 

@@ -109,7 +109,7 @@ class _Files(CheckpointFolder):
     """Opens the files of a checkpoint for torch, one after the other."""
 
     doubt_of_all = doubt_of_this = ""
-    """Why somebody else may have written `.metadata`, and the current file; empty if only this user or root can
+    """Reasons why somebody else may have written `.metadata`, and the current file; empty if only this user or root can
     have."""
     present = ""
     """Name of the current file."""

@@ -14,8 +14,8 @@ class _Estimator:
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         raise NotImplementedError(
-            f"{type(self).__name__} of horovod.spark is not there: it needs Horovod itself and Petastorm, which do not "
-            f"run with this torch. Write the DataFrame as Parquet, and train with {self.instead}."
+            f"{type(self).__name__} of horovod.spark is not available: it needs Horovod itself and Petastorm, which "
+            f"do not run with this torch. Write the DataFrame as Parquet, and train with {self.instead}."
         )
 
 

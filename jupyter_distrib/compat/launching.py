@@ -123,7 +123,7 @@ def check_script(name: str, path: object, keywords: Mapping[str, Any]) -> str:
         texts = ", ".join(repr(f"--{key}={value}") for key, value in keywords.items())
         raise ValueError(f"{name}.run() takes keyword arguments for a function only; give the script texts: {texts}")
     if not os.path.isfile(found := os.path.abspath(str(path))):
-        raise FileNotFoundError(f"{name}.run() wants a function or the path of a script; there is no file {found}")
+        raise FileNotFoundError(f"{name}.run() takes a function or the path of a script; there is no file {found}")
     return found
 
 

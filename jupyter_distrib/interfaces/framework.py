@@ -4,7 +4,7 @@ its framework.
 Everything else in `worker/` uses only this interface. The forkserver holds torch, and its ranks are forks of it; ranks
 of any other framework are programs of their own, in which torch is never imported unless the cell does.
 
-    load -> settle -> (prepare, cell, finish) ... -> reset
+    load -> set_up -> (prepare, cell, finish) ... -> reset
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeviceState:
     drained: bool = True
     """Whether it has finished its work; if not, it may be waiting for another rank, or for ever."""
     error: str = ""
-    """Why this process can no longer use the device; empty if it can."""
+    """Reason why this process can no longer use the device; empty if it can."""
 
 
 class Groups(Protocol):
@@ -123,7 +123,7 @@ class Framework(Protocol):
     name: str
     """Import path of its class: `package.module:Class`."""
     groups: Groups
-    """The groups of this rank; set by `settle`."""
+    """The groups of this rank; set by `set_up`."""
     sightings: Sightings
 
     def load(self) -> None:
@@ -133,7 +133,7 @@ class Framework(Protocol):
     def preload(self) -> None:
         """Import what cells will need, in the preloaded forkserver; only for the framework whose ranks are forked."""
 
-    def settle(self, order: m.WorkerOrder) -> None:
+    def set_up(self, order: m.WorkerOrder) -> None:
         """Set this process up as the rank: do what a fork leaves open, and select the device."""
 
     def prepare(self) -> None:

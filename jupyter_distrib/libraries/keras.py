@@ -24,7 +24,7 @@ def _refusing(name: str, original: Any) -> Any:
 
         if type(tf.distribute.get_strategy()).__name__ in _STRATEGIES:
             raise DistributedError(
-                f"Keras 3 cannot {name} on several workers of TensorFlow: take tf_keras, which `tf.keras` is in this "
+                f"Keras 3 cannot {name} on several workers of TensorFlow: use tf_keras, which `tf.keras` is in this "
                 "cell, or `import tf_keras as keras` (pip install tf_keras)."
             )
         return original(trainer, *arguments, **keywords)

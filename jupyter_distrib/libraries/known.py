@@ -39,7 +39,7 @@ LIBRARIES = (
     Library(
         modules=("lightning", "pytorch_lightning"),
         extra="lightning",
-        instead_of_launching="with Lightning take strategy='ddp' instead of 'ddp_notebook' or 'ddp_spawn'",
+        instead_of_launching="with Lightning use strategy='ddp' instead of 'ddp_notebook' or 'ddp_spawn'",
         divides_data=True,
     ),
     MLFLOW,

@@ -21,7 +21,7 @@ class Library:
     cpu_environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for a rank without an accelerator."""
     instead_of_launching: str = ""
-    """What to call instead of the library's launcher: part of a sentence, such as `with X call ...`."""
+    """Advice on what to call instead of the library's launcher: part of a sentence, such as `with X call ...`."""
     divides_data: bool = False
     """Whether its data loaders and samplers already give each rank its share."""
     wraps_models: bool = False

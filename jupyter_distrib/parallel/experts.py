@@ -31,7 +31,7 @@ class Experts(nn.Module):
         names = mesh.mesh_dim_names or ()
         if "ep" not in names:
             raise DistributedError(
-                f"Experts wants a mesh with a dimension ep, such as --mesh ep=2; this one has {', '.join(names)}."
+                f"Experts needs a mesh with a dimension ep, such as --mesh ep=2; this one has {', '.join(names)}."
             )
         self._along = mesh["ep"]
         if not experts or len(experts) % self._along.size():
@@ -56,7 +56,7 @@ class Experts(nn.Module):
         """
         if chosen.shape != weights.shape or chosen.dim() != 2 or len(chosen) != len(tokens):
             raise DistributedError(
-                "Experts wants chosen and weights of shape (tokens, experts of a token); there are "
+                "Experts needs chosen and weights of shape (tokens, experts of a token); there are "
                 f"{len(tokens)} tokens, and the shapes are {tuple(chosen.shape)} and {tuple(weights.shape)}."
             )
         order = chosen.flatten().argsort(stable=True)

@@ -49,7 +49,7 @@ class Pipeline:
         names = mesh.mesh_dim_names or ()
         if "pp" not in names:
             raise DistributedError(
-                f"Pipeline wants a mesh with a dimension pp, such as --mesh pp=2; this one has {', '.join(names)}."
+                f"Pipeline needs a mesh with a dimension pp, such as --mesh pp=2; this one has {', '.join(names)}."
             )
         self._along, self._data = mesh["pp"], mesh["data"] if "data" in names else None
         self.stage, self.stages = self._along.get_local_rank(), self._along.size()
@@ -62,14 +62,14 @@ class Pipeline:
             raise DistributedError(f"Pipeline has the schedules {' and '.join(_SCHEDULES)}; got {schedule!r}.")
         if microbatches < self.stages:
             raise DistributedError(
-                f"Pipeline wants at least as many microbatches as stages, {self.stages}; got {microbatches}."
+                f"Pipeline needs at least as many microbatches as stages, {self.stages}; got {microbatches}."
             )
         device = torch.device(mesh.device_type, torch.accelerator.current_device_index()) if _on_gpu(mesh) else "cpu"
         self.module = stages[self.stage].to(device)
         self._device = torch.device(device)
         self._loss, self._microbatches, self._kind = loss, microbatches, _SCHEDULES[schedule]
         self._schedule: Any = None
-        self._begin_alike()
+        self._synchronize_weights()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank's stage, for its optimizer."""
@@ -106,7 +106,7 @@ class Pipeline:
         )
         return self._kind(stage, self._microbatches, loss_fn=self._loss)
 
-    def _begin_alike(self) -> None:
+    def _synchronize_weights(self) -> None:
         """Give all ranks of one stage the same weights."""
         if self._data is not None:
             for each in self.module.state_dict().values():
@@ -154,7 +154,7 @@ def _given(module: nn.Module, taken: list[torch.Tensor], stage: int) -> _Tensors
     other = [type(each).__name__ for each in tensors if type(each) is not torch.Tensor]
     if other:
         raise DistributedError(
-            f"Pipeline wants stages that return a tensor or a tuple of tensors; stage {stage} returned {other[0]}."
+            f"Pipeline needs stages that return a tensor or a tuple of tensors; stage {stage} returned {other[0]}."
         )
     return tensors
 

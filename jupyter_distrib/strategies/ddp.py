@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jupyter_distrib.interfaces.strategy import StrategyRun, TrainingStrategy
 from jupyter_distrib.options import Option, switch
-from jupyter_distrib.worker.autoparallel import guesses
+from jupyter_distrib.worker.autoparallel import heuristics
 
 BATCH = Option(
     flag="--batch",
@@ -27,7 +27,7 @@ NO_GUESS = Option(
     flag="--no-guess",
     metavar="NAME,...",
     meaning="do without guesses about the cell, as docs/strategies.md lists them: divided-data, first-device, ...",
-    read=guesses.read,
+    read=heuristics.parse_names,
     synonyms=("guess", "guesses"),
 )
 
@@ -46,6 +46,6 @@ class DataParallelStrategy(TrainingStrategy):
         # On some of the ranks only, a new group would wait for the others for ever.
         met_again = run.everyone and process_group.current.ensure(process_group.default_backend(identity.device()))
         if run.everyone:
-            randomness.begin_alike(run.note)
+            randomness.adopt_rank_0(run.note)
         self.training = training = DataParallel(run)
         training.begin(met_again=met_again)

@@ -59,7 +59,7 @@ class DeepSpeedStrategy(TrainingStrategy):
         check(config, run.options.get("zero", ""), ranks=size, on_cpu=identity.device().type == "cpu")
         from jupyter_distrib.worker.autoparallel.training.engines import EngineTraining
 
-        randomness.begin_alike(run.note)
+        randomness.adopt_rank_0(run.note)
         full = completed(config, run.options.get("zero", ""), size)
         said = "train_batch_size" in config or "train_micro_batch_size_per_gpu" in config
         samples = full["train_micro_batch_size_per_gpu"] if said else None
@@ -90,7 +90,7 @@ def read_config(text: str, names: Mapping[str, object]) -> dict[str, Any]:
     elif os.path.isfile(text):
         found = _of_file(text)
     else:
-        raise OptionsError(f"--config wants a name of the notebook or a JSON file; there is no {shown(text)}")
+        raise OptionsError(f"--config must be a name of the notebook or a JSON file; there is no {shown(text)}")
     if not isinstance(found, Mapping):
         raise OptionsError(
             f"--config {text} is of type {type(found).__name__}, and DeepSpeed's configuration is a dict"

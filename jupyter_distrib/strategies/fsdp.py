@@ -94,11 +94,11 @@ class FullyShardedStrategy(TrainingStrategy):
         if not run.everyone:
             raise DistributedError(
                 "this strategy spreads a model over all ranks, and --on runs the cell on some of them: leave --on out, "
-                "or take --strategy none."
+                "or use --strategy none."
             )
         process_group.current.ensure(process_group.default_backend(identity.device()))
-        randomness.begin_alike(run.note)
-        groups_reset = meshes.follow()
+        randomness.adopt_rank_0(run.note)
+        groups_reset = meshes.point_to_current_groups()
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)
         return mesh, groups_reset

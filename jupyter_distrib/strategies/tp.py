@@ -20,7 +20,7 @@ from jupyter_distrib.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyS
 def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
     """Parse `data=2,model=4` for an option of this name."""
     parts = [part.partition("=") for part in text.split(",")]
-    wanted = f"{name} wants names and sizes of dimensions such as data=2,model=2; got {shown(text)}"
+    wanted = f"{name} must be names and sizes of dimensions, such as data=2,model=2; got {shown(text)}"
     if not all(key.strip().isidentifier() and size.strip().isdecimal() and int(size) for key, _, size in parts):
         raise OptionsError(wanted)
     shape = tuple((key.strip(), int(size)) for key, _, size in parts)

@@ -13,18 +13,18 @@ class EndOfCell(Protocol):
     def __call__(self, *, ok: bool) -> None: ...
 
 
-_calls: list[Callable[..., None]] = []
+_registered: list[Callable[..., None]] = []
 
 
-def call(function: EndOfCell) -> None:
+def register(function: EndOfCell) -> None:
     """Call a function once at the end of this cell. With `ok`, the cell has ended well, and the function may wait and
     raise."""
-    _calls.append(function)
+    _registered.append(function)
 
 
-def run(*, ok: bool) -> None:
+def run_registered(*, ok: bool) -> None:
     """Call the registered functions, each once."""
-    calls = [*_calls]
-    _calls.clear()
+    calls = [*_registered]
+    _registered.clear()
     for each in calls:
         each(ok=ok)

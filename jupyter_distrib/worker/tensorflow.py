@@ -55,7 +55,7 @@ class TensorFlow:
     def preload(self) -> None:
         pass
 
-    def settle(self, order: m.WorkerOrder) -> None:
+    def set_up(self, order: m.WorkerOrder) -> None:
         self.sightings = NoSightings()
         self.groups = Cluster(order.rank, order.world_size)
 

@@ -425,7 +425,7 @@ def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_noteboo
     refused = client.open(4)
     assert isinstance(refused, m.WorkerGroupRefused)
     assert refused.reason == (
-        "rank 2 could not be started: the system lets this user have no more processes "
+        "rank 2 could not be started: this user may not start more processes "
         "(ulimit -u, or the pids.max of a container): raise the limit, or use fewer ranks."
     )
     assert wait_until(lambda: not ranks(folder, client.session), 5), "ranks 0 and 1 are left"

@@ -197,7 +197,7 @@ def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(mon
             save("here", model=net())
     left = set(os.listdir("here"))
     assert left
-    with pytest.raises(DistributedError, match="here is no whole checkpoint: the save that wrote it was stopped"):
+    with pytest.raises(DistributedError, match="here is not a complete checkpoint: the save that wrote it was stopped"):
         load("here", model=net())
 
     save("here", model=net())
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence():
     Path("full/notes.txt").write_text("x")
 
     assert refused(save, "file", a=1) == "file is a file, and a checkpoint is a folder: choose another name."
-    assert refused(save, "full", a=1) == "full holds other files and is no checkpoint: choose another folder."
+    assert refused(save, "full", a=1) == "full holds other files and is not a checkpoint: choose another folder."
     assert refused(save, "file/below", a=1) == "file/below cannot be written: Not a directory."
     assert refused(save, "/proc/nowhere", a=1).startswith("/proc/nowhere cannot be written: ")
     assert "was given nothing" in refused(save, "here")
@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_read_is_one_sentence():
 
     assert "there is no checkpoint two; in " in refused(load, "two")
     assert refused(load, "two").endswith("there is damaged, one.")
-    assert refused(load, "empty") == "empty is no checkpoint: it has no .metadata file."
+    assert refused(load, "empty") == "empty is not a checkpoint: it has no .metadata file."
     assert "damaged/.metadata cannot be read: UnpicklingError" in refused(load, "damaged")
 
 
@@ -294,7 +294,7 @@ def test_a_model_that_does_not_fit_is_named_with_its_shapes_and_is_left_as_it_wa
     said = refused(load, "here", model=wide)
 
     assert said.startswith(
-        "`model.0.weight` is (8, 4) in the checkpoint and (16, 4) in the model, and 6 more do not fit"
+        "`model.0.weight` is (8, 4) in the checkpoint and (16, 4) in the model, and 6 more do not match"
     )
     assert all(torch.equal(before[key], value) for key, value in wide.state_dict().items())
     less, more = nn.Sequential(nn.Linear(4, 8)), net()

@@ -99,7 +99,7 @@ def test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good(opti
     save("shared/run/mine", a=1, **options)
     finish()
 
-    assert said.startswith(f"shared/run belongs to {THEY}, who could put other files")
+    assert said.startswith(f"shared/run belongs to {THEY}, who could replace the files")
     assert load("shared/run/mine") == {"a": 1}
     assert stat.S_IMODE(os.stat("shared/run/mine").st_mode) & 0o022 == 0
     assert os.listdir("shared/run") == ["mine"]
@@ -123,7 +123,7 @@ def test_root_saves_into_a_folder_of_somebody_else_unless_everybody_may_write_th
     assert resume("host") == {"a": Fraction(1, 3)}
 
     os.chmod("host", 0o757)
-    assert refused(save, "host", keep=1, a=2).startswith(f"host belongs to {THEY}, who could put")
+    assert refused(save, "host", keep=1, a=2).startswith(f"host belongs to {THEY}, who could replace")
 
 
 @as_two_users
@@ -153,7 +153,7 @@ def test_a_folder_that_is_swapped_while_it_is_looked_at_is_none_to_save_into(
         return opened
 
     monkeypatch.setattr(folder, "CheckpointFolder", swapped)
-    assert refused(folder.make_ready, Path("team")).startswith("another folder has taken the place of team")
+    assert refused(folder.make_ready, Path("team")).startswith("team was replaced by another folder")
     assert sorted(os.listdir("precious")) == before
 
 
@@ -210,8 +210,10 @@ def test_a_series_whose_place_another_folder_takes_makes_and_removes_nothing_the
     held.close()
     stranger_does("os.rename('team/run', 'team/moved'); os.symlink('../precious', 'team/run')")
 
-    assert refused(save, "team/run", keep=1, a=2).startswith("another folder has taken the place of team/run")
-    assert refused(series.prune, Path("team/run"), 1, held.identity).startswith("another folder has taken the place")
+    assert refused(save, "team/run", keep=1, a=2).startswith("team/run was replaced by another folder")
+    assert refused(series.prune, Path("team/run"), 1, held.identity).startswith(
+        "team/run was replaced by another folder"
+    )
     assert sorted(os.listdir("precious")) == ["save-000001", "save-000002"]
     assert load("precious") == {"number": 2}
     finish()
@@ -232,7 +234,7 @@ def test_a_checkpoint_whose_place_another_one_takes_before_it_is_written_leaves_
 
     monkeypatch.setattr("jupyter_distrib.checkpoints.foreground.new_save_id", swapped)
 
-    assert refused(save, "team/run", a=2).startswith("another folder has taken the place of team/run")
+    assert refused(save, "team/run", a=2).startswith("team/run was replaced by another folder")
     assert load("precious") == load("team/moved") == {"a": 1}
 
 
@@ -247,7 +249,7 @@ def test_no_rank_writes_into_what_has_taken_the_place_of_its_new_folder(rank: in
     with pytest.raises(NotADirectoryError):
         _ = Writer(Path("a_link"), "id", rank, is_new=True).place
     writer = Writer(Path("theirs"), "id", rank, is_new=True)
-    with pytest.raises(DistributedError, match="another folder has taken the place of theirs"):
+    with pytest.raises(DistributedError, match="theirs was replaced by another folder"):
         _ = writer.place
     writer.clean_up()
     writer.close()

@@ -236,9 +236,9 @@ def test_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, sent
         ("hvd.allreduce(torch.ones(1), op='Mean')", "op has to be one of hvd.Average, hvd.Sum, hvd.Min"),
         ("hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)", "average= and op= exclude each other"),
         ("hvd.broadcast(torch.ones(1), 7)", "root_rank 7 is not one of the ranks [0, 1]"),
-        ("hvd.alltoall(torch.ones(3))", "alltoall without splits wants rows that can be divided by 2; got (3,)"),
+        ("hvd.alltoall(torch.ones(3))", "alltoall without splits needs a number of rows divisible by 2; got (3,)"),
         ("hvd.alltoall(torch.ones(3), splits=[1, 1])", "splits has to have 2 numbers with the sum 3; got [1, 1]"),
-        ("hvd.allgather_async(torch.tensor(1))", "allgather wants a tensor with at least one dimension"),
+        ("hvd.allgather_async(torch.tensor(1))", "allgather needs a tensor with at least one dimension"),
         ("hvd.reducescatter(torch.ones(2), op=hvd.Max)", "reducescatter takes hvd.Average and hvd.Sum; got hvd.Max"),
         ("hvd.allreduce_async(torch.ones(1), name='x')\nhvd.allreduce_async(torch.ones(1), name='x')",
          "allreduce 'allreduce.x' was issued again before it was done"),
@@ -400,7 +400,7 @@ whole = [*model.state_dict().values(), *(t for state in optimizer.state.values()
 equal = all(torch.equal(hvd.broadcast(t, 1), t) for t in whole)
 equal, optimizer.param_groups[0]["lr"], int(model[1].num_batches_tracked), len(whole)"""
     assert ranks(book, code) == ["(True, 0.2, 2, 19)"] * 2
-    assert "broadcast_parameters wants model.state_dict()" in says(book, "hvd.broadcast_parameters([1], 0)")
+    assert "broadcast_parameters takes model.state_dict()" in says(book, "hvd.broadcast_parameters([1], 0)")
 
 
 # -------------------------------------------------------------------------------------------------- sets, barrier, join

@@ -21,7 +21,7 @@ CONFIG = "is no configuration of DeepSpeed:"
     ("call", "message"),
     [
         (databricks_air.ray_init, "ray_init has no stand-in: call ray.init() of Ray itself"),
-        (lambda: horovod_runner.log_to_driver(5), "log_to_driver wants a text; got int"),  # type: ignore[arg-type]
+        (lambda: horovod_runner.log_to_driver(5), "log_to_driver takes a text; got int"),  # type: ignore[arg-type]
         (lambda: HorovodRunner(np=1.5), "np has to be a whole number; got 1.5"),  # type: ignore[arg-type]
         (lambda: HorovodRunner(np=True), "np has to be a whole number; got True"),
         (

@@ -128,7 +128,7 @@ def test_a_host_whose_gpus_have_not_finished_has_those_of_the_other_abort_too(
     book.ok(on(size, "w = torch.ones(2)", "--keep w"))
     held = "import feigned_cuda, time\nif rank == 0: torch.cuda.synchronize = lambda *_: time.sleep(1)\n"
     book.fails(on(size, f"w\n{held}raise ValueError('of all')"))
-    assert "`w` was in the midst of a step" in book.ok(on(size, "w\nrank", "")).view
+    assert "`w` was in the middle of a step" in book.ok(on(size, "w\nrank", "")).view
     trained(book, size)
     assert all_calls(feigned, size) == [["abort"]] * size
 

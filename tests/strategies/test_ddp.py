@@ -168,7 +168,7 @@ def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book:
     outcome = book.ok(f"{DDP}--out after\n{LEARN}")
 
     assert agree(book, "after")
-    assert "what Adam trains differed between ranks; all go on from rank 0's" in outcome.text
+    assert "what Adam trains differed between ranks; all continue with rank 0's" in outcome.text
     book.ok(SETUP)
 
 
@@ -337,11 +337,11 @@ SAID = {
     ),
     "an update by hand that is the same on all ranks": (
         UPDATE_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
-        "each rank has trained for itself, all of them the same: gradients were not averaged, since no torch.optim",
+        "each rank has trained by itself, all of them identically: gradients were not averaged, since no torch.optim",
     ),
     "only a group of one's own, and the same on all ranks": (
         GROUP_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
-        "each rank has trained for itself, all of them the same: this cell calls init_process_",
+        "each rank has trained by itself, all of them identically: this cell calls init_process_",
     ),
     "batches that are not divided": (
         LOOP_OVER_SLICES.format(slice="i : i + 8"),
@@ -362,22 +362,22 @@ SAID = {
     ),
     "data that the cell has divided": (
         SLICED.format(slice="rank::world_size"),
-        "the data loader read on line 6 holds other samples on each rank: the cell has divided them by hand, so it is",
+        "the data loader read on line 6 holds different samples on each rank: the cell has divided them itself, so it is",
     ),
     "data that the cell has divided unequally": (
         SLICED.format(slice="rank * 32 // (world_size - 1) :"),
-        "the data loader read on line 6 holds other samples on each rank, with 6, 2 batches",
+        "the data loader read on line 6 holds different samples on each rank, with 6, 2 batches",
     ),
     "data that differ for another reason": (
         SLICED.format(slice="rank::2"),
-        "the data loader read on line 6 holds other samples on one rank than on another, and each rank has read a",
+        "the data loader read on line 6 holds different samples on different ranks, and each rank has read a",
     ),
     "an optimizer over other parameters than those of the model": (
         OTHER_PARAMETERS,
-        "SGD has stepped on line 5 without a gradient: backward() has computed those of other parameters than its own.",
+        "SGD has stepped on line 5 without a gradient: backward() has computed gradients of parameters other than its own.",
     ),
     "training in eval mode": (f"model.eval(){FIT}", "every rank has trained with all batches that were read on line 3"),
-    "a length asked too early": (TOO_EARLY, "len() of a data loader, asked on line 3 before there was an optimizer"),
+    "a length asked too early": (TOO_EARLY, "len() of a data loader, called on line 3 before there was an optimizer"),
 }
 
 
@@ -394,7 +394,7 @@ def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
 @pytest.mark.parametrize("seed", ["rank", "0"])
 def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) -> None:
     body = UPDATE_BY_HAND.replace("manual_seed(rank)", f"manual_seed({seed})")
-    sentence = "the ranks have trained different weights" if seed == "rank" else "each rank has trained for itself"
+    sentence = "the ranks have trained different weights" if seed == "rank" else "each rank has trained by itself"
 
     assert sentence in book.ok(f"{DDP.replace('ddp', 'fsdp')}\n{body};").view
 
@@ -461,7 +461,7 @@ REFUSED = {
     "a model that is not the same": (
         DDP,
         "model = nn.Linear(2, 2 + rank)\ntorch.optim.SGD(model.parameters(), lr=1)",
-        "Linear has other parameters on one rank than on another: build it alike on all of them.",
+        "Linear has different parameters on different ranks: build it identically on all of them.",
     ),
     "a model without parameters": (
         DDP,
@@ -471,7 +471,7 @@ REFUSED = {
     "an optimizer that steps inside the backward pass": (
         DDP,
         IN_BACKWARD,
-        "SGD steps inside backward(), when its gradients are not averaged over the ranks yet: step after backward()",
+        "SGD steps inside backward(), before its gradients are averaged over the ranks: step after backward()",
     ),
     "prepare() on some of the ranks": (
         f"{DDP}--on 0",
@@ -514,7 +514,7 @@ def test_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> 
 
 
 SUMMED = "the loss is a sum over the batch, of which each rank has 1/2 with --batch global"
-OWN_NUMBERS = "total() has given every rank its own numbers back"
+OWN_NUMBERS = "total() has returned every rank's own numbers"
 
 
 @pytest.mark.slow
@@ -549,8 +549,7 @@ def test_a_good_cell_stays_good_if_its_weights_cannot_be_compared(book: Notebook
 
     assert outcome.result == "ranks 0-1: 7"
     assert (
-        "whether the ranks have trained together could not be found out: OutOfMemoryError: CUDA out of memory."
-        in outcome.view
+        "could not check whether the ranks have trained together: OutOfMemoryError: CUDA out of memory." in outcome.view
     )
     book.ok(
         f"{NONE}\nimport importlib\nfrom jupyter_distrib.worker.autoparallel.checks import tensor_sums as sums\nimportlib.reload(sums)"

@@ -453,7 +453,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 PART = (
-    "{} has a part that is sharded already ({}): shard all of it by hand or nothing, and build a model around one that "
+    "{} has a part that is sharded already ({}): shard all of it yourself, or nothing, and build a model around one that "
     "--strategy fsdp has sharded before its first optimizer."
 )
 
@@ -474,7 +474,7 @@ PART = (
         (
             "model.first = nn.parallel.DistributedDataParallel(model.first)",
             "",
-            "SGD (line 5) trains Net, of which a part is wrapped already: wrap all of it by hand or nothing.",
+            "SGD (line 5) trains Net, of which a part is wrapped already: wrap all of it yourself, or nothing.",
         ),
         (
             "fully_shard(model, mesh=mesh)",

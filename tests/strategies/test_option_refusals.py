@@ -30,8 +30,11 @@ def line(text: str) -> Options:
     [
         ("--strategy deepspeed --zero 4", "--zero 4 is not known: choose 0, 1, 2 or 3"),
         ("--strategy tp --zero 1", "--zero is an option of --strategy deepspeed: choose that, or leave --zero out"),
-        ("--strategy tp --mesh pp2", "--mesh wants names and sizes of dimensions such as data=2,model=2; got 'pp2'"),
-        ("--strategy tp --mesh pp=0", "--mesh wants names and sizes of dimensions such as data=2,model=2; got 'pp=0'"),
+        ("--strategy tp --mesh pp2", "--mesh must be names and sizes of dimensions, such as data=2,model=2; got 'pp2'"),
+        (
+            "--strategy tp --mesh pp=0",
+            "--mesh must be names and sizes of dimensions, such as data=2,model=2; got 'pp=0'",
+        ),
         ("--strategy tp --mesh pp=2,pp=2", "--mesh names a dimension twice; got 'pp=2,pp=2'"),
         ("--strategy tensorflow --own-scope 1", "'1' stands alone"),
         ("--strategy ddp --own-scope", "--own-scope is an option of --strategy tensorflow: choose that"),

@@ -162,13 +162,13 @@ sorted({{name.split(".")[1] for name in ours if "experts" in name}}), max((ours[
 @pytest.mark.parametrize(
     ("mesh", "code", "sentence"),
     [
-        ("cp=2", "Pipeline(mesh, [], loss=None, microbatches=2)", "Pipeline wants a mesh with a dimension pp, such as --mesh pp=2; this one has cp."),
+        ("cp=2", "Pipeline(mesh, [], loss=None, microbatches=2)", "Pipeline needs a mesh with a dimension pp, such as --mesh pp=2; this one has cp."),
         ("pp=2", "Pipeline(mesh, [torch.nn.Linear(1, 1)], loss=None, microbatches=2)", "Pipeline was given 1 stages, and the mesh has 2 ranks along pp"),
-        ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=1)", "Pipeline wants at least as many microbatches as stages, 2; got 1."),
+        ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=1)", "Pipeline needs at least as many microbatches as stages, 2; got 1."),
         ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=2, schedule='dual')", "Pipeline has the schedules 1f1b and gpipe; got 'dual'."),
         ("pp=2", "Pipeline(mesh, [torch.nn.LSTM(1, 1)] * 2, loss=None, microbatches=2).step(torch.ones(2, 1), None)",
-         "Pipeline wants stages that return a tensor or a tuple of tensors; stage 0 returned tuple."),
-        ("cp=2", "Experts(mesh, [])", "Experts wants a mesh with a dimension ep, such as --mesh ep=2; this one has cp."),
+         "Pipeline needs stages that return a tensor or a tuple of tensors; stage 0 returned tuple."),
+        ("cp=2", "Experts(mesh, [])", "Experts needs a mesh with a dimension ep, such as --mesh ep=2; this one has cp."),
         ("ep=2", "Experts(mesh, [torch.nn.Identity()] * 3)", "Experts was given 3 experts, which 2 ranks along ep cannot divide evenly: give a multiple."),
         ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(torch.ones(3, 1), i.long(), i)", "there are 3 tokens, and the shapes are (2, 1) and (2, 1)."),
         ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(i, 2 * i.long(), i)", "Experts has 2 experts, and number 2 was chosen."),

@@ -99,7 +99,7 @@ def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(b
 def test_without_a_plan_it_is_said_that_all_ranks_do_the_same(book: Notebook) -> None:
     text = book.ok("%%distributed --ranks 2 --strategy tp\nlosses = train(build(), 8)\nlosses[-1] < losses[0]").text
 
-    assert "no parameter of Net is spread over the mesh, so all ranks do the same" in text
+    assert "no parameter of Net is distributed over the mesh, so all ranks do the same" in text
 
 
 def test_a_mesh_for_another_number_of_ranks_is_refused(book: Notebook) -> None:

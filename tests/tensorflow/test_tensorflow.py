@@ -109,7 +109,7 @@ def test_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) -> Non
     refused = ours.fails(LINE + keras_3)
 
     assert refused.ename == "DistributedError"
-    assert "Keras 3 cannot fit on several workers of TensorFlow: take tf_keras" in refused.evalue
+    assert "Keras 3 cannot fit on several workers of TensorFlow: use tf_keras" in refused.evalue
     ours.ok(LINE + FIT + VALUE)
     assert ours.ok(SAME).stdout.startswith("True True 2")
 

@@ -54,7 +54,7 @@ def test_a_rank_with_a_broken_context_is_replaced_and_the_cell_says_so(bed: GpuB
     assert "device-side assert" in failed.traceback
     assert re.search(
         r"this broke the GPU context of rank 1 \(Cell In\[\d+\], line 4: CUDA error: device-side assert triggered\), "
-        "so the rank is replaced, and what it kept is lost; .*--env CUDA_LAUNCH_BLOCKING=1",
+        "so the rank is replaced, and its kept values are lost; .*--env CUDA_LAUNCH_BLOCKING=1",
         failed.view,
     )
     after = pids(book)

@@ -28,7 +28,7 @@ def test_nccl_on_cpu_ranks_is_answered_by_gloo(text: str) -> None:
 def test_a_cuda_device_on_cpu_ranks_is_answered_by_the_device_to_take(text: str) -> None:
     (note,) = failure.describe(AssertionError(text), run="r", by_value=False).notes
 
-    assert note.startswith("These ranks have no GPU: take torch.device(")
+    assert note.startswith("These ranks have no GPU: use torch.device(")
 
 
 def test_another_error_has_no_hint() -> None:

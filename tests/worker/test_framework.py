@@ -39,7 +39,7 @@ class MadeUp:
     calls = []
     def load(self): self.calls.append("load")
     def preload(self): pass
-    def settle(self, order):
+    def set_up(self, order):
         self.calls.append("settle")
         self.groups = PlainGroups(order.rank, order.world_size)
     def prepare(self): self.calls.append("prepare")
@@ -57,7 +57,7 @@ class MadeUp:
 
 class Clustered(MadeUp):
     name = "theirs:Clustered"
-    def settle(self, order): self.groups = Cluster(order.rank, order.world_size)
+    def set_up(self, order): self.groups = Cluster(order.rank, order.world_size)
 
 BEGUN = os.path.join(os.path.dirname(__file__), "begun")
 
@@ -73,7 +73,7 @@ class Late(Cluster):
 
 class Lagging(MadeUp):
     name = "theirs:Lagging"
-    def settle(self, order): self.groups = Late(order.rank, order.world_size)
+    def set_up(self, order): self.groups = Late(order.rank, order.world_size)
 
 class Once(Strategy):
     framework = Clustered.name

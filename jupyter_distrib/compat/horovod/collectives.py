@@ -232,7 +232,7 @@ def sparse_allreduce_async(
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begin to concatenate the ranks' tensors along the first dimension, which may differ; return a handle."""
     if not tensor.dim():
-        raise ValueError("allgather wants a tensor with at least one dimension")
+        raise ValueError("allgather needs a tensor with at least one dimension")
     return _handle(_submit("allgather", tensor, name, process_set), take=_only)
 
 
@@ -287,7 +287,9 @@ def alltoall_async(
     """
     size = process_set.size()
     if splits is None and (not tensor.dim() or tensor.shape[0] % size):
-        raise ValueError(f"alltoall without splits wants rows that can be divided by {size}; got {tuple(tensor.shape)}")
+        raise ValueError(
+            f"alltoall without splits needs a number of rows divisible by {size}; got {tuple(tensor.shape)}"
+        )
     parts = [tensor.shape[0] // size] * size if splits is None else [int(each) for each in splits]
     if len(parts) != size or sum(parts) != tensor.shape[0] or min(parts) < 0:
         raise ValueError(f"splits has to have {size} numbers with the sum {tensor.shape[0]}; got {parts}")
@@ -330,7 +332,7 @@ def _check_scattered(tensor: torch.Tensor, op: str) -> None:
     if chosen_op(None, op) not in {Average, Sum}:
         raise ValueError(f"reducescatter takes hvd.Average and hvd.Sum; got hvd.{op}")
     if not tensor.dim():
-        raise ValueError("reducescatter wants a tensor with at least one dimension")
+        raise ValueError("reducescatter needs a tensor with at least one dimension")
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

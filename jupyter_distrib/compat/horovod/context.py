@@ -24,7 +24,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
         if not isinstance(ranks_or_comm, Sequence):
-            raise ValueError(f"ProcessSet wants a list of ranks; got {ranks_or_comm!r}")
+            raise ValueError(f"ProcessSet takes a list of ranks; got {ranks_or_comm!r}")
         self.ranks: list[int] | None = sorted({*ranks_or_comm})
         self.process_set_id: int | None = None
         self.negotiation: Negotiation | None = None
@@ -87,7 +87,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         )
     global_process_set.ranks = everybody
     _add(global_process_set, 0)
-    end_of_cell.call(_end)
+    end_of_cell.register(_end)
     for each in process_sets or ():
         add_process_set(each)
 

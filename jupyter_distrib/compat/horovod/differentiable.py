@@ -166,7 +166,7 @@ def alltoall(
         size = process_set.size()
         if not tensor.dim() or tensor.shape[0] % size:
             raise ValueError(
-                f"alltoall without splits wants rows that can be divided by {size}; got {tuple(tensor.shape)}"
+                f"alltoall without splits needs a number of rows divisible by {size}; got {tuple(tensor.shape)}"
             )
         parts = rows_by_rank(tensor.shape[0], size)
     output, received = AlltoallFunction.apply(tensor, parts, name, process_set)  # type: ignore[no-untyped-call]

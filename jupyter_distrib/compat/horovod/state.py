@@ -30,7 +30,7 @@ def broadcast_parameters(
     """
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
-        raise ValueError("broadcast_parameters wants model.state_dict() or model.named_parameters()")
+        raise ValueError("broadcast_parameters takes model.state_dict() or model.named_parameters()")
     tensors = [(name, value.data) for name, value in pairs if isinstance(value, torch.Tensor)]
     handles = [broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in tensors]
     for handle in handles:

@@ -16,7 +16,7 @@ from html import escape
 from types import FunctionType
 from typing import Any
 
-from jupyter_distrib.interfaces import by_hand
+from jupyter_distrib.interfaces import manual_parallelism
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.serialization import payload
@@ -147,8 +147,8 @@ def _in_source(
 
 def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:
     last = name.rpartition(".")[2]
-    if last in by_hand.EFFECTS:
-        return by_hand.EFFECTS[last]
+    if last in manual_parallelism.EFFECTS:
+        return manual_parallelism.EFFECTS[last]
     if last == "DataLoader":
         return effects[1]
     if _is_optimizer(name, tree, namespace):

@@ -152,7 +152,7 @@ class InlineRun:
 
     def _prepare(self, module: types.ModuleType) -> None:
         command, namespace = self.command, module.__dict__
-        rank_environment.take(command.setting, _environment(command.setting.env))
+        rank_environment.apply(command.setting, _environment(command.setting.env))
         sys.modules["__main__"] = module
         namespace |= rank_environment.names(command.cell, namespace)
         data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)

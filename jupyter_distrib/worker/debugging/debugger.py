@@ -28,7 +28,7 @@ MAX_TEXT = 100_000
 class _Text(io.StringIO):
     """Collects the debugger's output until it is sent."""
 
-    def take(self) -> str:
+    def drain(self) -> str:
         text = self.getvalue()
         self.seek(0)
         self.truncate()
@@ -104,7 +104,7 @@ class RankPdb(pdb.Pdb):
         try:
             super().interaction(*args)
         finally:
-            self._channel.leave(self._text.take())
+            self._channel.leave(self._text.drain())
 
     def _cmdloop(self) -> None:
         """Read commands; an interrupt ends the loop, since it stops the run."""
@@ -139,7 +139,7 @@ class RankPdb(pdb.Pdb):
         Stop the run; after a failure, leave the debugger.
         """
         if not self._channel.examining:
-            self._channel.quit(self._text.take())
+            self._channel.quit(self._text.drain())
         return super().do_quit(arg)
 
     do_q = do_exit = do_quit
@@ -161,7 +161,7 @@ class RankPdb(pdb.Pdb):
     # ------------------------------------------------------------------------------------------------
 
     def _read(self) -> str:
-        text, newline, prompt = self._text.take().rpartition("\n")
+        text, newline, prompt = self._text.drain().rpartition("\n")
         return self._channel.ask(text + newline, prompt, self._line())
 
     def _line(self) -> int | None:

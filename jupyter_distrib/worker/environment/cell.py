@@ -55,7 +55,7 @@ def execute(
     code = compile(tree, cell.filename, "exec", flags=flags, dont_inherit=True)
     code = adapted(code)
     if cell.timed:
-        with shell.time_told():
+        with shell.print_times():
             _execute(code, namespace)
     else:  # no context manager: an interrupt that C code has held up would be raised in it, not in the cell
         _execute(code, namespace)

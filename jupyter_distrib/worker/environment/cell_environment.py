@@ -40,7 +40,7 @@ class CellEnvironment:
 
     def prepare(self, setting: m.Setting) -> list[str]:
         """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
-        self._take(setting)
+        self._apply(setting)
         self._libraries.apply(setting.libraries)
         forget_singletons()
         child_processes.close_main_files()
@@ -51,7 +51,7 @@ class CellEnvironment:
         self._handlers.restore()
         close_libraries()
 
-    def _take(self, setting: m.Setting) -> None:
+    def _apply(self, setting: m.Setting) -> None:
         """Apply the kernel's current directory, environment and path, and this rank's own variables."""
         of_group = self._groups.environment()
         key = setting.own_environment, setting.env, of_group, identity.attempt, identity.max_restarts
@@ -62,7 +62,7 @@ class CellEnvironment:
             # The kernel's own backend would find no kernel in a rank.
             if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
                 self._variables["MPLBACKEND"] = displaying.BACKEND
-        rank_environment.take(setting, self._variables)
+        rank_environment.apply(setting, self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)
 

@@ -162,7 +162,7 @@ def _sentence(name: str, problem: str, namespace: dict[str, object]) -> str:
     read = sorted(each for each in _reads(namespace[name]) & namespace.keys() if each != name)
     culprits = [each for each in read if _problem(each, namespace)]
     because = f", because it reads {_quoted(culprits)}" if culprits else ""
-    return f"`{name}` cannot be given to a spawned process{because} ({problem}). Make that inside the process."
+    return f"`{name}` cannot be given to a spawned process{because} ({problem}). Create it inside the process."
 
 
 def _reads(value: object) -> set[str]:

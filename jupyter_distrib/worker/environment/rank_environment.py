@@ -22,7 +22,7 @@ environment = dict(os.environ)
 """The environment when this process started."""
 
 
-def take(setting: m.Setting, env: dict[str, str]) -> None:
+def apply(setting: m.Setting, env: dict[str, str]) -> None:
     """Apply the kernel's folder, path and umask, and replace the environment by this one."""
     here = variables()
     if here != env:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def time_told() -> Iterator[None]:
+def print_times() -> Iterator[None]:
     """Print at the end how long the block took."""
     wall, cpu = time.perf_counter(), time.process_time()
     try:
@@ -54,7 +54,7 @@ class RankShell:
         return magic(line)
 
     def _magic_time(self, line: str) -> object:
-        with time_told():
+        with print_times():
             try:
                 return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
             except SyntaxError:

@@ -76,7 +76,7 @@ class DeviceCheck:
         torn = {id(payload.kept_values[key]): run for key, run in self._torn.items()}
         for name, value in namespace.items() if torn else ():
             if run := torn.get(id(value)):
-                text = f"`{name}` was in the midst of a step when {run} ended: load a checkpoint to have exact values"
+                text = f"`{name}` was in the middle of a step when {run} ended: load a checkpoint for exact values"
                 self._send(m.Noted(run=command.run, rank=None, text=text))
 
     def _broken(self, command: m.Execute, error: BaseException, reason: str) -> str:
@@ -85,8 +85,8 @@ class DeviceCheck:
         where = f", line {line}" if line else ""
         return (
             f"this broke the GPU context of rank {self._rank} ({command.cell.filename}{where}: {reason}), so the rank "
-            "is replaced, and what it kept is lost; CUDA reports errors late: --env CUDA_LAUNCH_BLOCKING=1 shows the "
-            "line that caused it"
+            "is replaced, and its kept values are lost; CUDA reports errors late: --env CUDA_LAUNCH_BLOCKING=1 shows "
+            "the line that caused it"
         )
 
 

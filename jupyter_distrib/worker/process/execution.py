@@ -138,7 +138,7 @@ class CellRunner:
                 child_processes.leave_if_forked(self._pid)
                 value = None if command.cell.script else value
                 strategy.returning(value)
-                end_of_cell.run(ok=True)
+                end_of_cell.run_registered(ok=True)
                 ok = True
             finally:
                 self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
@@ -146,7 +146,7 @@ class CellRunner:
                 child_processes.leave_if_forked(self._pid, sys.exception())
                 if profiler is not None:
                     profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
-                end_of_cell.run(ok=False)
+                end_of_cell.run_registered(ok=False)
                 if waits:
                     self._groups.wait_endlessly(on=False)
                 if strategy is not None:
@@ -233,7 +233,7 @@ class CellRunner:
         if found.framework not in ("", self._framework.name):
             raise DistributedError(
                 f"--strategy {name} computes with {found.framework}, and these ranks with {self._framework.name}: "
-                "leave --on out, so that it is given ranks of its own."
+                "leave out --on, so that it gets ranks of its own."
             )
         return found()
 

@@ -146,7 +146,7 @@ def _help(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: lis
 def _cannot_fork(error: OSError) -> str:
     if error.errno == errno.EAGAIN:
         return (
-            "the system lets this user have no more processes (ulimit -u, or the pids.max of a container): "
+            "this user may not start more processes (ulimit -u, or the pids.max of a container): "
             "raise the limit, or use fewer ranks."
         )
     return f"the system cannot fork: {open_files.told(error) or error.strerror}."

@@ -56,16 +56,16 @@ def run_worker(
     interrupts = Interrupts(messenger)
     interrupts.install()
     crash_notes.tell_place_on_signal(loading_fd)
-    worker = Worker(order, link, loading_fd, messenger=messenger, interrupts=interrupts, library=settled(order))
+    worker = Worker(order, link, loading_fd, messenger=messenger, interrupts=interrupts, library=set_up_process(order))
     if gone is not None:
         os.read(gone, 1)
         os.close(gone)
     process.die_with_parent(order.agent_pid)
-    messenger.send(m.Ready(rank=order.rank, pid=os.getpid(), early=early, reports_reset=worker.settles))
+    messenger.send(m.Ready(rank=order.rank, pid=os.getpid(), early=early, reports_reset=worker.reports_reset))
     worker.serve()
 
 
-def settled(order: m.WorkerOrder) -> framework.Framework:
+def set_up_process(order: m.WorkerOrder) -> framework.Framework:
     """Set up what a fork leaves open (threads, start method, framework). Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
@@ -73,7 +73,7 @@ def settled(order: m.WorkerOrder) -> framework.Framework:
         multiprocessing.set_start_method("fork", force=True)
     displaying.install()
     child_processes.install()
-    framework.current.settle(order)
+    framework.current.set_up(order)
     return framework.current
 
 
@@ -127,7 +127,7 @@ class Worker:
         )
 
     @property
-    def settles(self) -> bool:
+    def reports_reset(self) -> bool:
         """Return whether this rank reports the end of a group reset, for which the next cell waits."""
         return self._order.visible_devices is not None or self._groups.ends_at_reset
 
@@ -171,7 +171,7 @@ class Worker:
             if not may_wait or not isinstance(error, OSError):
                 give_up(f"rank {self._order.rank} is replaced: {open_files.told(error) or error}")
             self._missed = command, fds
-        if self.settles:
+        if self.reports_reset:
             self._messenger.send(m.DeviceSettled(rank=self._order.rank))
 
     def _obey(self, command: m.Message, fds: list[int]) -> None:

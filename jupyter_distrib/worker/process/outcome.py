@@ -12,7 +12,7 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import failure
 
-TOLD_BYTES = 1_000_000
+REPORTED_BYTES = 1_000_000
 """Size in bytes from which the memory of a kept value is reported."""
 
 
@@ -71,7 +71,7 @@ def _sizes(kept: dict[str, object]) -> dict[str, int]:
         with suppress(Exception):  # a class of the user's may behave as it likes
             assert framework.current is not None
             found[name] = framework.current.tensor_bytes(value)
-    return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= TOLD_BYTES}
+    return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= REPORTED_BYTES}
 
 
 def _parcel(value: object, *, by_value: bool, run: str) -> tuple[m.Parcel, int | None]:

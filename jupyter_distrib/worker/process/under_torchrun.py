@@ -41,7 +41,7 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     assert framework.current is not None
     order = _order()
     identity.take(order)
-    framework.current.settle(order)
+    framework.current.set_up(order)
     groups = framework.current.groups
     groups.reset(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), -1)
     groups.begin(order.group)

@@ -18,7 +18,7 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.pytorch import private
 
 
-def follow() -> None:
+def move_to_default_group() -> None:
     """Move every data-parallel model whose group was destroyed to the default group.
 
     Ranks that ended early may have been one step apart. So the next forward pass begins with the weights of rank 0.
@@ -31,7 +31,7 @@ def follow() -> None:
             _synchronise_at_next_forward(item)
 
 
-def begin_anew() -> None:
+def restart_steps() -> None:
     """Make every data-parallel model that was stopped in the middle of a step start a new one, with the weights of rank
     0."""
     for item in _models():

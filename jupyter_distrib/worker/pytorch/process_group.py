@@ -5,8 +5,8 @@ Ranks meet through a store (`rank_store.py`), in which every `init_process_group
 Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A
 strategy has often made the group already when a script calls `init_process_group`; that call then finds it done.
 
-Groups have no timeout while a cell runs that may stop in the debugger (`Patience`): the other ranks then wait for the
-user.
+Groups have no timeout while a cell runs that may stop in the debugger (`GroupTimeouts`): the other ranks then wait for
+the user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.system import open_files
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.pytorch import private, rank_store
-from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
+from jupyter_distrib.worker.pytorch.ddp_regroup import move_to_default_group, restart_steps
 from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore, StoreBoard
 
 ABORT_S = 1.0
@@ -60,7 +60,7 @@ class Rendezvous:
         self._aborting: threading.Thread | None = None
         self.automatic = False
         """Whether a strategy created the default group and the next run can still use it."""
-        self._patience = Patience()
+        self._timeouts = GroupTimeouts()
         self.asked = False
         """Whether the cell itself has called `init_process_group`."""
         self._hidden: Any = None
@@ -120,20 +120,20 @@ class Rendezvous:
 
     def wait_endlessly(self, *, on: bool) -> None:
         """Wait for other ranks without a limit in this cell, or no longer; see `Groups.wait_endlessly`."""
-        if on or self._patience.endless:
-            self._patience.begin(endless=on)
-            self.store.limit(PATIENCE if on else TIMEOUT)
+        if on or self._timeouts.endless:
+            self._timeouts.begin(endless=on)
+            self.store.limit(NO_LIMIT if on else TIMEOUT)
 
     def lift_timeouts(self) -> None:
         """Lift the timeouts of new groups in a cell that may stop in the debugger."""
-        self._patience.apply()
+        self._timeouts.apply()
 
     def timeout_s(self) -> float | None:
-        return self._patience.limit_s()
+        return self._timeouts.limit_s()
 
     def limit_store(self, store: Any, timeout: timedelta) -> None:
         """Apply the timeout given to `init_process_group` to the store, unless timeouts are lifted."""
-        store.set_timeout(PATIENCE if self._patience.endless else timeout)
+        store.set_timeout(NO_LIMIT if self._timeouts.endless else timeout)
 
     def drop(self) -> None:
         """Destroy the default group and its subgroups, if there are any."""
@@ -179,7 +179,7 @@ class Rendezvous:
         stopped, self._stops_before = self.stops != self._stops_before, self.stops
         if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
             if stopped:
-                begin_anew()
+                restart_steps()
             return stopped
         self.drop()
         store = self.store.of_next_group()
@@ -190,7 +190,7 @@ class Rendezvous:
         _torch_init(backend, store=store, rank=self.store.rank, world_size=self.store.world_size)
         self.automatic, self._made_with = True, self._debug_level
         self.lift_timeouts()
-        follow()
+        move_to_default_group()
         connects_late = "TORCH_GLOO_LAZY_INIT" in os.environ
         return connects_late or bool(store.check([_RAN_BEFORE]))
 
@@ -336,7 +336,7 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
     current.drop()
     _torch_init(backend, *args, **keywords)
     current.lift_timeouts()
-    follow()
+    move_to_default_group()
 
 
 def falls_back(asked: str | None, device: torch.device) -> bool:
@@ -395,10 +395,10 @@ def _breakpoint(rank: int = 0, *_: object, **__: object) -> None:
         debugger_channel.stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it
 
 
-PATIENCE = timedelta(days=30)
+NO_LIMIT = timedelta(days=30)
 
 
-class Patience:
+class GroupTimeouts:
     """The timeouts of this rank's groups."""
 
     def __init__(self) -> None:
@@ -421,9 +421,9 @@ class Patience:
         """Lift the timeouts of new groups, if this cell needs that."""
         for key, backend in private.backends_of_groups().items() if self.endless else ():
             timeout = private.timeout(backend)
-            if timeout is not None and timeout != PATIENCE:
+            if timeout is not None and timeout != NO_LIMIT:
                 self._before[key] = timeout
-                private.set_timeout(backend, PATIENCE)
+                private.set_timeout(backend, NO_LIMIT)
 
     def limit_s(self) -> float | None:
         """Return the shortest timeout of a collective in seconds; None without a group."""

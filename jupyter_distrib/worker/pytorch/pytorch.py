@@ -61,7 +61,7 @@ class PyTorch:
             importlib.import_module(name)
         private.remove_folder_of_remote_modules()
 
-    def settle(self, order: m.WorkerOrder) -> None:
+    def set_up(self, order: m.WorkerOrder) -> None:
         """Seed random numbers, replace torch's entry points for groups, and select the device."""
         randomness.begin()
         self.sightings = GroupSightings()

@@ -7,7 +7,7 @@ its own (dropout, augmentation, batches that the cell draws itself), all derived
 0 goes on with those. A cell that seeds gets what it says.
 
     begin         a process becomes a rank
-    begin_alike   each training cell begins
+    adopt_rank_0  each training cell begins
     draw_apart    the cell has its optimizer
     shared        what all ranks draw alike even then: the order of a sampler, a random split
     reseed        a batch is read whose number a checkpoint holds, so that the other ranks' streams need not be saved
@@ -60,7 +60,7 @@ def begin() -> None:
         numpy.random.seed()
 
 
-def begin_alike(note: Callable[[str], None]) -> None:
+def adopt_rank_0(note: Callable[[str], None]) -> None:
     """Adopt the generator states of rank 0. Called on all ranks before each run in which they train together.
 
     Args:

@@ -40,7 +40,7 @@ def backward(reducer: GradientReducer, loss: torch.Tensor) -> bool:
         lambda _: torch.autograd.Variable._execution_engine.queue_callback(lambda: reducer.finish(lambda: None))
     )
     loss.backward()  # type: ignore[no-untyped-call]
-    return reducer.settle()
+    return reducer.complete()
 
 
 def test_a_parameter_that_nobody_has_used_is_without_a_gradient_when_the_optimizer_steps(

@@ -196,6 +196,6 @@ def test_work_that_waits_for_others_is_aborted_and_a_kept_value_in_the_midst_of_
 
     read = book.ok("%%distributed --gpus 2\nw, v\nrank")
 
-    assert re.search(r"`w` was in the midst of a step when Cell In\[\d+\] ended: load a checkpoint", read.view)
+    assert re.search(r"`w` was in the middle of a step when Cell In\[\d+\] ended: load a checkpoint", read.view)
     assert "`v`" not in read.view
     assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]

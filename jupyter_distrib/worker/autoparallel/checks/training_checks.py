@@ -25,8 +25,8 @@ END_WAIT_S = 1.0
 """Most seconds that the end of a cell waits for the first losses from the device."""
 
 
-class SpreadState(Protocol):
-    """The part of a `Spread` that the checks need."""
+class DistributorState(Protocol):
+    """The part of a `ModelDistributor` that the checks need."""
 
     @property
     def active(self) -> bool: ...
@@ -37,37 +37,38 @@ class TrainingChecks:
 
     Args:
         run: The run.
-        spread: Whether a model is spread over the ranks.
+        distributor: Whether a model is spread over the ranks.
         loaders: Its data loaders.
-        by_hand: Returns whether the cell manages its ranks itself.
+        manages_ranks: Returns whether the cell manages its ranks itself.
         sees_a_share: Whether every rank is to train with data of its own.
     """
 
     def __init__(
         self,
         run: StrategyRun,
-        spread: SpreadState,
+        distributor: DistributorState,
         loaders: Loaders,
         *,
-        by_hand: Callable[[], bool],
+        manages_ranks: Callable[[], bool],
         sees_a_share: bool,
     ) -> None:
-        self._run, self._spread, self._loaders = run, spread, loaders
-        self._by_hand, self._sees_a_share = by_hand, sees_a_share
+        self._run, self._distributor, self._loaders = run, distributor, loaders
+        self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
         self._alone = False
-        """Whether a backward pass has run that involved no model of the spread."""
+        """Whether a backward pass has run that involved no model of the distributor."""
         self._together = False
-        """Whether a backward pass has run that involved a model of the spread."""
+        """Whether a backward pass has run that involved a model of the distributor."""
         self._fed: WeakSet[Optimizer] = WeakSet()
         """Optimizers that have stepped with a gradient, or have been noted for stepping without one."""
         self._trained: list[ref[torch.Tensor]] = []
         """The parameters of these optimizers, which may be gone by the end of the cell."""
         self._old_gradients: list[tuple[ref[torch.Tensor], ref[torch.Tensor], int]] = []
-        """The tensors that had a gradient before the first backward pass without the spread, with it and its version:
-        kept ones, and those that an earlier cell has left somewhere."""
+        """Tensors that had a gradient before the first backward pass without a distributed model (kept ones, and
+        leftovers of earlier cells), with the gradient and its version."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
-        """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
+        """Tensors with a gradient after the first backward pass without a distributed model, with their versions
+        then."""
         self._loop = ""
         """The loop around the first backward pass, if no loader was divided before it."""
         self._met_before = -1
@@ -81,7 +82,7 @@ class TrainingChecks:
         """Check the losses from which a backward pass starts."""
         if self._loaders.backwards == 1 and not self._loaders.divides:
             self._loop = source_location.current_loop(self._run.filename)
-        if self._loaders.backwards == 1 and not self._spread.active:
+        if self._loaders.backwards == 1 and not self._distributor.active:
             self._old_gradients = [
                 (ref(each), ref(each.grad), private.version_of(each.grad))
                 for each in _watchable(_with_gradient(ownership.present(nn.Module)))
@@ -89,7 +90,7 @@ class TrainingChecks:
             ]
         if self._loaders.backwards <= LOOKS:
             self._compared(lambda: self._losses.before(losses))
-        self._tell_if_summed(losses)
+        self._note_if_summed(losses)
 
     def after_backward(self, reached: bool) -> None:
         """Record that a backward pass has ended.
@@ -102,7 +103,7 @@ class TrainingChecks:
             self._alone = True
             self._versions = [(ref(each), private.version_of(each)) for each in _watchable(self._with_new_gradient())]
         if self._loaders.backwards <= LOOKS:
-            self._compared(self._tell_if_same_losses)
+            self._compared(self._note_if_same_losses)
 
     def stepped(self, optimizer: Optimizer, *, is_known: bool) -> None:
         """Record that an optimizer has stepped.
@@ -118,8 +119,8 @@ class TrainingChecks:
             line = _at(source_location.current_line(self._run.filename))
             self._run.note(
                 f"{type(optimizer).__name__} has stepped{line} without a gradient: "
-                "backward() has computed those of other parameters than its own. Build it from the parameters of the "
-                "model that is trained"
+                "backward() has computed gradients of parameters other than its own. Build it from the parameters of "
+                "the model that is trained"
             )
         if self._alone or not hungry:
             self._fed.add(optimizer)
@@ -127,8 +128,8 @@ class TrainingChecks:
 
     def end(self) -> None:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
-        self._compared(self._tell_if_same_losses, END_WAIT_S)
-        self._compared(self._tell_if_other_weights)
+        self._compared(self._note_if_same_losses, END_WAIT_S)
+        self._compared(self._note_if_other_weights)
 
     def _compared(self, comparison: Callable[..., None], *args: float) -> None:
         """Run a comparison, whose failure does not fail the cell."""
@@ -138,11 +139,9 @@ class TrainingChecks:
             raise
         except Exception as error:  # noqa: BLE001 - memory that is full, a store that is gone
             reason = str(error).partition("\n")[0]
-            self._run.note(
-                f"whether the ranks have trained together could not be found out: {type(error).__name__}: {reason}"
-            )
+            self._run.note(f"could not check whether the ranks have trained together: {type(error).__name__}: {reason}")
 
-    def _tell_if_other_weights(self) -> None:
+    def _note_if_other_weights(self) -> None:
         trained = self._found_trained()
         if trained and not self._run.everyone:
             return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
@@ -152,9 +151,9 @@ class TrainingChecks:
         if differs(board, identity.rank(), identity.world_size(), trained):
             self._run.note(f"the ranks have trained different weights: {self._why_apart}")
         elif not self._together and self._was_changed() and self._has_not_met():
-            self._run.note(f"each rank has trained for itself, all of them the same: {self._why_apart}")
+            self._run.note(f"each rank has trained by itself, all of them identically: {self._why_apart}")
 
-    def _tell_if_same_losses(self, wait_s: float = 0.0) -> None:
+    def _note_if_same_losses(self, wait_s: float = 0.0) -> None:
         self._losses.publish(wait_s)
         if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
             whole = f": each reads all of {self._loop}" if self._loop else ""
@@ -164,7 +163,7 @@ class TrainingChecks:
                 "share by itself (data[rank::world_size])"
             )
 
-    def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
+    def _note_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
         """Add a note if a loss is a sum over a batch that `--batch global` has split over the ranks."""
         if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
             size = identity.world_size()
@@ -193,8 +192,10 @@ class TrainingChecks:
 
     def _was_changed(self) -> bool:
         """Return whether any tensor was modified after a backward pass, by an optimizer or by the cell's own code."""
-        by_hand = ((weak(), version) for weak, version in self._versions)
-        return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
+        outside_changes = ((weak(), version) for weak, version in self._versions)
+        return bool(self._trained) or any(
+            each is not None and private.version_of(each) != old for each, old in outside_changes
+        )
 
     def _has_not_met(self) -> bool:
         """Return whether this cell has called no collective, and so cannot have averaged anything itself."""
@@ -203,13 +204,13 @@ class TrainingChecks:
     @property
     def _why_apart(self) -> str:
         """Possible reason why gradients were not averaged, for ranks that end with different weights."""
-        if self._by_hand():
+        if self._manages_ranks():
             return (
                 "this cell calls init_process_group, so it was left as it is. Wrap its model in "
                 "DistributedDataParallel, or leave out the call"
             )
-        if self._spread.active:
-            return "they were changed in another way than by the gradients of backward() and a step of the optimizer"
+        if self._distributor.active:
+            return "they were changed by something other than the gradients of backward() and a step of the optimizer"
         return (
             "gradients were not averaged, since no torch.optim optimizer was found for them. Use one, or give the "
             "model to jupyter_distrib.prepare()"

@@ -8,7 +8,7 @@ A rank that waits reads from the store what the others do:
     waits for the ranks at another line                         one of the two is alone at its line: see `_is_alone`
     anything else                                               it may come, within `WAIT_S`
 
-Rank's main thread, except `meets`.
+Rank's main thread, except `on_collective`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_UP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stop:
+class _LoaderReading:
     """One reading of a loader: its place in the code, and its number there, counted on every rank."""
 
     place: str
@@ -75,9 +75,9 @@ class DataConsensus:
         """Return the description of the data on the rank that reached this place first. Waits for no rank."""
         if (board := process_group.current.board()) is None:
             return data
-        stop = self._next(place)
-        first = board.put_first(stop.key, data)
-        _leave(board, stop, [stop.key], all_come=False)
+        reading = self._next(place)
+        first = board.put_first(reading.key, data)
+        _leave(board, reading, [reading.key], all_come=False)
         return first
 
     def decide(self, place: str, data_text: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
@@ -87,17 +87,17 @@ class DataConsensus:
         """
         if (board := process_group.current.board()) is None:
             return "", []
-        stop = self._next(place)
-        board.put(stop.of(identity.rank()), data_text)
-        every = self._wait(board, stop)
+        reading = self._next(place)
+        board.put(reading.of(identity.rank()), data_text)
+        every = self._wait(board, reading)
         if every:
             self._met.add(place)
         # The first rank that decides does so for all: another may have given up waiting a moment ago.
-        verdict = board.put_first(stop.verdict, decided(every) if every else _NOTHING)
-        _leave(board, stop, [*stop.everyones, stop.verdict], all_come=bool(every))
+        verdict = board.put_first(reading.verdict, decided(every) if every else _NOTHING)
+        _leave(board, reading, [*reading.everyones, reading.verdict], all_come=bool(every))
         return ("", []) if verdict == _NOTHING else (verdict, every)
 
-    def meets(self, *, to_others: bool) -> None:
+    def on_collective(self, *, to_others: bool) -> None:
         """Record that a collective of all ranks starts; in any thread.
 
         Args:
@@ -113,27 +113,27 @@ class DataConsensus:
             with suppress(RuntimeError):  # this rank was cut off from the store, as the others were or will be
                 board.put(_ended(identity.rank()), "")
 
-    def _next(self, place: str) -> _Stop:
+    def _next(self, place: str) -> _LoaderReading:
         self._been[place] += 1
-        return _Stop(place=place, number=self._been[place])
+        return _LoaderReading(place=place, number=self._been[place])
 
-    def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
+    def _wait(self, board: StoreBoard, reading: _LoaderReading) -> list[str]:
         """Return the texts of all ranks; empty if a rank does not arrive, or another rank has decided so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
-        board.put(_waits(rank), self._order(stop))
-        while not board.has(stop.everyones) and not board.has([stop.verdict]):
-            if self._is_alone(board, stop) or time.monotonic() > until_s:
+        board.put(_waits(rank), self._order(reading))
+        while not board.has(reading.everyones) and not board.has([reading.verdict]):
+            if self._is_alone(board, reading) or time.monotonic() > until_s:
                 break
             time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
         board.put(_waits(rank), "")
-        return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
+        return [board.get(key) for key in reading.everyones] if board.has(reading.everyones) else []
 
-    def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
+    def _is_alone(self, board: StoreBoard, reading: _LoaderReading) -> bool:
         """Return whether none of the missing ranks will arrive before this one continues."""
-        missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
-        return all(self._stays_away(board, rank, stop) for rank in missing)
+        missing = [rank for rank in range(identity.world_size()) if not board.has([reading.of(rank)])]
+        return all(self._stays_away(board, rank, reading) for rank in missing)
 
-    def _stays_away(self, board: StoreBoard, rank: int, stop: _Stop) -> bool:
+    def _stays_away(self, board: StoreBoard, rank: int, reading: _LoaderReading) -> bool:
         if board.has([_ended(rank)]):
             return True
         if board.has([_begun(rank)]) and int(board.get(_begun(rank))) > self._begun:
@@ -145,25 +145,25 @@ class DataConsensus:
             return False
         _, _, place, number = order = json.loads(waits)
         is_ahead = self._been[place] < number
-        return is_ahead and bool(json.loads(self._order(stop)) < order)
+        return is_ahead and bool(json.loads(self._order(reading)) < order)
 
-    def _order(self, stop: _Stop) -> str:
+    def _order(self, reading: _LoaderReading) -> str:
         """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: a place
         where they have not all met before, then the line further up, which the other rank has passed."""
-        line = re.search(r"\d+$", stop.place)
-        return json.dumps([stop.place in self._met, int(line.group()) if line else 0, stop.place, stop.number])
+        line = re.search(r"\d+$", reading.place)
+        return json.dumps([reading.place in self._met, int(line.group()) if line else 0, reading.place, reading.number])
 
 
 _NOTHING = "nothing"
 
 
-def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
+def _leave(board: StoreBoard, reading: _LoaderReading, keys: list[str], *, all_come: bool) -> None:
     """Release these keys, as every rank does when it no longer needs them; the last rank deletes them."""
-    is_last = board.count(stop.left) == identity.world_size()
+    is_last = board.count(reading.left) == identity.world_size()
     if is_last:
-        board.wipe([*keys, stop.left])
+        board.wipe([*keys, reading.left])
     if is_last or all_come:
-        board.forget([*keys, stop.left])
+        board.forget([*keys, reading.left])
 
 
 def _waits(rank: int) -> str:

@@ -44,7 +44,7 @@ _RANK_NAMES = {"rank", "local_rank"}
 class Compared:
     """The result for one data loader, and the message about it."""
 
-    by_hand: bool
+    on_purpose: bool
     """Whether the ranks hold different data on purpose."""
     note: str = ""
 
@@ -69,13 +69,13 @@ class DataFingerprints:
             mine = [data, _indices(loader)]
             first = self._consensus.first(place, " ".join(mine)).split(" ")
             note = "" if first == mine else _DIFFERS if first[0] != data else _OTHER_INDICES
-            return Compared(by_hand=False, note=note.format(place))
+            return Compared(on_purpose=False, note=note.format(place))
         verdict, every = self._consensus.decide(place, json.dumps([length, order]), _verdict)
         if verdict != _DIFFERENT:
-            return Compared(by_hand=False)
+            return Compared(on_purpose=False)
         lengths = [json.loads(each)[0] for each in every]
         unequal = f", with {', '.join(map(str, lengths))} batches" if len(set(lengths)) > 1 else ""
-        return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
+        return Compared(on_purpose=True, note=_DIVIDED.format(place, unequal))
 
     def look(self) -> bool:
         """Return whether the cell's code reads the number of ranks; first called while the cell is being executed."""
@@ -83,9 +83,9 @@ class DataFingerprints:
             self._asks_size = _asks_size(self._cell)
         return self._asks_size
 
-    def meets(self) -> None:
+    def on_collective(self) -> None:
         """Record that a collective of all ranks begins; in any thread."""
-        self._consensus.meets(to_others=bool(self._asks_size))
+        self._consensus.on_collective(to_others=bool(self._asks_size))
 
     def end(self) -> None:
         """End the comparison, because the cell has ended."""
@@ -94,12 +94,12 @@ class DataFingerprints:
 
 _DIFFERENT = "different"
 _DIVIDED = (
-    "the data loader read on {} holds other samples on each rank{}: the cell has divided them by hand, so it is read "
-    "as it is"
+    "the data loader read on {} holds different samples on each rank{}: the cell has divided them itself, so it is "
+    "read unchanged"
 )
 _DIFFERS = (
-    "the data loader read on {} holds other samples on one rank than on another, and each rank has read a share of its "
-    "own: if the cell has divided them by hand, leave that out; if they are drawn at random, fix the seed"
+    "the data loader read on {} holds different samples on different ranks, and each rank has read a share of its own "
+    "data: if the cell divides the data itself, remove that; if they are drawn at random, fix the seed"
 )
 
 _OTHER_INDICES = (

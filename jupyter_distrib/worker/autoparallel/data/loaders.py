@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
-from jupyter_distrib.worker.autoparallel import guesses, source_location
+from jupyter_distrib.worker.autoparallel import heuristics, source_location
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
@@ -43,7 +43,7 @@ _ITERATOR_PARTS = ("dataset", "sampler", "batch_sampler", "batch_size", "drop_la
 
 
 class LoaderState(Protocol):
-    """The state that the decision depends on; a `Spread` is one."""
+    """The state that the decision depends on; a `ModelDistributor` is one."""
 
     @property
     def active(self) -> bool: ...
@@ -111,9 +111,9 @@ class Loaders:
         if self.backwards == 1:
             self._others.look()
 
-    def meets(self) -> None:
+    def on_collective(self) -> None:
         """Record that a collective of all ranks starts, so that no rank waits for this one elsewhere."""
-        self._others.meets()
+        self._others.on_collective()
 
     def _noticing(self, original: Any) -> Any:
         def __setattr__(loader: DataLoader[Any], name: str, value: Any) -> None:  # noqa: N807
@@ -186,7 +186,7 @@ class Loaders:
         where, before = source_location.current_line(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
             self._run.note(
-                f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
+                f"len() of a data loader, called on {measured} before there was an optimizer, was that of the whole "
                 f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
             )
         read = False
@@ -316,9 +316,9 @@ class DivisionByOthers:
     """
 
     def __init__(self, run: StrategyRun, *, alone: bool) -> None:
-        self._run, self._guesses = run, guesses.made(run.options)
-        self._compares = not alone and run.everyone and "divided-data" in self._guesses
-        self._fingerprints = DataFingerprints(run.filename, ordered="order" in self._guesses)
+        self._run, self._heuristics = run, heuristics.enabled(run.options)
+        self._compares = not alone and run.everyone and "divided-data" in self._heuristics
+        self._fingerprints = DataFingerprints(run.filename, ordered="order" in self._heuristics)
         self._decided: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
         self.divides = False
         """Whether any loader was divided."""
@@ -326,7 +326,7 @@ class DivisionByOthers:
     def has_divided(self, loader: DataLoader[Any]) -> bool:
         """Return whether the user or a library has divided this loader among the ranks."""
         if loader not in self._decided:
-            self._decided[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
+            self._decided[loader] = is_divided_by_others(loader, self._heuristics) or self._differs(loader)
             self.divides = self.divides or self._decided[loader]
         return self._decided[loader]
 
@@ -334,9 +334,9 @@ class DivisionByOthers:
         """Inspect the cell's code while it is being executed."""
         self._fingerprints.look()
 
-    def meets(self) -> None:
+    def on_collective(self) -> None:
         """Record that a collective of all ranks begins; in any thread."""
-        self._fingerprints.meets()
+        self._fingerprints.on_collective()
 
     def end(self) -> None:
         """End the check, because the cell has ended and no rank has to wait for this one."""
@@ -348,4 +348,4 @@ class DivisionByOthers:
         finding = self._fingerprints.compared(loader, source_location.current_line(self._run.filename))
         if finding.note:
             self._run.note(finding.note)
-        return finding.by_hand
+        return finding.on_purpose

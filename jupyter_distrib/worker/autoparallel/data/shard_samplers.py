@@ -24,11 +24,11 @@ from torch.utils.data import (
 )
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.interfaces import by_hand
+from jupyter_distrib.interfaces import manual_parallelism
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
 from jupyter_distrib.worker.autoparallel.data.stream_shares import by_shards
-from jupyter_distrib.worker.autoparallel.guesses import Guesses
+from jupyter_distrib.worker.autoparallel.heuristics import Heuristics
 from jupyter_distrib.worker.pytorch import randomness
 
 _PIECE = 1 << 16
@@ -40,7 +40,7 @@ each time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChoice:
-    """Which share of a loader to read."""
+    """The share of a loader to read."""
 
     rank: int
     size: int
@@ -366,7 +366,7 @@ def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
     return whole // part.size if drop_last else -(-whole // part.size)
 
 
-def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
+def is_divided_by_others(loader: DataLoader[Any], heuristics: Heuristics) -> bool:
     """Return whether the user or a library has divided a loader among the ranks already."""
     parts = (
         loader,
@@ -375,10 +375,10 @@ def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
         loader.dataset,
         getattr(loader.batch_sampler, "sampler", None),
     )
-    by_code = "reads-rank" in guesses and reads_ranks(loader.dataset)
-    return by_code or any(_knows_ranks(part, by_attributes="knows-ranks" in guesses) for part in parts)
+    by_code = "reads-rank" in heuristics and reads_ranks(loader.dataset)
+    return by_code or any(_knows_ranks(part, by_attributes="knows-ranks" in heuristics) for part in parts)
 
 
 def _knows_ranks(part: Any, *, by_attributes: bool) -> bool:
     plain = (type(None), BatchSampler, RandomSampler, SequentialSampler)
-    return type(part) not in plain and by_hand.divides_data(part, by_attributes=by_attributes)
+    return type(part) not in plain and manual_parallelism.divides_data(part, by_attributes=by_attributes)

@@ -38,7 +38,7 @@ from jupyter_distrib.worker.pytorch import phase_clock, private
 
 
 class DataParallel:
-    """The `Spread` that replicates models; `Spread` describes the calls of its methods."""
+    """The `ModelDistributor` that replicates models; `ModelDistributor` describes the calls of its methods."""
 
     def __init__(self, run: StrategyRun) -> None:
         self._run, self._alone = run, identity.world_size() == 1
@@ -69,8 +69,8 @@ class DataParallel:
         self._hooks.end()
         try:
             if ok:
-                self._tell()
-                self._hooks.tell_if_apart()
+                self._report_changes()
+                self._hooks.note_if_apart()
         finally:
             self._reducers.clear()
 
@@ -109,13 +109,13 @@ class DataParallel:
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
-        return self._hooks.own_device.adapted(code)
+        return self._hooks.device_remapping.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return values summed over ranks if each rank evaluates a share of the data, else unchanged."""
         return self._hooks.total(values)
 
-    # ------------------------------------------------------------------------------------------------ Spread
+    # ------------------------------------------------------------------------------------------------ ModelDistributor
 
     @property
     def active(self) -> bool:
@@ -149,7 +149,7 @@ class DataParallel:
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         if self._unverified:
             self._verify()
-        self._tell()
+        self._report_changes()
         announced = [reducer for reducer in self._reducers.all() if reducer.announce()]
         beginning = next((each for each in tensors if each.requires_grad), None)
         if not announced or beginning is None:
@@ -159,7 +159,7 @@ class DataParallel:
         def finish() -> None:
             phase_clock.clock.end_compute()
             for reducer in announced:
-                reducer.finish(self._loaders.meets)
+                reducer.finish(self._loaders.on_collective)
 
         def begun(_: torch.Tensor) -> None:
             private.at_end_of_backward(finish)
@@ -175,7 +175,7 @@ class DataParallel:
         finally:
             self._in_backward = False
             handle.remove()
-        reached = [reducer.settle() for reducer in announced]
+        reached = [reducer.complete() for reducer in announced]
         return any(reached)
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -186,15 +186,15 @@ class DataParallel:
         reducers = self._reducers.of(optimizer)
         if reducers and self._in_backward:
             raise DistributedError(
-                f"{type(optimizer).__name__} steps inside backward(), when its gradients are not averaged over the "
-                "ranks yet: step after backward(), or take --strategy none."
+                f"{type(optimizer).__name__} steps inside backward(), before its gradients are averaged over the "
+                "ranks: step after backward(), or use --strategy none."
             )
         for reducer in reducers:
             reducer.resolve()
 
     # ------------------------------------------------------------------------------------------------ the notes
 
-    def _tell(self) -> None:
+    def _report_changes(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
             self._run.note(news)
 
@@ -236,7 +236,7 @@ class DataParallel:
         self._reducers.replace(smaller.__contains__, by=[reducer])
         self._move(roots, loose, None)
         if fresh:
-            self._begin_alike(reducer)
+            self._synchronize_weights(reducer)
         self._unverified = [each for each in self._unverified if each not in smaller] + [reducer]
         return reducer
 
@@ -258,16 +258,16 @@ class DataParallel:
                 if isinstance(value, torch.Tensor) and name != "step":  # which torch keeps on the CPU
                     state[name] = value.to(parameter.device)
 
-    def _begin_alike(self, reducer: GradientReducer) -> None:
+    def _synchronize_weights(self, reducer: GradientReducer) -> None:
         tensors = ownership.tensors_of(reducer.modules, reducer.loose)
-        self._loaders.meets()
+        self._loaders.on_collective()
         every = weight_sync.fingerprints_of_all(tensors)
         if not weight_sync.same_form(every):
             raise DistributedError(
-                f"{_called(reducer)} has other parameters on one rank than on another: build it alike on all of them."
+                f"{_called(reducer)} has different parameters on different ranks: build it identically on all of them."
             )
         if any(each != every[0] for each in every):
-            weight_sync.take_from_rank_0(tensors)
+            weight_sync.copy_from_rank_0(tensors)
 
     def _rejoin(self) -> None:
         """Give kept optimizers the state of rank 0, if an interrupt has stopped the ranks at different steps.
@@ -284,15 +284,15 @@ class DataParallel:
             return  # not the same optimizers: weights are compared again before they are averaged
         for place, (optimizer, tensors) in enumerate(zip(optimizers, trained, strict=True)):
             if any(each[place] != every[0][place] for each in every):
-                weight_sync.take_from_rank_0(tensors)
+                weight_sync.copy_from_rank_0(tensors)
                 name = type(optimizer).__name__
-                self._run.note(f"what {name} trains differed between ranks; all go on from rank 0's")
+                self._run.note(f"what {name} trains differed between ranks; all continue with rank 0's")
                 try:
                     optimizer.load_state_dict(object_collectives.from_rank_0(optimizer.state_dict()))
                 except TypeError as error:
                     self._run.note(
-                        f"the state of {name} holds a {error}, which ranks cannot exchange: each goes on from its own; "
-                        "to be exact, load a checkpoint"
+                        f"the state of {name} holds a {error}, which ranks cannot exchange: each continues with its "
+                        "own; for exact results, load a checkpoint"
                     )
 
     def _trained_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
@@ -302,12 +302,12 @@ class DataParallel:
     def _verify(self) -> None:
         """Raise `DistributedError` if the weights of models that are new in this run differ between ranks."""
         new, self._unverified = self._unverified, []
-        self._loaders.meets()
+        self._loaders.on_collective()
         if compiled := ownership.compiled(module for each in new for module in each.modules):
             # torch splits a graph for overlap in a forward of DistributedDataParallel only (torch._dynamo, 2.13)
             self._run.note(
-                f"{ownership.named(compiled)} is compiled, so its gradients are averaged when its backward pass has "
-                "ended, not meanwhile: if that costs time, wrap it in DistributedDataParallel before torch.compile"
+                f"{ownership.named(compiled)} is compiled, so its gradients are averaged after its backward pass, not "
+                "during it: if that costs time, wrap it in DistributedDataParallel before torch.compile"
             )
         for reducer in new:
             if len(set(weight_sync.fingerprints_of_all(reducer.parameters))) > 1:

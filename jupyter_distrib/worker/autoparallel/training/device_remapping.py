@@ -30,7 +30,7 @@ DEVICE = torch.device
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-class OwnDevice:
+class DeviceRemapping:
     """Puts this rank's device in place of the first one.
 
     Args:

@@ -52,7 +52,7 @@ class EngineSummary(ChangeSummary):
 
 
 class EngineTraining:
-    """The `Spread` that trains through engines; `Spread` describes the calls of its methods.
+    """The `ModelDistributor` that trains through engines; `ModelDistributor` describes the calls of its methods.
 
     Args:
         config: DeepSpeed's configuration, complete.
@@ -99,13 +99,13 @@ class EngineTraining:
                     delattr(optimizer, name)
             vars(optimizer).pop("_jupyter_distrib_training", None)
         if ok:
-            self._tell()
+            self._report_changes()
             if not self._engines:
-                self._hooks.tell_if_apart()
+                self._hooks.note_if_apart()
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
-        return self._hooks.own_device.adapted(code)
+        return self._hooks.device_remapping.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
@@ -142,7 +142,7 @@ class EngineTraining:
                     "jupyter_distrib.prepare(model, optimizer) returns."
                 )
 
-    # ------------------------------------------------------------------------------------------------ Spread
+    # ------------------------------------------------------------------------------------------------ ModelDistributor
 
     @property
     def active(self) -> bool:
@@ -181,12 +181,12 @@ class EngineTraining:
     def yield_to(self, module: nn.Module) -> None:
         if any(id(part) in self._engines for part in module.modules()):
             raise DistributedError(
-                f"{type(module).__name__} is trained by DeepSpeed already: leave DistributedDataParallel out, or take "
+                f"{type(module).__name__} is trained by DeepSpeed already: leave out DistributedDataParallel, or use "
                 "--strategy ddp."
             )
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
-        self._tell()
+        self._report_changes()
         engines = list(self._engines.values())
         if self._inside or all(takes_backward(engine) for engine in engines):
             run()
@@ -201,7 +201,7 @@ class EngineTraining:
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _tell(self) -> None:
+    def _report_changes(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
             self._run.note(news)
 

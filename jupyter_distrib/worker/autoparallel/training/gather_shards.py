@@ -25,20 +25,20 @@ def gather_if_all_do(value: object) -> None:
     has ended well; collective if all of them take part."""
     sharded = payload.sharded_in(value)
     form = _described(sharded)
-    _tell(form)
-    if sharded and all(other == form for other in _hear()):
+    _publish(form)
+    if sharded and all(other == form for other in _published_by_all()):
         _gather(sharded)
 
 
-def absent() -> None:
+def announce_absence() -> None:
     """Announce that this rank leaves its cell early, so that the others do not wait for it."""
-    _tell("")
+    _publish("")
 
 
 def of(value: object) -> object:
     """Gather the value and return it. Called on all ranks at once, in a separate cell for `handle[rank]`."""
     process_group.current.ensure(process_group.default_backend(identity.device()))
-    meshes.follow()
+    meshes.point_to_current_groups()
     _gather(payload.sharded_in(value))
     return value
 
@@ -64,12 +64,12 @@ def _described(sharded: list[Any]) -> str:
     return json.dumps([process_group.current.sequence(), *forms])
 
 
-def _tell(text: str) -> None:
+def _publish(text: str) -> None:
     if (board := process_group.current.board()) is not None:
         board.put(_key(identity.rank()), text)
 
 
-def _hear() -> list[str]:
+def _published_by_all() -> list[str]:
     board, keys = process_group.current.board(), [_key(rank) for rank in range(identity.world_size())]
     assert board is not None  # ranks with sharded values have met
     while not board.has(keys):

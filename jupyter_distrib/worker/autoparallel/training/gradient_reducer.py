@@ -8,7 +8,7 @@ the backward pass goes on, as always.
     backward() begins -> announce: the reducer expects gradients
         gradients come -> the reducer averages full buckets meanwhile
         its last moment -> finish: parameters without a gradient count as zeros, so that every bucket gets full
-    backward() is over -> settle: the list of parameters that no rank has used is sent to the host
+    backward() is over -> complete: the list of parameters that no rank has used is sent to the host
         the optimizer steps -> resolve: they get no gradient
 
 The list of used parameters travels as the gradient of one more small parameter (`flags`), which shares the last
@@ -45,7 +45,7 @@ class ReducedParameters(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unsure:
+class _UnusedParameters:
     """Parameters that this rank has not used in a backward pass, until it is known whether other ranks have."""
 
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]]
@@ -78,7 +78,7 @@ class GradientReducer:
         self._known: set[int] = set()
         self._before: list[tuple[torch.Tensor, int] | None] = []
         self._used: list[bool] = []
-        self._unsure: _Unsure | None = None
+        self._unsure: _UnusedParameters | None = None
         self._has_buffers = any(True for module in modules for _ in module.buffers())
         self._averaged = False
         """Whether gradients have been averaged since the buffers were shared."""
@@ -104,9 +104,9 @@ class GradientReducer:
         reducer.prepare_for_backward([])
         return True
 
-    def finish(self, meets: Callable[[], None]) -> None:
-        """Finish averaging, at the end of the backward pass and inside it; `meets` is called before waiting for other
-        ranks."""
+    def finish(self, on_collective: Callable[[], None]) -> None:
+        """Finish averaging, at the end of the backward pass and inside it; calls `on_collective` before waiting for
+        other ranks."""
         assert self._ddp is not None
         self._used = [
             grad is not None and (before is None or grad is not before[0] or private.version_of(grad) != before[1])
@@ -114,7 +114,7 @@ class GradientReducer:
         ]
         if not any(self._used):
             return  # another model's backward pass
-        meets()
+        on_collective()
         everything = all(self._used)
         if self._flags.grad is not None and (everything or is_capturing()):
             self._flags.grad.fill_(1.0)
@@ -129,15 +129,15 @@ class GradientReducer:
         hook(0)
         self._averaged = True
 
-    def settle(self) -> bool:
+    def complete(self) -> bool:
         """Complete the averaging after the backward pass. Return False if the pass belonged to another model."""
         some = any(self._used)
         if some and not all(self._used):
-            self._doubt()
+            self._ask_other_ranks()
         self._before = []
         return some
 
-    def _doubt(self) -> None:
+    def _ask_other_ranks(self) -> None:
         """Start finding out whether other ranks have used the parameters that this one has not, whose gradients are
         zeros until then."""
         every = enumerate(zip(self._trained, self._before, self._used, strict=True))
@@ -147,7 +147,7 @@ class GradientReducer:
         if not doubtful or is_capturing():
             return
         assert self._flags.grad is not None
-        self._unsure = _Unsure(gradients=doubtful, anyone=HostCopy(self._flags.grad))
+        self._unsure = _UnusedParameters(gradients=doubtful, anyone=HostCopy(self._flags.grad))
         if self._unsure.anyone.is_there():
             self.resolve()
 
@@ -164,7 +164,7 @@ class GradientReducer:
     def share_buffers(self) -> None:
         """Give every rank the buffers of rank 0. Called after an optimizer step, when no graph needs the old ones."""
         if self._has_buffers and self._averaged:
-            weight_sync.take_from_rank_0([each for module in self.modules for each in module.buffers()])
+            weight_sync.copy_from_rank_0([each for module in self.modules for each in module.buffers()])
         self._averaged = False
 
     def drop(self) -> None:

@@ -1,14 +1,14 @@
 """The hooks into an unchanged cell at the moments when a strategy acts, for one run. Runs in the rank's main thread.
 
-    an optimizer is built      its model is spread over the ranks      Spread.adopt
-    backward()                                                         Spread.backward
+    an optimizer is built      its model is spread over the ranks      ModelDistributor.adopt
+    backward()                                                         ModelDistributor.backward
     a data loader is read      divided among the ranks, or whole       Loaders
-    an optimizer has stepped                                           Spread.stepped
+    an optimizer has stepped                                           ModelDistributor.stepped
     a loss decides what follows  averaged over the ranks               LossAveraging
 
-A strategy defines how to distribute a model, as a `Spread`; this module finds the moment for it. Optimizers that
-already exist when the cell begins, because they were captured or kept, are found through the garbage collector before
-the first batch is read or the first gradient computed.
+A strategy defines how to distribute a model, as a `ModelDistributor`; this module finds the moment for it. Optimizers
+that already exist when the cell begins, because they were captured or kept, are found through the garbage collector
+before the first batch is read or the first gradient computed.
 
 Code that manages its ranks itself is left alone: a cell that calls `init_process_group`, models that
 `DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework.
@@ -30,14 +30,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.interfaces import by_hand, identity
+from jupyter_distrib.interfaces import identity, manual_parallelism
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.worker.autoparallel import guesses, ownership, source_location
+from jupyter_distrib.worker.autoparallel import heuristics, ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.training_checks import TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training import weight_sync
-from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
+from jupyter_distrib.worker.autoparallel.training.device_remapping import DeviceRemapping, misplaced
 from jupyter_distrib.worker.autoparallel.training.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.pytorch import process_group, randomness
 
@@ -59,7 +59,7 @@ class OptimizerTraining:
     """Whether all ranks have just built it together, so that a collective can be used."""
 
 
-class Spread(Protocol):
+class ModelDistributor(Protocol):
     """The interface by which a strategy distributes models over the ranks."""
 
     @property
@@ -96,15 +96,25 @@ class TrainingHooks:
     """
 
     def __init__(
-        self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True, in_steps: bool = True
+        self,
+        run: StrategyRun,
+        distributor: ModelDistributor,
+        loaders: Loaders,
+        *,
+        sees_a_share: bool = True,
+        in_steps: bool = True,
     ) -> None:
-        self._run, self._spread, self._loaders = run, spread, loaders
+        self._run, self._distributor, self._loaders = run, distributor, loaders
         self._in_steps, self._sees_a_share = in_steps, sees_a_share
         self._patches = Patches()
-        self._guesses = guesses.made(run.options)
-        self.own_device = OwnDevice(identity.device(), run.note, applies="first-device" in self._guesses)
-        self._loss_averaging = LossAveraging(lambda: spread.active and not self.by_hand, loaders.meets)
-        self._checks = TrainingChecks(run, spread, loaders, by_hand=lambda: self.by_hand, sees_a_share=sees_a_share)
+        self._heuristics = heuristics.enabled(run.options)
+        self.device_remapping = DeviceRemapping(identity.device(), run.note, applies="first-device" in self._heuristics)
+        self._loss_averaging = LossAveraging(
+            lambda: distributor.active and not self.manages_ranks, loaders.on_collective
+        )
+        self._checks = TrainingChecks(
+            run, distributor, loaders, manages_ranks=lambda: self.manages_ranks, sees_a_share=sees_a_share
+        )
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
         self._looked = False
@@ -112,7 +122,7 @@ class TrainingHooks:
         """Whether a hook is being handled, so that nested calls of hooks are ignored."""
 
     def begin(self) -> None:
-        self.own_device.begin(self._run.names, self._patches)
+        self.device_remapping.begin(self._run.names, self._patches)
         randomness.watch(self._patches.replace)
         replace = self._patches.replace
         replace(Optimizer, "__init__", self._building)
@@ -135,13 +145,13 @@ class TrainingHooks:
         self._loaders.close()
 
     @property
-    def by_hand(self) -> bool:
+    def manages_ranks(self) -> bool:
         """Return whether this cell manages its ranks itself, or runs on only some of them."""
         return process_group.current.asked or not self._run.everyone
 
     def look_around(self) -> None:
         """Find the optimizers that existed before the cell; called before anything depends on them."""
-        if self._looked or self.by_hand or "old-optimizers" not in self._guesses:
+        if self._looked or self.manages_ranks or "old-optimizers" not in self._heuristics:
             return
         self._looked = True
         new = [each for each in ownership.alive(Optimizer) if each not in self._known and hasattr(each, "param_groups")]
@@ -157,11 +167,11 @@ class TrainingHooks:
         others = _in_other_hands(modules)
         parameters = [each for each in parameters if id(each) not in others and not ownership.is_sharded(each)]
         if not parameters:
-            return self._spread.recognise(optimizer)
+            return self._distributor.recognise(optimizer)
         owners = ownership.owners_of(parameters, modules)
         del modules  # sharding looks for all that refers to a module
         self._check_device(parameters, ownership.named(owners.roots) or type(optimizer).__name__)
-        self._spread.adopt(
+        self._distributor.adopt(
             OptimizerTraining(
                 optimizer=optimizer,
                 roots=owners.roots,
@@ -180,8 +190,8 @@ class TrainingHooks:
         own = identity.device()
         if (stray := misplaced(trained, own)) is not None:
             raise DistributedError(
-                f"{name} is on {stray.device}, and this rank trains on {own}: move it to `device`, which is the own "
-                "device of each rank."
+                f"{name} is on {stray.device}, and this rank trains on {own}: move it to `device`, which is each "
+                "rank's own device."
             )
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -190,12 +200,12 @@ class TrainingHooks:
             return weight_sync.summed(values)
         if self._loaders.read_last == "divided":
             self._run.note(
-                "total() has given every rank its own numbers back: the loader read last was divided for training, and "
+                "total() has returned every rank's own numbers: the loader read last was divided for training, and "
                 "without --shard-eval only evaluations are added up, each rank having read all of one"
             )
         return values
 
-    def tell_if_apart(self) -> None:
+    def note_if_apart(self) -> None:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
         if self._in_steps:
             self._checks.end()
@@ -220,7 +230,7 @@ class TrainingHooks:
     def _noticed(self, optimizer: Optimizer) -> None:
         if self._busy:
             return
-        if self.by_hand:
+        if self.manages_ranks:
             return self._draw_apart()
         self._busy = True
         try:
@@ -240,7 +250,7 @@ class TrainingHooks:
             def run() -> None:
                 original(tensors, *args, **keywords)
 
-            if self._busy or self.by_hand:  # a backward pass inside another one belongs to that
+            if self._busy or self.manages_ranks:  # a backward pass inside another one belongs to that
                 return run()
             self._busy = True
             try:
@@ -248,20 +258,20 @@ class TrainingHooks:
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
                 self._checks.before_backward(some)
-                self._checks.after_backward(self._spread.backward(run, some))
+                self._checks.after_backward(self._distributor.backward(run, some))
             finally:
                 self._busy = False
 
         return backward
 
     def _stepped(self, optimizer: Optimizer, *_: object) -> None:
-        self._spread.stepped(optimizer)
+        self._distributor.stepped(optimizer)
         self._checks.stepped(optimizer, is_known=optimizer in self._known)
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
             if not isinstance(module, ReducedParameters):
-                self._spread.yield_to(module)
+                self._distributor.yield_to(module)
             original(wrapper, module, *args, **keywords)
 
         return __init__
@@ -274,7 +284,7 @@ def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    return by_hand.wraps_model(module) and not isinstance(getattr(module, "module", None), ReducedParameters)
+    return manual_parallelism.wraps_model(module) and not isinstance(getattr(module, "module", None), ReducedParameters)
 
 
 class LossAveraging:
@@ -284,11 +294,11 @@ class LossAveraging:
 
     Args:
         applies: Returns whether the ranks train any model together.
-        meets: Called before a collective starts.
+        on_collective: Called before a collective starts.
     """
 
-    def __init__(self, applies: Callable[[], bool], meets: Callable[[], None]) -> None:
-        self._applies, self._meets = applies, meets
+    def __init__(self, applies: Callable[[], bool], on_collective: Callable[[], None]) -> None:
+        self._applies, self._on_collective = applies, on_collective
         self._undo: Callable[[], None] = lambda: None
 
     def install(self, patches: Patches) -> None:
@@ -319,6 +329,6 @@ class LossAveraging:
         return args, {**keywords, "closure": together}
 
     def _averaged(self, value: Any) -> Any:
-        self._meets()
+        self._on_collective()
         (total,) = weight_sync.summed((value if isinstance(value, torch.Tensor) else float(value),))
         return total / identity.world_size()

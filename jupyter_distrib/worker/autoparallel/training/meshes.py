@@ -37,7 +37,7 @@ def mesh(shape: Shape) -> DeviceMesh:
     if wanted != world_size:
         text = ",".join(f"{name}={size}" for name, size in shape)
         raise DistributedError(
-            f"--mesh {text} wants {wanted} ranks, and there are {world_size}: run the cell with {wanted} ranks, or "
+            f"--mesh {text} needs {wanted} ranks, and there are {world_size}: run the cell with {wanted} ranks, or "
             f"give a mesh for {world_size}."
         )
     if shape not in _made:
@@ -55,7 +55,7 @@ def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
     return bool(made) and any(private.root_mesh(each.device_mesh) in made for each in tensors())
 
 
-def follow() -> bool:
+def point_to_current_groups() -> bool:
     """Point all meshes to the current groups. Return True if any rank had meshes before and the group is new or a run
     was stopped; collective in that case."""
     global _world

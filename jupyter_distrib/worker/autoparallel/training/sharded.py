@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.worker.autoparallel import guesses, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
@@ -37,7 +37,6 @@ from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining
 from jupyter_distrib.worker.autoparallel.training.sharding import (
     ShardingPlan,
     accept_whole_state_dicts,
-    begin_alike,
     callable_parts,
     check,
     offloads,
@@ -45,6 +44,7 @@ from jupyter_distrib.worker.autoparallel.training.sharding import (
     reshard,
     shard,
     shard_state,
+    synchronize_weights,
 )
 from jupyter_distrib.worker.autoparallel.training.units import units_of
 
@@ -67,10 +67,10 @@ steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
 
 
 class ShardedTraining:
-    """The `Spread` that shards models; `Spread` describes the calls of its methods."""
+    """The `ModelDistributor` that shards models; `ModelDistributor` describes the calls of its methods."""
 
     def __init__(self, run: StrategyRun, plan: ShardingPlan) -> None:
-        self._run, self._plan, self._guesses = run, plan, guesses.made(run.options)
+        self._run, self._plan, self._heuristics = run, plan, heuristics.enabled(run.options)
         part = ShardChoice(
             rank=plan.data.get_local_rank() if plan.data is not None else 0,
             size=plan.data.size() if plan.data is not None else 1,
@@ -103,12 +103,12 @@ class ShardedTraining:
 
     def end(self, *, ok: bool) -> None:
         if isinstance(sys.exception(), SystemExit):
-            gather_shards.absent()  # after any other exception the ranks are stopped together
+            gather_shards.announce_absence()  # after any other exception the ranks are stopped together
         self._hooks.end()
         self._undo()
         if ok:
-            self._tell()
-            self._hooks.tell_if_apart()
+            self._report_changes()
+            self._hooks.note_if_apart()
         elif _MIXED in str(sys.exception()):
             self._run.note(
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
@@ -117,13 +117,13 @@ class ShardedTraining:
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
-        return self._hooks.own_device.adapted(code)
+        return self._hooks.device_remapping.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
         return self._hooks.total(values)
 
-    def _tell(self) -> None:
+    def _report_changes(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
             self._run.note(news)
 
@@ -144,7 +144,7 @@ class ShardedTraining:
                 self._hooks.adopt(item, fresh=True)
         return tuple(self._loaders.divided(item) if isinstance(item, DataLoader) else item for item in objects)
 
-    # ------------------------------------------------------------------------------------------------ Spread
+    # ------------------------------------------------------------------------------------------------ ModelDistributor
 
     @property
     def active(self) -> bool:
@@ -160,12 +160,12 @@ class ShardedTraining:
         if training.loose:
             raise DistributedError(
                 f"{name}{at} trains a tensor of shape {tuple(training.loose[0].shape)} that belongs to no module, and "
-                "only modules can be sharded: make it a parameter of a module, or take --strategy ddp."
+                "only modules can be sharded: make it a parameter of a module, or use --strategy ddp."
             )
         if training.left_alone:
             raise DistributedError(
                 f"{name}{at} trains {ownership.named(training.roots)}, of which a part is wrapped already: "
-                "wrap all of it by hand or nothing."
+                "wrap all of it yourself, or nothing."
             )
         self._check_additions(training.roots, f"{name}{at}")
         accept_whole_state_dicts(training.optimizer)
@@ -178,9 +178,9 @@ class ShardedTraining:
             new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
             if new and any(root is part for each in roots for part in each.modules()):
                 raise DistributedError(
-                    f"{optimizer} trains {new[0]}, which was added to {ownership.named_plainly([root])} when that was "
-                    "sharded already, so it cannot be sharded with it: add it before the model has its first "
-                    "optimizer, or take --strategy ddp."
+                    f"{optimizer} trains {new[0]}, which was added to {ownership.named_plainly([root])} after that was "
+                    "sharded, so it cannot be sharded with it: add it before the model has its first "
+                    "optimizer, or use --strategy ddp."
                 )
 
     def recognise(self, optimizer: Optimizer) -> None:
@@ -196,11 +196,11 @@ class ShardedTraining:
         if any(isinstance(part, FSDPModule) for part in module.modules()):
             raise DistributedError(
                 f"{type(module).__name__} is sharded already, by --strategy fsdp when its optimizer was built: leave "
-                "DistributedDataParallel out, or take --strategy ddp."
+                "DistributedDataParallel out, or use --strategy ddp."
             )
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
-        self._tell()
+        self._report_changes()
         run()
         self._reached = self._reached or any(p.grad is not None for root in self._roots for p in root.parameters())
         return self._reached
@@ -211,7 +211,7 @@ class ShardedTraining:
             steps[root].stepping = False
             self._say_if_nothing_is_spread(root)
             if buffers := [each for each in root.buffers() if not isinstance(each, DTensor)]:
-                weight_sync.take_from_rank_0(buffers)
+                weight_sync.copy_from_rank_0(buffers)
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -227,8 +227,8 @@ class ShardedTraining:
             seen = [(count, stepping) for rank_steps in every for other, count, stepping in rank_steps if other == name]
             if len(set(seen)) > 1 or any(stepping for _, stepping in seen):
                 self._run.note(
-                    f"{name} was stopped in the middle of an optimizer step: its shards may be one step apart; to be "
-                    "exact, load a checkpoint."
+                    f"{name} was stopped in the middle of an optimizer step: its shards may be one step apart; for "
+                    "exact results, load a checkpoint."
                 )
 
     def _about_to_step(self, optimizer: Optimizer) -> None:
@@ -242,12 +242,12 @@ class ShardedTraining:
         new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
         for root in new:
             check(root)
-        guessed = "units" in self._guesses or bool(self._plan.unit)
+        guessed = "units" in self._heuristics or bool(self._plan.unit)
         units = [
             units_of(root, self._plan.unit) if guessed else [] for root in new
         ]  # nothing is sharded before all of it can be
         for root, inside in zip(new, units, strict=True):
-            begin_alike(root, self._plan.data)
+            synchronize_weights(root, self._plan.data)
             if self._plan.data is not None:
                 self._shard(root, inside, optimizer)
         for root in parts:
@@ -256,7 +256,7 @@ class ShardedTraining:
     def _shard(self, root: nn.Module, units: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
         assert self._plan.data is not None
         new_of = shard(root, units, self._plan)
-        replace_references.replace(new_of, local_variables="local-variables" in self._guesses)
+        replace_references.replace(new_of, local_variables="local-variables" in self._heuristics)
         if optimizer is not None:
             shard_state(optimizer, new_of)
         count = sum(each.numel() for each in root.parameters())
@@ -280,7 +280,8 @@ class ShardedTraining:
             and not any(_is_spread(each, self._plan.data) for each in root.parameters())
         ):
             self._run.note(
-                f"no parameter of {ownership.named_plainly([root])} is spread over the mesh, so all ranks do the same: "
+                f"no parameter of {ownership.named_plainly([root])} is distributed over the mesh, so all ranks do the "
+                "same: "
                 'use torch.distributed.tensor.parallel.parallelize_module(model, mesh["model"], plan)'
             )
 

@@ -25,7 +25,7 @@ from jupyter_distrib.worker.pytorch import private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """How to shard, by the options."""
+    """A plan for sharding a model, by the options."""
 
     data: DeviceMesh | None
     """Mesh dimension of the ranks that see different data, over which parameters are sharded; None: all ranks see the
@@ -49,7 +49,7 @@ def callable_parts(module: nn.Module) -> list[nn.Module]:
     if own := next(module.parameters(recurse=False), None):
         raise DistributedError(
             f"{type(module).__name__} has no forward(), but a parameter of its own, of shape {tuple(own.shape)}: "
-            "nobody calls it, so that cannot be gathered. Put the parameter into a module that is called."
+            "nobody calls the module, so the parameter cannot be gathered. Put it into a module that is called."
         )
     return [
         part for child in module.children() if any(True for _ in child.parameters()) for part in callable_parts(child)
@@ -61,8 +61,9 @@ def check(root: nn.Module) -> None:
     name = type(root).__name__
     if part := next((part for part in root.modules() if isinstance(part, FSDPModule)), None):
         raise DistributedError(
-            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it by hand "
-            "or nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
+            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it "
+            "yourself, or "
+            "nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
         )
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
@@ -73,17 +74,17 @@ def check(root: nn.Module) -> None:
             parameter.data = parameter.data.contiguous()
 
 
-def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
+def synchronize_weights(root: nn.Module, data: DeviceMesh | None) -> None:
     """Give every rank the weights of rank 0; weights that are sharded over other dimensions of the mesh come from the
     first rank along `data`."""
     tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
     every = weight_sync.fingerprints_of_all(tensors)
     if not weight_sync.same_form(every):
         raise DistributedError(
-            f"{type(root).__name__} has other parameters on one rank than on another: build it alike on all of them."
+            f"{type(root).__name__} has different parameters on different ranks: build it identically on all of them."
         )
     if any(each != every[0] for each in every):
-        weight_sync.take_from_rank_0(tensors)
+        weight_sync.copy_from_rank_0(tensors)
     for each in root.parameters():
         if data is not None and isinstance(each, DTensor):
             dist.broadcast(each.to_local().detach(), group=data.get_group(), group_src=0)

@@ -54,7 +54,7 @@ def same_form(every: Sequence[WeightFingerprint]) -> bool:
     return all(each.form == every[0].form for each in every)
 
 
-def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
+def copy_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     """Copy the contents of these tensors from rank 0 to all ranks."""
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]

@@ -13,7 +13,7 @@ from torch import nn
 
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.autoparallel.patches import Patches
-from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice, misplaced
+from jupyter_distrib.worker.autoparallel.training.device_remapping import DeviceRemapping, misplaced
 from jupyter_distrib.worker.environment import cell
 
 OWN = torch.device("cuda:3")
@@ -25,7 +25,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.own = OwnDevice(OWN, self.notes.append)
+        self.own = DeviceRemapping(OWN, self.notes.append)
         self.patches = Patches()
         self.calls: list[Any] = []
         self.moves: list[Any] = []
@@ -201,7 +201,7 @@ def test_what_the_notebook_has_sent_means_the_own_device(rank: Rank) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_ranks_for_which_it_is_the_same_change_nothing(device: str) -> None:
     notes: list[str] = []
-    own = OwnDevice(torch.device(device), notes.append)
+    own = DeviceRemapping(torch.device(device), notes.append)
     names: dict[str, object] = {"device": FIRST}
     code = compile("x = 'cuda:0'", "Cell In[1]", "exec")
 

@@ -1,4 +1,4 @@
-"""Every guess about a cell has its place and its test, and can be switched off."""
+"""Every heuristic about a cell has its place and its test, and can be switched off."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.worker.autoparallel import guesses
+from jupyter_distrib.worker.autoparallel import heuristics
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import is_divided_by_others
 from jupyter_distrib.worker.autoparallel.training import replace_references
-from jupyter_distrib.worker.autoparallel.training.device_remapping import OwnDevice
+from jupyter_distrib.worker.autoparallel.training.device_remapping import DeviceRemapping
 from tests.notebook import ROOT
 
 
-@pytest.mark.parametrize("name", guesses.GUESSES)
-def test_a_guess_names_the_function_that_makes_it_and_the_test_that_pins_it(name: guesses.Name) -> None:
-    guess = guesses.GUESSES[name]
-    folders = {guess.place: ROOT / "jupyter_distrib" / "worker" / "autoparallel", guess.test: ROOT / "tests"}
+@pytest.mark.parametrize("name", heuristics.HEURISTICS)
+def test_a_heuristic_names_its_function_and_its_test(name: heuristics.Name) -> None:
+    heuristic = heuristics.HEURISTICS[name]
+    folders = {heuristic.place: ROOT / "jupyter_distrib" / "worker" / "autoparallel", heuristic.test: ROOT / "tests"}
     for place, folder in folders.items():
         file, _, function = place.partition(": ")
         source = (folder / file).read_text(encoding="utf-8")
         assert f"def {function}(" in source or f"class {function}:" in source, place
-    used = [file for file in folders[guess.place].rglob("*.py") if f'"{name}"' in file.read_text(encoding="utf-8")]
+    used = [file for file in folders[heuristic.place].rglob("*.py") if f'"{name}"' in file.read_text(encoding="utf-8")]
     assert len(used) > 1, "no code asks whether it is on"
 
 
 def test_the_table_is_whole() -> None:
-    assert list(guesses.GUESSES) == list(get_args(guesses.Name))
+    assert list(heuristics.HEURISTICS) == list(get_args(heuristics.Name))
 
 
-def test_guesses_are_switched_off_by_name() -> None:
-    assert guesses.made({}) == set(guesses.GUESSES)
-    assert guesses.made({"no_guess": "units, order"}) == set(guesses.GUESSES) - {"units", "order"}
-    with pytest.raises(OptionsError, match=r"--no-guess wants names of divided-data, .*; got"):
-        guesses.read("--no-guess", "unit")
+def test_heuristics_are_switched_off_by_name() -> None:
+    assert heuristics.enabled({}) == set(heuristics.HEURISTICS)
+    assert heuristics.enabled({"no_guess": "units, order"}) == set(heuristics.HEURISTICS) - {"units", "order"}
+    with pytest.raises(OptionsError, match=r"--no-guess must be one or more of divided-data, .*; got"):
+        heuristics.parse_names("--no-guess", "unit")
 
 
 class Own(Sampler[int]):
@@ -58,7 +58,7 @@ class Stream(IterableDataset[int]):
     [(DataLoader([1, 2], sampler=Own()), "knows-ranks"), (DataLoader(Stream()), "reads-rank")],  # type: ignore[arg-type]
 )
 def test_attributes_tell_that_a_sampler_knows_of_ranks(loader: DataLoader[int], name: str) -> None:
-    every = guesses.made({})
+    every = heuristics.enabled({})
     assert is_divided_by_others(loader, every)
     assert not is_divided_by_others(loader, every - {name})  # type: ignore[operator]
 
@@ -72,7 +72,7 @@ def test_without_their_guess_local_variables_and_devices_stay() -> None:
         return variable
 
     assert holds() is not new
-    own = OwnDevice(torch.device("cuda:1"), print, applies=False)
+    own = DeviceRemapping(torch.device("cuda:1"), print, applies=False)
     code = compile("x = 'cuda:0'", "Cell In[1]", "exec")
     assert own.adapted(code) is code
     assert nn.Module.cuda.__module__.startswith("torch.")

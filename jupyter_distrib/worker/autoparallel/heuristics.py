@@ -1,4 +1,4 @@
-"""The guesses about the meaning of a cell where its code does not state it: each has an entry in this file, is pinned
+"""Heuristics about the meaning of a cell where its code does not state it. Each has an entry in this file, is covered
 by a test, and can be switched off by `--no-guess NAME`. Read in the kernel, too, so without torch."""
 
 from __future__ import annotations
@@ -20,98 +20,100 @@ Name: TypeAlias = Literal[
     "units",
     "first-device",
 ]
-Guesses: TypeAlias = frozenset[Name]
+Heuristics: TypeAlias = frozenset[Name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """One guess, in the words of docs/strategies.md."""
+class Heuristic:
+    """One heuristic, in the words of docs/strategies.md."""
 
     what: str
     without: str
     """The behaviour if it is switched off."""
     place: str
-    """Its module in this folder, and its function in the module."""
+    """Its module in this folder, and its function or class there."""
     test: str
-    """The test that pins it: file and function below `tests/`."""
+    """The test that covers it: file and function below `tests/`."""
 
 
-GUESSES: Mapping[Name, Guess] = {
-    "divided-data": Guess(
+HEURISTICS: Mapping[Name, Heuristic] = {
+    "divided-data": Heuristic(
         what="a cell whose code has a name such as `world_size` in it may have divided its data before the loader was "
         "made; the ranks then compare samples of what they hold",
         without="data of which the ranks hold different samples is divided once more, without a word",
         place="data/fingerprint.py: _asks_size",
         test="strategies/test_ddp.py: test_what_is_done_by_hand_already_is_left_alone",
     ),
-    "reads-rank": Guess(
+    "reads-rank": Heuristic(
         what="a data set whose bytecode reads `rank`, `RANK` or `get_rank` divides itself",
         without="it is divided like any other",
         place="data/fingerprint.py: reads_ranks",
         test="worker/autoparallel/test_data_fingerprint.py: test_who_asks_for_the_rank_divides_by_itself",
     ),
-    "knows-ranks": Guess(
+    "knows-ranks": Heuristic(
         what="a sampler or data set with attributes such as `rank` and `num_replicas` is a share already",
         without="only torch's `DistributedSampler`, and samplers of known libraries, are",
         place="data/shard_samplers.py: _knows_ranks",
-        test="worker/autoparallel/test_guesses.py: test_attributes_tell_that_a_sampler_knows_of_ranks",
+        test="worker/autoparallel/test_heuristics.py: test_attributes_tell_that_a_sampler_knows_of_ranks",
     ),
-    "order": Guess(
+    "order": Heuristic(
         what="of ranks that wait for one another at two loaders, those at the line further up go on",
         without="they wait 10 s, then all go on",
         place="data/consensus.py: _order",
         test="strategies/test_ddp.py: test_a_loader_that_one_rank_reads_keeps_nobody_waiting",
     ),
-    "old-optimizers": Guess(
+    "old-optimizers": Heuristic(
         what="optimizers that were there before the cell are found through the garbage collector, and are the cell's "
         "if one of its variables leads to them",
         without="only those that the cell builds, or gives to `prepare`, train together",
         place="training/hooks.py: look_around",
         test="strategies/test_ddp.py: test_kept_models_go_on_where_they_were_and_epochs_too",
     ),
-    "local-variables": Guess(
+    "local-variables": Heuristic(
         what="local variables of functions that are being executed get the sharded parameters, before Python 3.13 by "
         "its C interface",
         without="they keep the old ones, which no gradient reaches",
         place="training/replace_references.py: _replace_locals",
         test="worker/autoparallel/test_replace_references.py: test_every_holder_gets_the_new_one",
     ),
-    "units": Guess(
+    "units": Heuristic(
         what="large blocks that a model repeats are gathered and freed one at a time",
         without="the whole model at once, unless `--fsdp-unit` names a class",
         place="training/units.py: _repeated",
         test="worker/autoparallel/test_units.py: test_the_blocks_that_are_repeated_if_they_are_large",
     ),
-    "first-device": Guess(
+    "first-device": Heuristic(
         what="`cuda:0` in the cell, and 0 in `torch.device`, `.to(0)`, `.cuda(0)` and `set_device(0)`, mean "
         "each rank's own GPU",
         without="they mean the first GPU of the node",
-        place="training/device_remapping.py: OwnDevice",
-        test="worker/autoparallel/test_own_device.py: test_a_cell_that_names_the_first_gpu_gets_its_own",
+        place="training/device_remapping.py: DeviceRemapping",
+        test="worker/autoparallel/test_device_remapping.py: test_a_cell_that_names_the_first_gpu_gets_its_own",
     ),
 }
 
 
-def read(name: str, text: str) -> tuple[Name, ...]:
-    """Read the value of the option: names of guesses, joined by commas."""
+def parse_names(name: str, text: str) -> tuple[Name, ...]:
+    """Parse the value of the option: names of heuristics, joined by commas."""
     given = [part.strip() for part in text.split(",")]
-    guesses = [guess for guess in get_args(Name) if guess in given]
-    if set(given) - set(guesses):
-        raise OptionsError(f"{name} wants names of {', '.join(GUESSES)}, joined by commas; got {shown(text)}")
-    return tuple(guesses)
+    names = [each for each in get_args(Name) if each in given]
+    if set(given) - set(names):
+        raise OptionsError(
+            f"{name} must be one or more of {', '.join(HEURISTICS)}, joined by commas; got {shown(text)}"
+        )
+    return tuple(names)
 
 
-def made(options: Mapping[str, str]) -> Guesses:
-    """Return the guesses that a run makes.
+def enabled(options: Mapping[str, str]) -> Heuristics:
+    """Return the heuristics that are enabled in a run.
 
     Args:
         options: The options of its strategy, as texts.
     """
     left_out = options.get("no_guess")
-    return frozenset(GUESSES) - frozenset(read("--no-guess", left_out) if left_out else ())
+    return frozenset(HEURISTICS) - frozenset(parse_names("--no-guess", left_out) if left_out else ())
 
 
 def table() -> str:
     """Return the table of docs/strategies.md."""
-    rows = [f"| `{name}` | {guess.what} | {guess.without} |" for name, guess in GUESSES.items()]
+    rows = [f"| `{name}` | {each.what} | {each.without} |" for name, each in HEURISTICS.items()]
     return "\n".join(["| name | what is guessed | without it |", "|---|---|---|", *rows])

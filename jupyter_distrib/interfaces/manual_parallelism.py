@@ -18,7 +18,7 @@ EFFECTS = {
     PLAN: "spread over the mesh by this plan",
     **dict.fromkeys(SAMPLERS, "divided by hand, so a data loader with it is left alone"),
 }
-"""What a strategy does because of each of these calls, in the words of `--explain`."""
+"""Effect of each of these calls on a strategy, in the words of `--explain`."""
 
 _RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
 """Names of attributes that mark a share of the data."""
