@@ -355,7 +355,7 @@ SAID = {
         GROUP_BY_HAND,
         "the ranks have trained different weights: this cell calls init_process_",
     ),
-    "weights changed on one rank": (f"{FIT}\nif rank == 1: model.head.bias.data += 1", "changed in another way"),
+    "weights changed on one rank": (f"{FIT}\nif rank == 1: model.head.bias.data += 1", "changed by something other"),
     "an evaluation like training": (
         f"{FIT}\nfor x, y in loader: model(x)",
         "each rank has read its share only on line 4",
@@ -506,7 +506,7 @@ def test_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> 
         f"model = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n{how}\nfit(train, optimizer, loader)"
     )
 
-    assert "Net is compiled, so its gradients are averaged when its backward pass" in book.ok(f"{DDP}\n{cell}").view
+    assert "Net is compiled, so its gradients are averaged after its backward pass" in book.ok(f"{DDP}\n{cell}").view
     assert (
         "is compiled"
         not in book.ok(f"{DDP}\nmodel = Net()\nfit(model, torch.optim.SGD(model.parameters(), 0.1), loader)").view
