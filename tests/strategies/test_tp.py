@@ -106,7 +106,7 @@ def test_a_mesh_for_another_number_of_ranks_is_refused(book: Notebook) -> None:
     failed = book.fails("%%distributed --ranks 2 --strategy tp --mesh data=2,model=2\n1")
 
     assert failed.evalue == (
-        "--mesh data=2,model=2 wants 4 ranks, and there are 2: run the cell with 4 ranks, or give a mesh for 2."
+        "--mesh data=2,model=2 needs 4 ranks, and there are 2: run the cell with 4 ranks, or give a mesh for 2."
     )
     assert "data=2" in book.fails("%%distributed --ranks 2 --strategy tp --mesh 2x2\n1").evalue
     assert book.ok("%%distributed --ranks 2 --strategy tp\nmesh.mesh_dim_names").result == "ranks 0-1: ('model',)"
