@@ -79,9 +79,9 @@ class CellRunner:
             self._groups.wait_for_arrivals(until=lambda: self._control.cut)
         broken = self._device.before_end_is_told(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
-        settles = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
+        awaits_device = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
         if isinstance(event, m.Failed | m.Interrupted):
-            event = replace(event, awaits_device=settles)
+            event = replace(event, awaits_device=awaits_device)
         failed = error if isinstance(event, m.Failed) else None
         del value, error
         self._late.end(run)
@@ -95,7 +95,7 @@ class CellRunner:
             os.close(fd)
         if broken:
             give_up(f"rank {rank} is replaced, because its GPU cannot be used any more.")
-        if settles:
+        if awaits_device:
             self._device.after_end(command, module.__dict__, lambda: self._control.cut)
         if failed is None:
             self._cleanup.after(command, module.__dict__)
