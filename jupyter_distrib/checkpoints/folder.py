@@ -257,7 +257,7 @@ def _listed(folder: Path) -> str:
 
 
 def told(error: CheckpointException, what: str) -> BaseException:
-    """Return one error for those that torch has collected."""
+    """Return one error for all the errors that torch has collected."""
     return as_told(min(error.failures.items())[1][0], what)
 
 

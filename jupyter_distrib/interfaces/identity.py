@@ -70,7 +70,7 @@ def device() -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and those that keep
+    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and variables that keep
     libraries from launching ranks (Lightning reads TORCHELASTIC_RUN_ID) or from using an accelerator."""
     me = order()
     out = {

@@ -70,7 +70,7 @@ class Applied:
         self._now: dict[str, Any] = {}
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """Apply these settings, and reset those that only the previous call had set; all other settings stay."""
+        """Apply these settings, and reset settings that only the previous call had set; all others stay."""
         if wanted == self._now:
             return
         for each in SETTINGS:

@@ -1,4 +1,4 @@
-"""Callbacks that run before the end of a cell is reported, such as those that wait for background work. Rank's main
+"""Callbacks that run before the end of a cell is reported, for instance to wait for background work. Rank's main
 thread."""
 
 from __future__ import annotations

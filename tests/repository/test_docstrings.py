@@ -24,7 +24,7 @@ UNSPOKEN = re.compile(
 )
 """Grammar that hides the subject or the object: nobody would say it aloud. Looked for in the first paragraph."""
 NOT_READ_ALOUD = {
-    "agent", "checkpoints", "compat", "coordinator", "libraries", "parallel", "pools", "server", "system", "testing", "wire", "worker",
+    "agent", "coordinator", "pools", "server", "system", "wire",
 }  # fmt: skip
 """Folders whose docstrings still have such grammar."""
 

@@ -1,4 +1,4 @@
-"""Lets the ranks agree on which operations to execute next: those that all of them have issued, by name.
+"""Lets the ranks agree on the next operations to execute, which all of them have issued by the same name.
 
 Each rank of a process set has one `Negotiation`. It works in rounds; in each, all ranks announce their new operations.
 A rank that waits for a result takes part in rounds until it has it, and starts none without need, so computing ranks
@@ -140,7 +140,7 @@ class Negotiation:
         return self._requests[self._numbers[text]]
 
     def _agreed(self) -> Iterator[AgreedOperation]:
-        """Remove and yield the operations that all ranks have issued; fail those that cannot be executed."""
+        """Remove and yield the operations that all ranks have issued; mark impossible ones as failed."""
         needed = set(range(len(self._of.ranks))) - {*self._joined}
         ready = [name for name, by_rank in self._told.items() if needed <= by_rank.keys()]
         for name in ready:

@@ -162,7 +162,7 @@ def _frames(error: BaseException) -> Iterator[types.FrameType]:
 
 
 def _held(frame: types.FrameType, kept: frozenset[str], torch: Any) -> Iterator[_Variable]:
-    """Yield the device values of a frame's variables, except of those that it shares with closures."""
+    """Yield the device values of a frame's variables, except variables shared with closures."""
     shared = {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}
     if not frame.f_code.co_flags & _OPTIMIZED:
         shared |= kept  # the cell itself

@@ -1,5 +1,5 @@
-"""The processes that a cell starts: the definitions of notebook and cell in those that it spawns
-(`get_context("spawn")` or `"forkserver"`), and the end of those that it forks.
+"""The processes that a cell starts: spawned ones (`get_context("spawn")` or `"forkserver"`) get the definitions of
+notebook and cell, and forked ones exit at the end of the cell.
 
 A spawned process begins as a new program and runs the main file of its parent, so that functions and classes are found
 there by name. A cell has no such file, and to run it again would train again: its rank gives out one that unpickles the

@@ -143,8 +143,8 @@ def _begin_shared(origin: str) -> None:
 
 
 def reseed(occasion: str) -> None:
-    """Begin this rank's own streams at a point that all ranks know by its name. Rank 0 goes on with those that it has,
-    which are the ones that a checkpoint saves."""
+    """Restart this rank's own streams from a seed derived from `occasion`, the same words on all ranks. Rank 0 keeps
+    its streams, which a checkpoint saves."""
     global _drawn_seed
     if _shared is None or _shared_pid != os.getpid() or identity.rank() == 0:
         return
