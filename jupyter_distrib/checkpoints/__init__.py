@@ -37,7 +37,6 @@ from jupyter_distrib.checkpoints import (
 )
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.worker.output import reporting
 
 
 def save(
@@ -63,8 +62,8 @@ def save(
     """
     folder = Path(path)
     _check_callable_here("save", objects)
-    if reporting.current is not None:
-        reporting.current.saves_into(str(folder.absolute()))
+    if (reporter := identity.cell.reporter) is not None:
+        reporter.saves_into(str(folder.absolute()))
     if every_s is not None or keep is not None:
         periodic.check_settings(every_s, keep)
         return periodic.call(
@@ -191,8 +190,8 @@ def _check_callable_here(name: str, objects: Mapping[str, Any]) -> None:
 
 
 def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
-    if identity.strategy is not None:
-        identity.strategy.check_checkpoint("save" if name == "save" else "load", objects)
+    if identity.cell.strategy is not None:
+        identity.cell.strategy.check_checkpoint("save" if name == "save" else "load", objects)
     # Not loaded on a rank, which has no handles.
     handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.runs.results"), "RankValue", None)
     for key, value in objects.items():

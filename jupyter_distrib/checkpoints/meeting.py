@@ -34,7 +34,7 @@ _saves: WeakKeyDictionary[StoreBoard, Counter[str]] = WeakKeyDictionary()
 def board() -> StoreBoard | None:
     """Return the board for messages between the ranks of this run; None without a training strategy, which would report
     that a rank has ended."""
-    trains = isinstance(identity.strategy, TrainingStrategy)
+    trains = isinstance(identity.cell.strategy, TrainingStrategy)
     return process_group.current.board() if trains and dist.is_initialized() else None
 
 

@@ -1,11 +1,12 @@
 """The identity of this process: rank, world size, device. Set once when the worker starts; read by strategies and by
-the cell."""
+the cell. Also the state that belongs to the cell which it executes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from jupyter_distrib.interfaces import framework
@@ -13,11 +14,24 @@ from jupyter_distrib.libraries import known
 from jupyter_distrib.wire import messages as m
 
 _order: m.WorkerOrder | None = None
-attempt = 0
-"""The number of restarts of the run so far (`--max-restarts`)."""
-max_restarts = 0
-strategy: Any = None
-"""The strategy of the run while a cell runs."""
+
+
+@dataclass(slots=True)
+class CellState:
+    """State of the cell that this process executes, or executed last."""
+
+    attempt: int = 0
+    """The number of restarts of the run so far (`--max-restarts`)."""
+    max_restarts: int = 0
+    strategy: Any = None
+    """The strategy of the run, until the cell's names are dropped."""
+    reporter: Any = None
+    """The `Reporter` of metrics and progress while the cell runs."""
+    displayer: Any = None
+    """The `Displayer` while the cell runs."""
+
+
+cell = CellState()
 
 
 def take(order: m.WorkerOrder) -> None:
@@ -28,13 +42,13 @@ def take(order: m.WorkerOrder) -> None:
 @contextmanager
 def taken(order: m.WorkerOrder) -> Iterator[None]:
     """Use a rank's identity inside the block, in a process that is not a rank (the inline pool)."""
-    global _order, strategy
-    before = _order, strategy
-    _order = order
+    global _order, cell
+    before = _order, cell
+    _order, cell = order, CellState()
     try:
         yield
     finally:
-        _order, strategy = before
+        _order, cell = before
 
 
 def order() -> m.WorkerOrder:
@@ -85,8 +99,8 @@ def environment() -> dict[str, str]:
         "ROLE_WORLD_SIZE": me.world_size,
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": me.group,
-        "TORCHELASTIC_RESTART_COUNT": attempt,
-        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "TORCHELASTIC_RESTART_COUNT": cell.attempt,
+        "TORCHELASTIC_MAX_RESTARTS": cell.max_restarts,
         "JUPYTER_DISTRIB_GROUP": me.group,
         "JUPYTER_DISTRIB_WORKER": me.worker,
     }

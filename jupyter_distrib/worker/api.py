@@ -24,9 +24,9 @@ def prepare(*objects: Any) -> Any:
     """
     if not identity.is_rank():
         return objects[0] if len(objects) == 1 else objects
-    if identity.strategy is None:
+    if identity.cell.strategy is None:
         raise DistributedError("jupyter_distrib.prepare() works inside a %%distributed cell only.")
-    return identity.strategy.prepare(*objects)
+    return identity.cell.strategy.prepare(*objects)
 
 
 def total(*values: Any) -> Any:
@@ -36,5 +36,7 @@ def total(*values: Any) -> Any:
     evaluated all of it and the values are returned unchanged. So the same cell is right in all three cases:
     `correct, seen = jupyter_distrib.total(correct, seen)`.
     """
-    summed = identity.strategy.total(*values) if identity.is_rank() and identity.strategy is not None else values
+    summed = (
+        identity.cell.strategy.total(*values) if identity.is_rank() and identity.cell.strategy is not None else values
+    )
     return summed[0] if len(summed) == 1 else summed

@@ -48,9 +48,9 @@ class Interrupts:
             self._raised = True
             raise KeyboardInterrupt
 
-    def allow(self) -> None:
-        """Allow interrupts for a starting cell, or end it at once if it is already being stopped."""
-        self.allowed, self._raised = True, False
+    def end_if_stopping(self) -> None:
+        """End a starting cell at once if it is already being stopped."""
+        self._raised = False
         if self._stopping.is_set():
             raise KeyboardInterrupt
 

@@ -27,7 +27,6 @@ from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.output import reporting
 from tests.notebook import ROOT, Notebook
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
@@ -68,7 +67,7 @@ os.rmdir({str(tmp_path)!r}) if rank else None
     def state() -> list[object]:
         streams = [sys.stdin, sys.stdout, sys.stderr, sys.modules["__main__"]]
         places = [dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), signal.getsignal(signal.SIGINT)]
-        return [*streams, *places, identity.is_rank(), identity.strategy, reporting.current, dict(payload.kept_values)]
+        return [*streams, *places, identity.is_rank(), identity.cell, dict(payload.kept_values)]
 
     before = state()
     outcome = client.run(client.group(2), source)

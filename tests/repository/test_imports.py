@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serialization": {"errors", "system", "wire"},
     # a rank
     "worker": {"errors", "interfaces", "libraries", "serialization", "system", "wire"},
-    "worker/output": {"libraries", "system", "wire", "worker"},
+    "worker/output": {"interfaces", "libraries", "system", "wire", "worker"},
     "worker/environment": {"interfaces", "libraries", "serialization", "system", "wire", "worker/output"},
     "worker/debugging": {"interfaces", "serialization", "system", "wire", "worker", "worker/environment"},
     "worker/process": {
@@ -105,7 +105,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
         "worker",
         "worker/autoparallel",
-        "worker/output",
         "worker/pytorch",
     },
     # a node, and several nodes
@@ -199,6 +198,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "compat/horovod": {"interfaces", "runtime", "worker", "worker/output"},
     "compat/spark": {
+        "interfaces",
         "agent/ranks",
         "compat",
         "kernel/notebook",

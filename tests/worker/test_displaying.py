@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output import displaying
 
@@ -26,7 +27,7 @@ class Shows:
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[m.Displayed | m.Cleared]:
     events: list[m.Displayed | m.Cleared] = []
-    monkeypatch.setattr(displaying, "current", displaying.Displayer("r-1", 3, events.append))
+    monkeypatch.setattr(identity.cell, "displayer", displaying.Displayer("r-1", 3, events.append))
     return events
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.output import reporting
 from tests.worker.feigned_device import FeignedDevice
 
 
 def test_reports_are_harmless_outside_a_run() -> None:
-    assert reporting.current is None
+    assert identity.cell.reporter is None
     reporting.report(loss=1)
     assert list(reporting.progress(range(3))) == [0, 1, 2]
 
@@ -60,14 +61,14 @@ def test_a_report_in_the_midst_of_sending_is_sent_too() -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a reporter sends that takes every tensor for one of a device."""
     sent: list[Any] = []
-    monkeypatch.setattr(reporting, "current", reporting.Reporter("r", 0, sent.append))
+    monkeypatch.setattr(identity.cell, "reporter", reporting.Reporter("r", 0, sent.append))
     monkeypatch.setattr(reporting, "is_on_device", lambda value: isinstance(value, torch.Tensor))
     return sent
 
 
 def reporter() -> reporting.Reporter:
-    assert reporting.current is not None
-    return reporting.current
+    assert isinstance(identity.cell.reporter, reporting.Reporter)
+    return identity.cell.reporter
 
 
 def test_a_tensor_of_a_device_is_reported_without_a_wait(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:

@@ -63,7 +63,7 @@ class State:
         """Save the state, in case a rank is lost and for `restore`."""
         self.save()
         self._commits += 1
-        if identity.attempt < identity.max_restarts:
+        if identity.cell.attempt < identity.cell.max_restarts:
             keep_commit(self._commits, self.saved())
 
     def check_host_updates(self) -> None:
@@ -78,7 +78,7 @@ class State:
             self.take(mine[1])
         self._commits = max(newest, 0)
         self.sync(numbers.index(newest))
-        if identity.attempt:
+        if identity.cell.attempt:
             self.reset()
             for call in self._callbacks:
                 call()

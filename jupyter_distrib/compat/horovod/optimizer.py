@@ -172,7 +172,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's own name and signat
         raise ValueError("gradient_predivide_factor goes with op=hvd.Average only")
     if isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step has to be 1 or more; got {backward_passes_per_step!r}")
-    if isinstance(identity.strategy, TrainingStrategy):
+    if isinstance(identity.cell.strategy, TrainingStrategy):
         raise ValueError(
             "hvd.DistributedOptimizer reduces gradients itself, and the cell's strategy does so, too: run the cell "
             "with --strategy none"

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.compat.spark import lines
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import failure
 from jupyter_distrib.worker.output import reporting
@@ -31,7 +32,7 @@ def execute(
     """Call the function, report to the notebook, and return its value."""
     teller = Teller(run, token, int(os.environ["RANK"]))
     teller.tell(m.Started(run=run, rank=teller.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
-    reporting.current = reporter = reporting.Reporter(run, teller.rank, teller.tell)
+    identity.cell = identity.CellState(reporter=(reporter := reporting.Reporter(run, teller.rank, teller.tell)))
     error: BaseException | None = None
     value = None
     with teller.streams():
@@ -39,7 +40,7 @@ def execute(
             value = function(*args, **keywords)
         except BaseException as raised:  # noqa: BLE001 - foreign code; raised again below
             error = raised
-        reporting.current = None
+        identity.cell = identity.CellState()
         reporter.close()
     left = isinstance(error, SystemExit) and error.code in (None, 0)
     teller.tell(_end(run, teller.rank, None if left else error))

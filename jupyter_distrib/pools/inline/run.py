@@ -146,8 +146,8 @@ class InlineRun:
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             return None, error
         finally:
-            reporter, reporting.current = reporting.current, None
-            if reporter is not None:
+            if (reporter := identity.cell.reporter) is not None:
+                identity.cell.reporter = None
                 reporter.close()
 
     def _prepare(self, module: types.ModuleType) -> None:
@@ -157,8 +157,8 @@ class InlineRun:
         namespace |= rank_environment.names(command.cell, namespace)
         data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
-        identity.strategy = strategy.load("none")()
-        reporting.current = reporting.Reporter(command.run, identity.rank(), self._tell)
+        reporter = reporting.Reporter(command.run, identity.rank(), self._tell)
+        identity.cell = identity.CellState(strategy=strategy.load("none")(), reporter=reporter)
 
     @contextmanager
     def _kept_values(self, rank: int) -> Iterator[None]:

@@ -16,14 +16,13 @@ from typing import Any
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.worker.output import reporting
 
 
 class RankContext:
     """The process state of one rank: saved when the rank waits, and restored when it continues."""
 
     def __init__(self) -> None:
-        self._order, self._strategy, self._reporter = identity._order, identity.strategy, reporting.current  # noqa: SLF001 - put back below
+        self._order, self._cell = identity._order, identity.cell  # noqa: SLF001 - put back below
         self._main, self._streams = sys.modules["__main__"], (sys.stdin, sys.stdout, sys.stderr)
         self._environment, self._argv, self._path = dict(os.environ), list(sys.argv), list(sys.path)
         self._kept = dict(payload.kept_values)
@@ -31,7 +30,7 @@ class RankContext:
         self._torch: Any = torch.get_rng_state() if (torch := sys.modules.get("torch")) else None
 
     def put_back(self) -> None:
-        identity._order, identity.strategy, reporting.current = self._order, self._strategy, self._reporter  # noqa: SLF001
+        identity._order, identity.cell = self._order, self._cell  # noqa: SLF001
         sys.modules["__main__"] = self._main
         sys.stdin, sys.stdout, sys.stderr = self._streams
         sys.argv[:], sys.path[:] = self._argv, self._path

@@ -54,7 +54,7 @@ class CellEnvironment:
     def _apply(self, setting: m.Setting) -> None:
         """Apply the kernel's current directory, environment and path, and this rank's own variables."""
         of_group = self._groups.environment()
-        key = setting.own_environment, setting.env, of_group, identity.attempt, identity.max_restarts
+        key = setting.own_environment, setting.env, of_group, identity.cell.attempt, identity.cell.max_restarts
         if key != self._inputs:
             own = rank_environment.environment if setting.own_environment else {}
             given = identity.with_defaults({**own, **setting.env})

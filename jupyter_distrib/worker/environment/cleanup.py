@@ -44,7 +44,7 @@ class Cleanup:
         """Drop the values that the cell has not kept."""
         keep = command.setting.keep
         self._cold = False
-        identity.strategy = None  # it holds the cell's names
+        identity.cell.strategy = None  # it holds the cell's names
         tensors.whole.clear()
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
         if keep:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire import messages as m
@@ -123,10 +124,6 @@ def _is_update_of(event: Event, display_id: str) -> bool:
     return isinstance(event, m.Displayed) and event.update and event.display_id == display_id
 
 
-current: Displayer | None = None
-"""The rank's displayer while a cell runs in this process."""
-
-
 # ---------------------------------------------------------------------------------------------------- what cells call
 
 
@@ -165,8 +162,8 @@ def update_display(item: Any, *, display_id: str, **keywords: Any) -> None:
 
 def clear_output(wait: bool = False) -> None:
     """Remove the displays and the printed text of this rank. The log keeps the text."""
-    if current is not None:
-        current.clear(wait=wait)
+    if identity.cell.displayer is not None:
+        identity.cell.displayer.clear(wait=wait)
 
 
 def publish(
@@ -186,8 +183,8 @@ def publish(
         bundle = {"text/plain": f"{too_large} Save it to a file, or make it smaller."}
     if bundle.keys() == {"text/plain"} and not display_id:
         print(bundle["text/plain"])
-    elif bundle and current is not None:
-        current.show(bundle, _plain(metadata or {}), display_id, update=update)
+    elif bundle and identity.cell.displayer is not None:
+        identity.cell.displayer.show(bundle, _plain(metadata or {}), display_id, update=update)
     elif bundle:
         _publish_here(bundle, metadata, display_id, update)
 
@@ -259,16 +256,15 @@ def show_figures() -> None:
 
 def close() -> None:
     """Show the cell's open figures, as a notebook does, and send the waiting displays."""
-    global current
     try:
         if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None and pyplot.get_backend() == BACKEND:
             show_figures()
     except Exception:  # noqa: BLE001 - figures that cannot be drawn do not make the cell fail
         traceback.print_exc()
     finally:
-        last, current = current, None
-        if last is not None:
-            last.close()
+        if (displayer := identity.cell.displayer) is not None:
+            identity.cell.displayer = None
+            displayer.close()
 
 
 # ---------------------------------------------------------------------------------------------------- IPython's names

@@ -1,7 +1,7 @@
 """The functions `report` and `progress`, by which a running cell sends numbers to the notebook. Loaded in kernel and
 ranks; standard library only.
 
-In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
+In a rank the worker puts a `Reporter` into `identity.cell`; anywhere else there is none and both calls are harmless.
 
 A tensor on a device is copied to the host asynchronously, and becomes a number when the copy has arrived: a report does
 not wait for the device.
@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -154,13 +155,9 @@ class Reporter:
         self._timer.start()
 
 
-current: Reporter | None = None
-"""The rank's reporter while a cell runs in this process."""
-
-
 def run_id() -> str | None:
     """Return the id of the run that this rank executes a cell of."""
-    return None if current is None else current.run
+    return None if identity.cell.reporter is None else identity.cell.reporter.run
 
 
 def report(values: Mapping[str, object] | None = None, *, step: int | None = None, **metrics: object) -> None:
@@ -173,9 +170,9 @@ def report(values: Mapping[str, object] | None = None, *, step: int | None = Non
 
     Does nothing outside a distributed run. Raises a `TypeError` that names a value which is no number.
     """
-    if current is None:
+    if (reporter := identity.cell.reporter) is None:
         return
-    current.measured({name: _number(name, value) for name, value in {**(values or {}), **metrics}.items()}, step)
+    reporter.measured({name: _number(name, value) for name, value in {**(values or {}), **metrics}.items()}, step)
 
 
 def _number(name: str, value: object) -> float | HostCopy:
@@ -216,9 +213,9 @@ def progress(iterable: Iterable[T], *, total: int | None = None, label: str = ""
             total = None
     step = 0
     for step, item in enumerate(iterable):
-        if current is not None:
-            current.progressed(label, step, total)
+        if identity.cell.reporter is not None:
+            identity.cell.reporter.progressed(label, step, total)
         yield item
         step += 1
-    if current is not None:
-        current.progressed(label, step, total)
+    if identity.cell.reporter is not None:
+        identity.cell.reporter.progressed(label, step, total)

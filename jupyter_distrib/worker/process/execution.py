@@ -6,14 +6,17 @@ import os
 import sys
 import time
 import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces import strategy as strategy_module
-from jupyter_distrib.interfaces.framework import Framework, Profiler
+from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire import messages as m
@@ -32,6 +35,24 @@ from jupyter_distrib.worker.output.late_output import LateThreads
 from jupyter_distrib.worker.process.control_thread import ControlThread
 from jupyter_distrib.worker.process.device_check import DeviceCheck, give_up
 from jupyter_distrib.worker.process.outcome import outcome
+
+
+class CellStage(Enum):
+    """Stage of the execution of a cell. The moves are those of the table at the top of the file."""
+
+    IDLE = auto()
+    """No cell."""
+    BEGINNING = auto()
+    """Inputs are rebuilt, and the strategy, the profiler and the debugger begin."""
+    RUNNING = auto()
+    """The cell's own code runs."""
+    ENDING = auto()
+    """End of all that has begun, in the reverse order, and of what the cell has left behind."""
+    PACKING = auto()
+    """The value is pickled, which runs the user's code as well."""
+
+
+_STOPPABLE = (CellStage.BEGINNING, CellStage.RUNNING, CellStage.PACKING)
 
 
 class CellRunner:
@@ -64,6 +85,11 @@ class CellRunner:
         self._device = DeviceCheck(order, framework, messenger.send)
         self._late = LateThreads(order.rank, messenger.send)
         self._loading = partial(crash_notes.note, loading_fd)
+        self._stage = CellStage.IDLE
+
+    def _move(self, stage: CellStage) -> None:
+        self._stage = stage
+        self._interrupts.allowed = stage in _STOPPABLE
 
     def execute(self, command: m.Execute, fds: list[int]) -> None:
         run, rank = command.run, self._order.rank
@@ -72,7 +98,7 @@ class CellRunner:
         self.failure.drop()
         self._messenger.begin(m.Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
-        value, error = self._guarded(command, fds, module)
+        value, error = self._run(command, fds, module)
         if error is not None:
             local_modules.drop_orphans()
         if isinstance(error, SystemExit):
@@ -103,6 +129,7 @@ class CellRunner:
             self.failure.keep(command, module, failed)
         self._environment.restore()
         self._groups.tidy()
+        self._move(CellStage.IDLE)
 
     def replace_streams(self, run: str) -> None:
         """Open new output streams, so that processes that outlive their cell do not write into the output of the next
@@ -115,61 +142,91 @@ class CellRunner:
         for fd in ends:
             os.close(fd)
 
-    def _guarded(
-        self, command: m.Execute, fds: list[int], module: types.ModuleType
-    ) -> tuple[Any, BaseException | None]:
+    def _run(self, command: m.Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
         """Run the cell and return its value, or the exception that it raised."""
-        strategy, profiler, ok, waits = None, None, False, False
         try:
-            try:
-                self._interrupts.allow()
-                self._prepare(command, fds, module)
-                waits = not command.unanswered and debugger_channel.is_expected(command.cell)
-                if waits:
-                    self._groups.wait_endlessly(on=True)
-                strategy = identity.strategy = self._strategy(command.setting.strategy)
-                strategy.begin(self._strategy_run(command, module.__dict__))
-                self._groups.arrived()
-                self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
-                self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
-                profiler = self._profiler(command) if command.profile else None
-                self._control.reserve()
-                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
-                child_processes.leave_if_forked(self._pid)
-                value = None if command.cell.script else value
-                strategy.returning(value)
-                end_of_cell.run_registered(ok=True)
-                ok = True
-            finally:
-                self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
-                self._debugger.finish()
-                child_processes.leave_if_forked(self._pid, sys.exception())
-                if profiler is not None:
-                    profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
-                end_of_cell.run_registered(ok=False)
-                if waits:
-                    self._groups.wait_endlessly(on=False)
-                if strategy is not None:
-                    strategy.end(ok=ok)
-            return value, None
+            with ExitStack() as parts:
+                try:
+                    self._move(CellStage.BEGINNING)
+                    self._interrupts.end_if_stopping()
+                    strategy = self._begin(parts, command, fds, module)
+                    self._move(CellStage.RUNNING)
+                    value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                    child_processes.leave_if_forked(self._pid)
+                    value = None if command.cell.script else value
+                    strategy.returning(value)
+                    end_of_cell.run_registered(ok=True)
+                    return value, None
+                finally:
+                    self._move(CellStage.ENDING)  # before anything ends, which would raise with a traceback of ours
+                    child_processes.leave_if_forked(self._pid, sys.exception())
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
-            self._interrupts.allowed = False
+            self._move(CellStage.ENDING)  # again, for an interrupt that came before the move
             return None, error
+
+    def _begin(
+        self, parts: ExitStack, command: m.Execute, fds: list[int], module: types.ModuleType
+    ) -> strategy_module.Strategy:
+        """Begin the parts of a cell. They end in the reverse order."""
+        expected = not command.unanswered and debugger_channel.is_expected(command.cell)
+        parts.enter_context(self._outputs())
+        self._prepare(command, fds, module)
+        if expected:
+            parts.enter_context(self._endless_waits())
+        strategy = parts.enter_context(self._strategy(command, module.__dict__))
+        self._groups.arrived()
+        self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
+        parts.callback(end_of_cell.run_registered, ok=False)
+        if command.profile:
+            parts.enter_context(self._profiler(command))
+        self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=expected)
+        parts.callback(self._debugger.finish)
+        self._control.reserve()
+        return strategy
+
+    @contextmanager
+    def _outputs(self) -> Iterator[None]:
+        try:
+            yield
         finally:
-            reporter, reporting.current = reporting.current, None
-            if reporter is not None:
+            if (reporter := identity.cell.reporter) is not None:
+                identity.cell.reporter = None
                 reporter.close()
             displaying.close()
 
-    def _profiler(self, command: m.Execute) -> Profiler | None:
-        """Return the running profiler of a cell; None if there is none here."""
+    @contextmanager
+    def _endless_waits(self) -> Iterator[None]:
+        """Wait for other ranks without a limit: one of them may stop in the debugger."""
+        self._groups.wait_endlessly(on=True)
+        try:
+            yield
+        finally:
+            self._groups.wait_endlessly(on=False)
+
+    @contextmanager
+    def _strategy(self, command: m.Execute, names: dict[str, object]) -> Iterator[strategy_module.Strategy]:
+        strategy = identity.cell.strategy = self._load_strategy(command.setting.strategy)
+        ok = False
+        try:
+            strategy.begin(self._strategy_run(command, names))
+            yield strategy
+            ok = True
+        finally:
+            strategy.end(ok=ok)
+
+    @contextmanager
+    def _profiler(self, command: m.Execute) -> Iterator[None]:
         profiler = self._framework.profiler(command, self._messenger.send)
         if profiler is None:
             text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
             self._messenger.send(m.Noted(run=command.run, rank=self._order.rank, text=text))
-            return None
+            yield
+            return
         profiler.begin()
-        return profiler
+        try:
+            yield
+        finally:
+            profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
 
     def _outcome(
         self,
@@ -198,22 +255,22 @@ class CellRunner:
 
         try:
             try:
-                self._interrupts.allowed = error is None
+                self._move(CellStage.ENDING if error is not None else CellStage.PACKING)
                 return told(value, error)
             finally:
-                self._interrupts.allowed = False
-        except BaseException as broken:  # noqa: BLE001 - as in `_guarded`
-            self._interrupts.allowed = False
+                self._move(CellStage.ENDING)
+        except BaseException as broken:  # noqa: BLE001 - as in `_run`
+            self._move(CellStage.ENDING)
             return told(None, broken)
 
     def _prepare(self, command: m.Execute, fds: list[int], module: types.ModuleType) -> None:
-        run, rank = command.run, self._order.rank
+        run, rank, send = command.run, self._order.rank, self._messenger.send
+        identity.cell = identity.CellState(attempt=command.attempt, max_restarts=command.max_restarts)
         self._framework.prepare()
-        identity.attempt, identity.max_restarts = command.attempt, command.max_restarts
         if command.cell.script:
             self._environment.modules.unload()  # as in a new process
         for path in self._environment.prepare(command.setting):
-            self._messenger.send(m.Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
+            send(m.Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
         self._late.begin()
         sys.modules["__main__"] = module
         namespace = module.__dict__
@@ -225,10 +282,10 @@ class CellRunner:
         cell_environment.resume_singletons(namespace.values(), payload.kept_values.values())
         self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
         self._prober.begin(run, command.cell.filename)
-        reporting.current = reporting.Reporter(run, rank, self._messenger.send)
-        displaying.current = displaying.Displayer(run, rank, self._messenger.send)
+        identity.cell.reporter = reporting.Reporter(run, rank, send)
+        identity.cell.displayer = displaying.Displayer(run, rank, send)
 
-    def _strategy(self, name: str) -> strategy_module.Strategy:
+    def _load_strategy(self, name: str) -> strategy_module.Strategy:
         found = strategy_module.load(name)
         if found.framework not in ("", self._framework.name):
             raise DistributedError(

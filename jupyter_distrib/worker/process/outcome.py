@@ -38,7 +38,7 @@ def outcome(
         kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
         for name in kept:
             payload.kept_values[f"{run}/{name}"] = namespace[name]
-        shards = getattr(identity.strategy, "shards", False)
+        shards = getattr(identity.cell.strategy, "shards", False)
         sharded = tuple(name for name in kept if shards and payload.sharded_in(namespace[name]))
         parcel, fd = None, None
         if value is not None:

@@ -48,7 +48,7 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     names = vars(sys.modules["__main__"])
     for name, value in rank_environment.provided(names).items():
         names.setdefault(name, value)
-    chosen = identity.strategy = strategy_module.load(strategy)()
+    chosen = identity.cell.strategy = strategy_module.load(strategy)()
     ok = False
     try:
         chosen.begin(_strategy_run(path, options or {}, names))
