@@ -6,7 +6,7 @@ import time
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.analysis import failures
-from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.debug_prompt import POLL_S, Conversation
@@ -35,8 +35,8 @@ def examine(runs: RunHistory, pools: PoolManager, number: int | None) -> None:
         try:
             if not _opened(run, rank):
                 raise PoolError(_reason(run, rank))
-            conversation = Conversation(run, HELP, is_over=lambda: group.state != "open")
-            while run.record.ranks[rank].prompt is not None and group.state == "open":
+            conversation = Conversation(run, HELP, is_over=lambda: group.state is not GroupState.OPEN)
+            while run.record.ranks[rank].prompt is not None and group.state is GroupState.OPEN:
                 conversation.answer(rank)
         finally:
             if run.record.ranks[rank].prompt is not None:
@@ -68,7 +68,7 @@ def _failed(runs: RunHistory, pools: PoolManager) -> tuple[Run, WorkerGroup]:
         raise PoolError(f"no rank of the last run ({run.id}) has raised an exception.")
     if run.link.echoes_output:
         raise PoolError("ranks of the inline pool keep no failure: write breakpoint() into the cell, or use %debug.")
-    group = next((group for group in pools.groups() if group.run is run and group.state == "open"), None)
+    group = next((group for group in pools.groups() if group.run is run and group.state is GroupState.OPEN), None)
     if group is None:
         raise PoolError(f"the ranks of run {run.id} have ended or executed something else since, so nothing is kept.")
     return run, group

@@ -15,7 +15,7 @@ from typing import Any
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Captured
 from jupyter_distrib.kernel.capture.inputs import PackedInputs
-from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.wire import messages as m
@@ -104,5 +104,5 @@ class KeptValues:
             group, key = self._forgotten.get()
             keys.setdefault(group.name, (group, []))[1].append(key)
         for group, dropped in keys.values():
-            if group.state == "open":
+            if group.state is GroupState.OPEN:
                 group.connection.node.send(m.Forget(group=group.name, keys=tuple(dropped)))

@@ -23,7 +23,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
-from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import ConcurrentStart, PoolManager, once_more
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
@@ -184,7 +184,7 @@ class Session:
 
     def _give_up_starting(self, group: WorkerGroup) -> None:
         """End ranks that are still starting, for a run that the user has stopped meanwhile."""
-        if group.state == "opening":
+        if group.state is GroupState.OPENING:
             self.pools.close_group(group)
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:

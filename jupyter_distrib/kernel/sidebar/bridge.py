@@ -28,6 +28,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.pools.connection import GroupState
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
@@ -190,7 +191,7 @@ class FrontEnd:
             trouble = {"text": str(error), "at_s": 0.0}
         self._unchanged = self._unchanged or UnchangedParts()
         seen = overview(current, self._settings, self._pools, self._unchanged)
-        starting = any(group.state == "opening" for group in current.pools.groups())
+        starting = any(group.state is GroupState.OPENING for group in current.pools.groups())
         more = {
             "starting_in": self.cells.running if starting else "",
             "route": self._route,

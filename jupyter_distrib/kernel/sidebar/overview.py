@@ -14,7 +14,7 @@ from jupyter_distrib.kernel.history.listing import SHOWN, Comparison, matching, 
 from jupyter_distrib.kernel.history.saved_run import thinned
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.pools.connection import WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups
@@ -119,7 +119,7 @@ def _group(group: WorkerGroup) -> dict[str, Any]:
         "kept": sorted({handle.name for handle in group.kept}),
         "run": group.run.id if group.run is not None and not group.run.done() else None,
         "ranks": [m.fields_of(info) for info in group.workers],
-        "starting": m.fields_of(group.starting) if group.state == "opening" and group.starting else None,
+        "starting": m.fields_of(group.starting) if group.state is GroupState.OPENING and group.starting else None,
     }
 
 

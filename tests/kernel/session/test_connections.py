@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -9,7 +11,7 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.pools import connection
-from jupyter_distrib.kernel.session.pools.connection import Connection, ConnectionFacts, PoolAddress
+from jupyter_distrib.kernel.session.pools.connection import Connection, ConnectionFacts, ConnectionState, PoolAddress
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.pools.base import Capabilities, Node
 from jupyter_distrib.pools.ray.pool import RayPool
@@ -22,8 +24,10 @@ class Link(Node):
 
     def __init__(self) -> None:
         self.closed = 0
+        self.asked = threading.Event()
 
-    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None: ...
+    def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        self.asked.set()
 
     def close(self) -> None:
         self.closed += 1
@@ -85,11 +89,16 @@ def test_a_node_that_does_not_answer_is_closed_unless_it_can_do_more(monkeypatch
     connection = reached(monkeypatch, node)
 
     connection.wait_if_gone()  # returns, since such a node has not ended
-    assert (connection.lost, node.closed) == ("", 0)
-    connection.abandon()
+    assert (connection.state, node.closed) == (ConnectionState.REACHED, 0)
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(connection.ask)
+        assert node.asked.wait(10)
+        connection.abandon()
+        with pytest.raises(PoolError, match="does not answer"):
+            answer.result()
 
     assert node.closed == 1
-    assert "does not answer" in connection.lost
+    assert connection.state is ConnectionState.LOST
 
 
 def test_a_node_without_what_a_node_can_do_is_refused_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

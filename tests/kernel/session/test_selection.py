@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.kernel.session.pools.connection import GroupRequest, WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import GroupRequest, GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.selection import fits
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.wire import messages as m
@@ -18,7 +18,9 @@ def request(size: GroupSize, **more: Any) -> GroupRequest:
     return GroupRequest(**{"size": size, "load_env": {}, **more})
 
 
-def group(asked: GroupRequest, *, ranks: int = 0, gpus: bool = False, state: str = "open") -> WorkerGroup:
+def group(
+    asked: GroupRequest, *, ranks: int = 0, gpus: bool = False, state: GroupState = GroupState.OPEN
+) -> WorkerGroup:
     workers = tuple(m.WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(ranks))
     return WorkerGroup(name="g", connection=None, asked=asked, workers=workers, gpus=gpus, state=state)  # type: ignore[arg-type]
 
@@ -58,7 +60,7 @@ def test_gpu_ranks_that_are_up_fit_by_number_and_type(asked: GroupSize, fitting:
 
 
 def test_ranks_that_are_starting_fit_what_they_were_asked_for() -> None:
-    starting = group(request(TWO_CPUS), state="opening")
+    starting = group(request(TWO_CPUS), state=GroupState.OPENING)
     assert fits(starting, request(TWO_CPUS))
     assert not fits(starting, request(GroupSize()))
 
@@ -71,4 +73,4 @@ def test_gpu_ranks_do_not_fit_a_notebook_that_sees_other_devices() -> None:
 
 def test_ranks_of_another_loading_environment_or_closed_ones_do_not_fit() -> None:
     assert not fits(group(request(TWO_CPUS), ranks=2), request(TWO_CPUS, load_env={"OMP_NUM_THREADS": "1"}))
-    assert not fits(group(request(TWO_CPUS), ranks=2, state="closed"), request(TWO_CPUS))
+    assert not fits(group(request(TWO_CPUS), ranks=2, state=GroupState.CLOSED), request(TWO_CPUS))

@@ -5,6 +5,18 @@
     WorkerGroup                     ranks of this notebook in the pool
     Requests                        questions of this kernel that await an answer of the pool's process
 
+The states of a connection:
+
+    REACHED -> LEAVING    this kernel has another pool now, and runs go on here
+    REACHED -> CLOSED     the same, without runs
+    LEAVING -> CLOSED     the last of these runs has ended
+    any     -> LOST       the pool's process is gone, or does not answer
+
+and of a worker group:
+
+    OPENING -> OPEN       its ranks are up
+    any     -> CLOSED     it was refused, closed, or lost with its connection
+
 `Connection.handle_event` is called in the pool's own thread, everything else in the thread that runs the cell. Both
 change the worker groups.
 """
@@ -19,6 +31,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
@@ -46,6 +59,23 @@ GroupEvent = (
     | m.WorkerGroupStarting
 )
 ANSWER_S = 5.0
+
+
+class ConnectionState(Enum):
+    """State of the connection to a pool."""
+
+    REACHED = auto()
+    LEAVING = auto()
+    CLOSED = auto()
+    LOST = auto()
+
+
+class GroupState(Enum):
+    """State of a worker group, as the kernel knows it."""
+
+    OPENING = auto()
+    OPEN = auto()
+    CLOSED = auto()
 
 
 @data_class
@@ -152,12 +182,12 @@ class Connection:
         """Id of the process at the other end, once it has answered; 0 if it is not visible from here."""
         self.process = ("", 0)
         """Id of that process in its own namespace, with the namespace."""
-        self.lost = ""
-        """The reason why nothing can be sent any more; empty while the pool can be reached."""
+        self.state = ConnectionState.REACHED
+        self._loss = ""
+        """The reason why the pool was lost."""
         self._variables = self._read_variables()
         self._companion: confinement.Companion | None = None
         """The process at the other end, if it is at the same place as the ranks."""
-        self._leaving = False
         self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
@@ -233,7 +263,7 @@ class Connection:
             case m.WorkerGroupOpened():
                 group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
                 self.gpus.learn(event)
-                group.state = "open"
+                group.state = GroupState.OPEN
                 group.wake_waiting()
             case m.WorkerGroupQueued():
                 group.news.put(event.reason)
@@ -257,8 +287,7 @@ class Connection:
         elif isinstance(event, m.Failed) and self.facts.elsewhere:
             event = self._explained(event, run)
         run.deliver(event, descriptors)
-        if self._leaving and not self.runs:
-            self.node.close()
+        self._close_if_left()
         return None
 
     def _explained(self, event: m.Failed, run: Run) -> m.Failed:
@@ -283,7 +312,7 @@ class Connection:
 
     def _lose(self, reason: str) -> None:
         """End all requests, worker groups and runs: the agent is gone, and every rank with it."""
-        self.lost = reason
+        self.state, self._loss = ConnectionState.LOST, reason
         try:
             self._end_all(reason)
         finally:
@@ -301,7 +330,7 @@ class Connection:
     def add_run(self, run: Run) -> None:
         """Pass the events of this run on to it from now on. The run ends at once if the agent has just been lost."""
         self.runs[run.record.run] = run
-        if self.lost:
+        if self.state is ConnectionState.LOST:
             self._give_up(run)
 
     @contextmanager
@@ -315,13 +344,19 @@ class Connection:
 
     def _give_up(self, run: Run) -> None:
         pids = {rank.rank: rank.pid for rank in run.record.ranks.values() if not rank.finished}
-        for event in endings.lost(run.id, pids, self.lost, log_directory=run.record.log_directory):
+        for event in endings.lost(run.id, pids, self._loss, log_directory=run.record.log_directory):
             self._run_event(event)
 
     def leave(self) -> None:
         """Close the connection, which ends this kernel's ranks; while runs go on, follow them to their end first."""
-        self._leaving = True
-        if not self.runs:
+        if self.state is ConnectionState.LOST:
+            return self.node.close()
+        self.state = ConnectionState.LEAVING
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        if self.state is ConnectionState.LEAVING and not self.runs:
+            self.state = ConnectionState.CLOSED
             self.node.close()
 
     def ask(self) -> m.ServerStatus:
@@ -347,8 +382,7 @@ class WorkerGroup:
     """Sentences for the head of its next run: on the choice of GPUs, and on variables that are not in force."""
     announced: set[str] = field(default_factory=set)
     """Sentences on variables that have been in `notes` before."""
-    state: str = "opening"
-    """The state: `opening`, `open`, or `closed`."""
+    state: GroupState = GroupState.OPENING
     reason: str = ""
     """The reason why it was closed."""
     starting: m.WorkerGroupStarting | None = None
@@ -407,7 +441,7 @@ class WorkerGroup:
 
     def close(self, reason: str) -> None:
         """Mark the group as closed, and its kept values as lost."""
-        self.state, self.reason = "closed", reason
+        self.state, self.reason = GroupState.CLOSED, reason
         for handle in list(self.handles):
             handle.mark_lost(handle.ranks)
         self.wake_waiting()

@@ -18,7 +18,14 @@ from typing import TypeVar
 
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.session.pools import selection
-from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, PoolAddress, WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import (
+    Connection,
+    ConnectionState,
+    GroupRequest,
+    GroupState,
+    PoolAddress,
+    WorkerGroup,
+)
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity
@@ -314,8 +321,8 @@ class PoolManager:
         if refusal := group.connection.versions.refusal:
             self.close_group(group)
             raise PoolError(refusal)
-        if group.state == "closed":
-            error = StartCut if group.connection.lost else PoolError
+        if group.state is GroupState.CLOSED:
+            error = StartCut if group.connection.state is ConnectionState.LOST else PoolError
             raise error(group.reason or "the ranks were taken away while they were starting.")
 
     # ------------------------------------------------------------------------------------------------ for users

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from jupyter_distrib.errors import CaptureError, PoolError
-from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, WorkerGroup
+from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.system.formatting import rank_list
@@ -17,15 +17,15 @@ from jupyter_distrib.system.formatting import rank_list
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
     """Return whether these ranks meet the request; its size is for CPU ranks if the pool has no GPUs."""
     size, asked = request.size, group.asked
-    on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
+    on_cpus = group.state is GroupState.OPEN and not group.gpus  # where nothing reads the variables of GPU libraries
     same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
-    if group.state == "closed" or not same or asked.packages != request.packages:
+    if group.state is GroupState.CLOSED or not same or asked.packages != request.packages:
         return False
     if asked.size.gpus and asked.visible != request.visible:
         return False
     if size.gpu_type and size.gpu_type.lower() != asked.size.gpu_type.lower():
         return False
-    if group.state == "opening":
+    if group.state is GroupState.OPENING:
         return asked.size.gpus == size.gpus and asked.size.count == size.count
     return group.gpus == size.gpus and size.count in (None, len(group.workers))
 
@@ -60,7 +60,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
         turns: The condition that is notified when a thread has sent its cell or has failed to; not held.
     """
     left_s = until_s - time.monotonic()
-    if left_s <= 0 or group.state == "closed":
+    if left_s <= 0 or group.state is GroupState.CLOSED:
         raise busy(group)
     if (run := group.executing) is not None:
         run.wait_ended(left_s)
