@@ -33,8 +33,11 @@ def test_the_state_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("gpus", "options", "words"),
     [
-        (True, {}, ["--gpus=4", "--gpus-per-task=1"]),
-        (True, {"gres": "gpu:2"}, ["--gres=gpu:2"]),
+        (True, {}, ["--ntasks=4", "--gpus=4"]),
+        (True, {"gres": "gpu:2"}, ["--gres=gpu:2", "--ntasks=4", "--nodes=2", "--ntasks-per-node=2"]),
+        (True, {"gres": "gpu:a100:3,license:1"}, ["--ntasks=4", "--nodes=2"]),
+        (True, {"nodes": "2"}, ["--ntasks=4", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]),
+        (True, {"nodes": "3"}, ["--ntasks=4", "--nodes=3", "--gpus=4"]),
         (False, {"partition": "cpu", "salloc": "--mem=4G"}, ["--partition=cpu", "--mem=4G"]),
     ],
 )
@@ -42,6 +45,28 @@ def test_what_is_asked_for(gpus: bool, options: dict[str, str], words: list[str]
     asked = command.salloc(options, 4, gpus=gpus, name="x")
     assert set(words) <= set(asked)
     assert ("--gpus=4" in asked) == ("--gpus=4" in words)
+
+
+JOB = """\
+JobId=7 JobName=sh
+   JobState=RUNNING Reason=None Dependency=(null)
+   ReqNodeList=(null) ExcNodeList=(null)
+   NodeList=n[1-3,07]
+   NumNodes=4 NumCPUs=8 NumTasks=8 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   JOB_GRES=gpu:a100:5,gpu:v100:2
+     Nodes=n[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:4)
+     Nodes=n3 CPU_IDs=0-3 Mem=0 GRES=gpu:1(IDX:0),license:3(CNT:3)
+     Nodes=n07 CPU_IDs=0 Mem=0 GRES=
+"""
+
+
+def test_the_nodes_of_a_job_and_its_gpus_there() -> None:
+    job = command.Job.of("7", JOB)
+    assert (job.state, job.nodes) == ("RUNNING", ("n1", "n2", "n3", "n07"))
+    assert job.gpus == {"n1": 3, "n2": 3, "n3": 1}
+    assert "--gres=gpu:3" in command.Srun(job="7", python="python3", gpus=job.gpus).words("n1")
+    assert "--gres" not in " ".join(command.Srun(job="7", python="python3", gpus=job.gpus).words("n07"))
+    assert command.Job.of("7", "JobState=PENDING\n   NodeList=(null)\n").nodes == ()
 
 
 def test_a_controller_that_is_away_is_no_refusal() -> None:
@@ -75,9 +100,9 @@ def test_nodes_are_told_with_their_jobs() -> None:
 
 
 def test_names_of_nodes() -> None:
-    assert [*report.expanded("a[1-2,05],b,c[08-10]-x")] == ["a1", "a2", "a05", "b", "c08-x", "c09-x", "c10-x"]
-    assert [*report.expanded("r[1-2]n[1-2]")] == ["r[1-2]n[1-2]"]
-    assert [*report.expanded("")] == []
+    assert [*command.expanded("a[1-2,05],b,c[08-10]-x")] == ["a1", "a2", "a05", "b", "c08-x", "c09-x", "c10-x"]
+    assert [*command.expanded("r[1-2]n[1-2]")] == ["r[1-2]n[1-2]"]
+    assert [*command.expanded("")] == []
 
 
 @pytest.mark.parametrize(
@@ -120,5 +145,6 @@ def test_the_name_of_a_job_adds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         return SINFO if asked[0] == "sinfo" else words[0].replace("%i|%u|%T|%N|%j", f"17|eve|RUNNING|n1|{name}")
 
     monkeypatch.setattr(report, "output", output)
-    one, _ = report.look({"job": "17", "job_nodes": "n1"}, lambda _: None).nodes or ()
+    monkeypatch.setattr(report, "job_of", lambda job: command.Job(id=job, state="RUNNING", nodes=("n1",), gpus={}))
+    one, _ = report.look({"job": "17"}, lambda _: None).nodes or ()
     assert one.holders == ("eve: job 17 (x [2J)",)

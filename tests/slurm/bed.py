@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -43,9 +44,17 @@ KillWait=2
 PluginDir={libraries}/slurm-wlm
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.2 Port=6831 CPUs=4
-NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.3 Port=6832 CPUs=4
+GresTypes=gpu
+TaskProlog={folder}/prolog
+NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.2 Port=6831 CPUs=4 Gres=gpu:4
+NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.3 Port=6832 CPUs=4 Gres=gpu:4
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+"""
+GPUS = 4
+"""The GPUs of each node. Slurm wants no more of them than a device file."""
+_PROLOG = """\
+#!/bin/sh
+echo "export CUDA_GPU_BED=$(cat {folder}/gpus-$SLURMD_NODENAME 2>/dev/null)"
 """
 _NODE = """
 hostname "$1"
@@ -91,6 +100,12 @@ class SlurmBed:
         text = _CONFIG.format(here=here, folder=self.folder, libraries=libraries)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost {here}\n127.0.0.2 n1\n127.0.0.3 n2\n")
+        (self.folder / "prolog").write_text(_PROLOG.format(folder=self.folder))
+        (self.folder / "prolog").chmod(0o755)
+        for index in range(GPUS):
+            os.mknod(self.folder / f"gpu{index}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        gpus = f"{self.folder}/gpu[0-{GPUS - 1}]"
+        (self.folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={gpus}\n")
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
@@ -131,6 +146,30 @@ class SlurmBed:
         log = (self.folder / "ctld.log").read_text(errors="replace")[-4000:]
         return f"{self.output('squeue', '-l')}\n{processes.stdout}\n{log}"
 
+    def feign_gpus(self, node: str, folder: Path) -> None:
+        """Have the steps on a node see the GPUs of this `GpuBed`, if their PYTHONPATH begins with its modules."""
+        (self.folder / f"gpus-{node}").write_text(str(folder))
+
+    @contextmanager
+    def job(self, *asked: str) -> Iterator[dict[str, str]]:
+        """Hold a job, and yield the variables of Slurm in it."""
+        held = ["salloc", *asked, "sh", "-c", 'env -0; printf "\\0\\n"; cat >/dev/null']
+        env = {**os.environ, **self.environment}
+        with subprocess.Popen(held, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log) as salloc:
+            assert salloc.stdin is not None
+            assert salloc.stdout is not None
+            try:
+                text = b""
+                while not text.endswith(b"\0\0\n"):
+                    line = salloc.stdout.readline()
+                    assert line, f"salloc {asked} has ended"
+                    text += line
+                pairs = [each.partition("=") for each in text.decode().split("\0")]
+                yield {name: value for name, _, value in pairs if name.startswith("SLURM")}
+            finally:
+                salloc.stdin.close()
+                salloc.wait(30)
+
     @contextmanager
     def controller_away(self) -> Iterator[None]:
         """Freeze the controller for a while."""
@@ -143,7 +182,7 @@ class SlurmBed:
     def close(self) -> None:
         for job in self.jobs():
             self.output("scancel", job)
-        wait_until(lambda: not self.jobs(), 30)  # steps that end need the daemons
+        wait_until(lambda: not self.output("squeue", "-h"), 30)  # steps that end need the daemons
         for process in reversed(self._processes):
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)

@@ -104,7 +104,7 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
     ("options", "said"),
     [
         ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
-        ({"gres": "gpu:4"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
+        ({"gres": "gpu:5"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
         ({"salloc": "--ntasks=64"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
         (
             {"time": "99-0"},
@@ -263,3 +263,53 @@ def test_nodes_get_the_packages_that_they_lack(bed: SlurmBed, tmp_path: Path) ->
         assert re.search(
             r"^n1 +4, \d free .* root: job \d+ \(jupyter_distrib [^)]*\) +cluster$", status, re.MULTILINE
         ), status
+
+
+STRAY = {
+    "SLURM_MEM_PER_CPU": "100",
+    "SLURM_MEM_PER_NODE": "2000",
+    "SRUN_CPUS_PER_TASK": "8",
+    "SLURM_GPUS_PER_TASK": "1",
+    "SLURM_EXCLUSIVE": "1",
+    "SALLOC_PARTITION": "nowhere",
+    "SQUEUE_FORMAT": "%i",
+    "SINFO_FORMAT": "%N",
+}
+"""What another job, its script or a profile may have left in the environment of a notebook."""
+
+
+def lab(folder: Path) -> None:
+    lines = [
+        'pool = "cluster"',
+        "[pools.cluster]",
+        'kind = "slurm"',
+        f"python = {sys.executable!r}",
+        'interface = "lo"',
+    ]
+    write_trusted(folder, "\n".join([*lines, ""]))
+
+
+def test_variables_of_other_jobs_change_nothing(bed: SlurmBed, tmp_path: Path) -> None:
+    lab(tmp_path)
+    with Notebook(tmp_path, STRAY) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_job_that_is_named_by_its_id_alone_is_used_and_one_that_has_ended_is_refused(
+    bed: SlurmBed, tmp_path: Path
+) -> None:
+    """As by ssh into a job; and in a terminal that outlives its job."""
+    lab(tmp_path)
+    with bed.job("--nodes=2", "--ntasks-per-node=1") as variables:
+        job = variables["SLURM_JOB_ID"]
+        with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
+            book.ok("%load_ext jupyter_distrib")
+            said = book.ok("%%distributed --ranks 2\nimport os\nos.environ['SLURM_JOB_ID']").result
+            assert said == f"ranks 0-1: '{job}'"
+    with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        refused = book.fails("%%distributed --ranks 2\nrank").evalue
+        assert refused.startswith(f"SLURM_JOB_ID names job {job}, which "), refused
+        book.ok("import os\ndel os.environ['SLURM_JOB_ID']")
+        assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"

@@ -54,12 +54,13 @@ class Allocation:
         self._granted = False
         self._request: Request | None = None
 
-    def obtain(self, size: int, *, gpus: bool, wait_s: float, title: str) -> tuple[str, tuple[Host, ...]]:
+    def obtain(self, size: int, *, gpus: bool, wait_s: float, title: str) -> tuple[command.Job, tuple[Host, ...]]:
         """Wait for nodes for so many ranks; return the job and its nodes. Raises `PoolError`."""
         self._request = Request(title)
         words = command.salloc(self._options, size, gpus=gpus, name=self._request.name)
+        pipe = subprocess.PIPE
         self._process = process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+            words, env=environment(), stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True
         )
         until_s = time.monotonic() + max(wait_s, AT_ONCE_S)
         while (found := self._line(process)) is None:
@@ -77,7 +78,10 @@ class Allocation:
                 self._say(text)
         self._granted = True
         job, nodes, counts = found
-        return job, command.hosts(node_names(nodes), command.tasks(counts))
+        if gpus and (held := job_of(job)).gpus:
+            return held, command.hosts(list(held.nodes), [])  # a node has room for as many ranks as GPUs
+        hosts = command.hosts(node_names(nodes), command.tasks(counts))
+        return command.Job(id=job, state="RUNNING", nodes=tuple(host.name for host in hosts), gpus={}), hosts
 
     def _line(self, process: subprocess.Popen[bytes]) -> tuple[str, str, str] | None:
         """Return what was granted, or None after a while."""
@@ -120,6 +124,36 @@ def node_names(nodes: str) -> list[str]:
     return output("scontrol", "show", "hostnames", nodes).split()
 
 
+def job_of(number: str) -> command.Job:
+    """Return a job, with its nodes and GPUs. Raises `PoolError`."""
+    return command.Job.of(number, output("scontrol", "show", "job", "--details", number))
+
+
+def notebooks_job(number: str) -> command.Job:
+    """Return the job that `SLURM_JOB_ID` says this notebook is in.
+
+    Raises:
+        PoolError: It has ended, or there is no such job, so the variable is left from an earlier one.
+    """
+    advice = 'to get nodes of your own, run `del os.environ["SLURM_JOB_ID"]` and the cell again.'
+    try:
+        job = job_of(number)
+    except PoolError as error:
+        if command.NO_JOB not in str(error):
+            raise
+        raise PoolError(f"SLURM_JOB_ID names job {number}, which Slurm does not know any more: {advice}") from None
+    if job.state not in ("RUNNING", "COMPLETING"):
+        what = command.ENDED.get(job.state, f"is {job.state}")
+        raise PoolError(f"SLURM_JOB_ID names job {number}, which {what}: {advice}")
+    return job
+
+
+def environment() -> dict[str, str]:
+    """Return the variables for Slurm's programs."""
+    stray = set(command.stray_variables(os.environ))
+    return {name: value for name, value in os.environ.items() if name not in stray}
+
+
 def seconds_left(job: str) -> float | None:
     """Return how long a job may still last; None if there is no limit, or Slurm does not tell."""
     with suppress(PoolError):
@@ -154,7 +188,9 @@ def _reason(job: str) -> str:
 def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
     """Return what a command of Slurm writes; with `says`, what it says beside. Raises `PoolError`."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
+        done = subprocess.run(
+            words, env=environment(), capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+        )
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
     if done.returncode:
@@ -216,7 +252,8 @@ def cancel(name: str) -> bool:
     """Cancel all jobs of this name; return whether Slurm has answered."""
     words = ["scancel", f"--user={os.getuid()}", f"--name={name}"]
     with suppress(subprocess.TimeoutExpired, OSError):
-        return not subprocess.run(words, capture_output=True, timeout=ANSWER_S, check=False).returncode
+        done = subprocess.run(words, env=environment(), capture_output=True, timeout=ANSWER_S, check=False)
+        return not done.returncode
     return False
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from jupyter_distrib.pools.command import bootstrap, command
 from jupyter_distrib.pools.command.hosts import Host
@@ -36,19 +37,69 @@ HOLDS = ("sh", "-c", _HELD)
 killed and cannot."""
 
 
+_ADDRESSES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+"""Variables that say where Slurm is, and who asks."""
+
+
+def stray_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables by which a job, or its script, sets options of Slurm's programs. They are those of the
+    notebook's own job, or left from another one, and contradict the options given here."""
+    stray = re.compile(r"(SLURM|SRUN|SALLOC|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL)_")
+    return sorted(name for name in environment if stray.match(name) and name not in _ADDRESSES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as `scontrol show job --details` describes it."""
+
+    id: str
+    state: str
+    nodes: tuple[str, ...]
+    gpus: Mapping[str, int]
+    """The number of its GPUs on each node, for nodes where it has some."""
+
+    @classmethod
+    def of(cls, id_: str, shown: str) -> Job:
+        """Read the description. GPUs of several types are counted together."""
+        nodes = re.search(r"^\s*NodeList=(\S+)", shown, re.MULTILINE)
+        gpus: dict[str, int] = {}
+        for names, gres in re.findall(r"^\s*Nodes=(\S+) .*?GRES=(\S*)", shown, re.MULTILINE):
+            count = _gpus_of(gres)
+            gpus |= dict.fromkeys(expanded(names), count) if count else {}
+        listed = nodes[1] if nodes and nodes[1] != "(null)" else ""
+        return cls(id=id_, state=state(shown), nodes=tuple(expanded(listed)), gpus=gpus)
+
+
+def expanded(text: str) -> Iterator[str]:
+    """Yield the names of `a[1-2,5],b`; a name of several ranges is yielded as it stands."""
+    for name in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\]([^\[]*)", name)
+        for part in match[2].split(",") if match else ():
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{match[1]}{number:0{len(first)}d}{match[3]}" if match else ""
+        if match is None:
+            yield name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srun:
     """A step of a job on each of its nodes; see `HostCommand`."""
 
     job: str
     python: str
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """The number of the job's GPUs on each node. A step of one task would get one task's GPUs."""
     engine: str = "Slurm"
     kind: str = "slurm"
 
     def words(self, host: str) -> list[str]:
         # Without --unbuffered, bytes stay in srun until a line ends.
         step = ["--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none"]
-        return ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
+        step += [f"--gres=gpu:{self.gpus[host]}"] if host in self.gpus else []
+        unset = [word for name in stray_variables(os.environ) for word in ("-u", name)]
+        srun = ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
+        return ["env", *unset, *srun] if unset else srun
 
     def failure(self, host: str, status: int | None, said: str) -> str:
         if any(words in said for words in (*_AWAY, _EXPIRED)):
@@ -62,11 +113,26 @@ class Srun:
 def salloc(options: Mapping[str, str], size: int, *, gpus: bool, name: str) -> list[str]:
     """Return the command that holds an allocation for this many ranks, and prints its job and nodes."""
     own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
-    wanted = [f"--ntasks={size}", *([f"--nodes={options['nodes']}"] if "nodes" in options else [])]
-    if gpus and "gres" not in options:
-        wanted += [f"--gpus={size}", "--gpus-per-task=1"]
     more = shlex.split(options.get("salloc", ""))
-    return ["salloc", f"--job-name={name}", *own, *wanted, *more, *HOLDS]
+    return ["salloc", f"--job-name={name}", *own, *_room(options, size, gpus=gpus), *more, *HOLDS]
+
+
+def _room(options: Mapping[str, str], size: int, *, gpus: bool) -> list[str]:
+    """Return the options for cores and GPUs of this many ranks. GPUs belong to nodes, not to tasks: a step gets those
+    of its node."""
+    on_each = _gpus_of(options["gres"]) if gpus and "gres" in options else 0
+    nodes = int(options["nodes"]) if options.get("nodes", "").isdigit() else -(-size // on_each) if on_each else 0
+    asked = [f"--ntasks={size}", *([f"--nodes={nodes or options['nodes']}"] if nodes or "nodes" in options else [])]
+    even = nodes > 0 and size % nodes == 0
+    asked += [f"--ntasks-per-node={size // nodes}"] if even else []
+    if gpus and "gres" not in options:
+        asked += [f"--gpus-per-node={size // nodes}" if even else f"--gpus={size}"]
+    return asked
+
+
+def _gpus_of(gres: str) -> int:
+    """Return the number of GPUs of each node in `gpu:a100:4,license:1`; 0 if it does not say."""
+    return sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
 
 
 def granted(line: str) -> tuple[str, str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
@@ -26,6 +27,7 @@ class SlurmPool(HostsPool):
 
     kind = "slurm"
     engine = "Slurm"
+    capabilities: ClassVar = replace(HostsPool.capabilities, read_variables={"job": "SLURM_JOB_ID"})
     needed: ClassVar = {}
     options: ClassVar = (
         _own("partition", "NAME", "the partition"),
@@ -44,7 +46,7 @@ class SlurmPool(HostsPool):
                 "the slurm pool needs srun, which is not here: start the notebook on a node of the cluster."
             )
         job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator is of one allocation, or makes its own
-        return self.given | {"job": job, "job_nodes": os.environ.get("SLURM_JOB_NODELIST", "")}
+        return self.given | {"job": job}
 
     @property
     def title(self) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.slurm import command
-from jupyter_distrib.pools.slurm.allocation import output
+from jupyter_distrib.pools.slurm.allocation import job_of, output
 from jupyter_distrib.system import outside_text
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
@@ -33,7 +33,7 @@ _MOST = 3
 def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
     """Return the report for a pool with these options. Raises `PoolError`."""
     own = [f"--partition={options['partition']}"] if "partition" in options else []
-    inside = [f"--nodes={options['job_nodes']}"] if options.get("job") else []
+    inside = [f"--nodes={','.join(job_of(options['job']).nodes)}"] if options.get("job") else []
     shown = output("sinfo", "--Node", "--noheader", f"--Format={','.join(_NODES)}", *own, *inside, limit_s=ANSWER_S)
     mark = secrets.token_hex(8)
     said = output("squeue", "--noheader", f"--format={mark}|{_JOBS}", *own, limit_s=ANSWER_S)
@@ -50,7 +50,7 @@ def nodes(shown: str, jobs: Iterable[str]) -> tuple[m.NodeStatus, ...]:
     """Return the status of each node from what sinfo shows, and squeue's lines."""
     holders: dict[str, list[str]] = {}
     for job, user, state, on, name in (line.split("|", 4) for line in jobs if line.count("|") >= 4):
-        for node in expanded(on) if state in ("RUNNING", "COMPLETING") else ():
+        for node in command.expanded(on) if state in ("RUNNING", "COMPLETING") else ():
             holders.setdefault(node, []).append(f"{user}: job {job} ({outside_text.shown(name, 60)})")
     found = {status.name: status for line in shown.splitlines() if (status := _node(line.split(), holders))}
     return tuple(found.values())  # a node is shown once for each of its partitions
@@ -82,18 +82,6 @@ def _gpus(gres: str) -> tuple[int, str]:
     """Return number and types of the GPUs in `gpu:a100:4(S:0-1),gpu:2`."""
     found = re.findall(r"\bgpu:(?:([\w.-]+):)?(\d+)\b", gres)
     return sum(int(count) for _, count in found), ", ".join(dict.fromkeys(kind for kind, _ in found if kind))
-
-
-def expanded(text: str) -> Iterator[str]:
-    """Yield the names of `a[1-2,5],b`; a name of several ranges is yielded as it stands."""
-    for name in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
-        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\]([^\[]*)", name)
-        for part in match[2].split(",") if match else ():
-            first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                yield f"{match[1]}{number:0{len(first)}d}{match[3]}" if match else ""
-        if match is None:
-            yield name
 
 
 def _next_rank(options: Mapping[str, str], waiting: int, *, gpus: bool) -> str:

@@ -22,7 +22,7 @@ from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.pools.slurm import allocation, command, report
-from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
+from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, notebooks_job, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
@@ -42,11 +42,17 @@ class SlurmCluster:
         """See `coordinator.engine.Reserve`."""
         return SlurmReservation(self, opening, hello, say)
 
-    def hosts(self, job: str, hosts: tuple[Host, ...]) -> Hosts:
+    def hosts(self, job: command.Job, hosts: tuple[Host, ...], *, gpus: bool) -> Hosts:
         """Return the nodes of an allocation."""
         nodes = int(self.options.get("nodes", "0")) if self.options.get("job") else 0  # else salloc has seen to it
         own = HostOptions(hosts=hosts, nodes=nodes, interface=self.options.get("interface", ""))
-        found = Hosts(command.Srun(job=job, python=self.options["python"]), own, self.loop, self.calls, self.archive)
+        found = Hosts(
+            command.Srun(job=job.id, python=self.options["python"], gpus=job.gpus if gpus else {}),
+            own,
+            self.loop,
+            self.calls,
+            self.archive,
+        )
         found.facts = self.facts
         return found
 
@@ -68,7 +74,8 @@ class SlurmReservation:
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         job, hosts = self._found()
-        self._nodes = HostsReservation(self._of.hosts(job, hosts), self._opening, self._hello, self._say)
+        of_job = self._of.hosts(job, hosts, gpus=self._opening.gpus)
+        self._nodes = HostsReservation(of_job, self._opening, self._hello, self._say)
         if self._given_up.is_set():
             self._nodes.give_up()
         try:
@@ -76,14 +83,15 @@ class SlurmReservation:
         except BaseException:
             self._allocation.release()
             raise
-        self._job = job
-        left_s = seconds_left(job)
+        self._job = job.id
+        left_s = seconds_left(job.id)
         return nodes if left_s is None else replace(nodes, ends_at_s=time.monotonic() + left_s)
 
-    def _found(self) -> tuple[str, tuple[Host, ...]]:
+    def _found(self) -> tuple[command.Job, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
-        if job := self._of.options.get("job", ""):
-            return job, command.hosts(node_names(self._of.options["job_nodes"]), [])
+        if number := self._of.options.get("job", ""):
+            job = notebooks_job(number)
+            return job, command.hosts(list(job.nodes), [])
         size = self._opening.ranks()
         if not 0 < size < 100_000:
             raise PoolError(f"Slurm needs a number of ranks, not {size}: say --gpus N or --ranks N.")
