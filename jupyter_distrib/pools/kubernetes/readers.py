@@ -1,0 +1,90 @@
+"""Reads the options of the pool: names, quantities and durations as Kubernetes writes them. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.options import shown
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+_RESOURCE = re.compile(rf"{_SUBDOMAIN.pattern}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
+_QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+_DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
+_UNITS_S = (86_400, 3_600, 60, 1)
+_LONGEST_S = 10 * 366 * 86_400
+
+
+def name(option: str, text: str) -> str:
+    """Read the name of a namespace, queue or service account."""
+    if len(text) > 253 or not _SUBDOMAIN.fullmatch(text):
+        raise OptionsError(f"{option} must be a name of small letters, digits, - and dots; got {shown(text)}")
+    return text
+
+
+def context(option: str, text: str) -> str:
+    """Read the name of a context, in which almost any character may be."""
+    if not text.isprintable() or text != text.strip():
+        raise OptionsError(f"{option} must be the name of a context of kubectl; got {shown(text)}")
+    return text
+
+
+def image(option: str, text: str) -> str:
+    """Read the name of an image; whether there is one is for the cluster to say."""
+    if not re.fullmatch(r"[\w][\w.:/@+-]*", text, re.ASCII):
+        raise OptionsError(f"{option} must be an image such as pytorch/pytorch:2.9.0; got {shown(text)}")
+    return text
+
+
+def resource(option: str, text: str) -> str:
+    """Read the name of a resource."""
+    if not _RESOURCE.fullmatch(text):
+        raise OptionsError(f"{option} must be the name of a resource, such as nvidia.com/gpu; got {shown(text)}")
+    return text
+
+
+def cores(option: str, text: str) -> str:
+    """Read a number of cores: `4`, `0.5` or `500m`."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match["unit"] not in (None, "m") or not float(match["number"]):
+        raise OptionsError(f"{option} must be a number of cores such as 4 or 500m; got {shown(text)}")
+    return text
+
+
+def size(option: str, text: str) -> str:
+    """Read a size: `64Gi` or `500M`."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match["unit"] == "m" or not float(match["number"]):
+        raise OptionsError(f"{option} must be a size such as 64Gi or 500M; got {shown(text)}")
+    if match["unit"] is None and float(match["number"]) < 1 << 20:
+        raise OptionsError(f"{option} = {text} is {text} bytes: write {text}Gi or {text}Mi")
+    return text
+
+
+def duration(option: str, text: str) -> str:
+    """Read a duration: `90m`, `2h` or `1d12h`."""
+    if not 0 < duration_s(text) <= _LONGEST_S:
+        raise OptionsError(f"{option} must be a duration such as 90m, 2h or 1d12h; got {shown(text)}")
+    return text
+
+
+def duration_s(text: str) -> int:
+    """Return the seconds of a duration; 0 if it is none."""
+    match = _DURATION.fullmatch(text)
+    parts = match.groups("0") if match else ()
+    return sum(int(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False))
+
+
+def command(option: str, text: str) -> str:
+    """Read a command line."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OptionsError(
+            f"{option} must be a command such as 'microk8s kubectl'; {shown(text)} is none ({error})"
+        ) from None
+    if not words:
+        raise OptionsError(f"{option} must be a command such as 'microk8s kubectl'; got {shown(text)}")
+    return text

@@ -1,0 +1,150 @@
+"""Reserves pods for one worker group: in a Job of their own, which is deleted with them. What happens in them is
+`pools/command/reservation.py`'s.
+
+`acquire` and `release` run in threads of their own."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.node_report import NodeReporter
+from jupyter_distrib.coordinator.part_transfer import PartTransfer
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import bootstrap, command
+from jupyter_distrib.pools.command.hosts import Host
+from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
+from jupyter_distrib.pools.command.transfer import carrier
+from jupyter_distrib.pools.kubernetes import guard, report, words
+from jupyter_distrib.pools.kubernetes.job import PodJob
+from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
+
+MOST_RANKS = 100_000
+
+
+class KubernetesCluster:
+    """The cluster, for one coordinator; `options` are the pool's."""
+
+    def __init__(self, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]) -> None:
+        self.options, self.loop, self.calls, self.archive = options, loop, calls, archive
+        self.kubectl = Kubectl(options)
+        self._is_checked = False
+        self.facts: dict[str, Mapping[str, Any]] = {}
+        self.ask = NodeReporter(loop, calls, partial(report.look, self.kubectl), fresh_s=report.FRESH_S).ask
+        """See `Coordinator.ask_nodes`."""
+        left = partial(guard.delete_left, self.kubectl)
+        threading.Thread(target=left, name="jupyter_distrib-left", daemon=True).start()
+
+    def reserve(self, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> KubernetesReservation:
+        """See `coordinator.engine.Reserve`."""
+        return KubernetesReservation(self, opening, hello, say)
+
+    def check(self) -> None:
+        """Raise `PoolError` if kubectl cannot be used."""
+        if not self._is_checked:
+            self.kubectl.check()
+            self._is_checked = True
+
+    def size(self, opening: m.OpenWorkerGroup) -> int:
+        """Return the number of ranks. Raises `PoolError` if there is none."""
+        all_gpus = int(self.options.get("nodes", "0")) * int(self.options.get("gpus_per_pod", "0"))
+        size = opening.ranks(all_gpus or None)
+        if not 0 < size < MOST_RANKS:
+            raise PoolError(f"Kubernetes has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
+        return size
+
+    def hosts(self, job: PodJob, hosts: tuple[Host, ...]) -> Hosts:
+        """Return the pods of a Job."""
+        own = HostOptions(hosts=hosts, nodes=len(hosts), interface=self.options.get("interface", ""))
+        found = Hosts(Exec(job=job, python=self.options["python"]), own, self.loop, self.calls, self.archive)
+        found.facts = self.facts
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exec:
+    """A command in a pod; see `HostCommand`."""
+
+    job: PodJob
+    python: str
+    engine: str = "Kubernetes"
+    kind: str = "kubernetes"
+
+    def words(self, host: str) -> list[str]:
+        return self.job.exec(host, (self.python, *bootstrap.WORDS))
+
+    def failure(self, host: str, status: int | None, said: str) -> str:
+        if text := words.meaning(said):
+            return text
+        shown = self.job.exec(host, (self.python,))
+        tried = shlex.join([*shown, "--version"])
+        return command.sentence(host, self.python, status, said, tried=tried, shown=shlex.join(shown))
+
+
+class KubernetesReservation:
+    """See `coordinator.engine.Reservation`."""
+
+    engine = "Kubernetes"
+    address_advice = HostsReservation.address_advice
+
+    def __init__(
+        self, of: KubernetesCluster, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
+    ) -> None:
+        self._of, self._opening, self._hello, self._say = of, opening, hello, say
+        self._given_up = threading.Event()
+        self._job = PodJob(of.kubectl, of.options, say, self._given_up)
+        self._nodes: HostsReservation | None = None
+
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
+        try:
+            self._of.check()
+            opening, title = self._opening, self._hello.notebook or self._hello.label
+            hosts = self._job.start(
+                self._of.size(opening), gpus=opening.gpus, wait_s=opening.wait_s, title=title.rpartition("/")[2]
+            )
+            self._nodes = HostsReservation(self._of.hosts(self._job, hosts), opening, self._hello, self._say)
+            if self._given_up.is_set():
+                self._nodes.give_up()
+            nodes = self._nodes.acquire({})
+        except BaseException:
+            self._job.release()
+            raise
+        self._job.company.leave()
+        return replace(nodes, ends_at_s=self._job.deadline_s)
+
+    def give_up(self) -> None:
+        self._given_up.set()
+        if self._nodes is not None:
+            self._nodes.give_up()
+
+    def release(self, *, keep_agents: bool) -> None:
+        self.give_up()
+        ending = threading.Thread(target=self._job.release, name="jupyter_distrib-release")
+        ending.start()  # side by side: one needs the connections, the other one the server
+        if self._nodes is not None:
+            self._nodes.release(keep_agents=keep_agents)
+        ending.join()
+
+    def is_room_wanted(self) -> bool:
+        return False
+
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
+        return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
+
+    def cause(self, error: BaseException) -> str:
+        """Describe an exception; how a pod has ended, if one has, is what a user wants to know first."""
+        said = str(error) or type(error).__name__
+        ended = "" if self.was_raised_on_node(error) else self._job.end_of()
+        return f"{ended}: {said}" if ended else said
+
+    def was_raised_on_node(self, error: BaseException) -> bool:
+        return self._nodes is not None and self._nodes.was_raised_on_node(error)
