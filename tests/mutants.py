@@ -25,7 +25,7 @@ CORE = {
     "jupyter_distrib/kernel/session/pools/selection.py": "tests/kernel/session/test_selection.py",
     "jupyter_distrib/pools/ray/placement_plan.py": "tests/pools/ray/test_placement_plan.py",
     "jupyter_distrib/server/diagnose.py": "tests/server/test_diagnose.py",
-    "jupyter_distrib/server/drain_reports.py": "tests/agent/test_group_repair.py",
+    "jupyter_distrib/server/group_health.py": "tests/server/test_group_health.py",
     "jupyter_distrib/server/restart_policy.py": "tests/server/test_restart_policy.py",
 }
 """Each module, with the tests that are to notice a change in it."""

@@ -637,3 +637,24 @@ def test_every_event_of_a_run_is_named_where_records_fold_them() -> None:
 
     assert {cls.__name__ for cls in events if not re.search(rf"case .*\bm\.{cls.__name__}\(\)", folded)} == set()
     assert len(events) > 20
+
+
+def test_reports_that_a_restart_computes_again_are_lost_and_those_before_an_earlier_restart_stay_so() -> None:
+    record = RunRecord(run="r", label="x", ranks=range(1), world_size=1)
+
+    def measured(*steps: int, at_s: float) -> None:
+        record.apply(m.Started(run="r", rank=0, pid=1, device="cpu", at_s=at_s))
+        for step in steps:
+            record.apply(m.Measured(run="r", rank=0, step=step, values={"loss": at_s}, at_s=at_s + step / 10))
+
+    def restarted(attempt: int, at_s: float) -> None:
+        record.apply(m.Restarted(run="r", attempt=attempt, max_restarts=2, cause="rank 0 was lost", at_s=at_s))
+
+    measured(0, 1, 2, 3, at_s=1.0)
+    restarted(1, at_s=2.0)
+    measured(2, 3, 4, at_s=3.0)
+    restarted(2, at_s=4.0)
+    measured(4, 5, at_s=5.0)
+
+    kept = [(sample.step, sample.values["loss"]) for sample in record.ranks[0].history if not sample.lost]
+    assert kept == [(0, 1.0), (1, 1.0), (2, 3.0), (3, 3.0), (4, 5.0), (5, 5.0)]
