@@ -158,9 +158,11 @@ class CellRunner:
                     end_of_cell.run_registered(ok=True)
                     return value, None
                 finally:
-                    self._move(CellStage.ENDING)  # before anything ends, which would raise with a traceback of ours
+                    self._interrupts.allowed = False  # first, and no call, which would raise one that is due
+                    self._move(CellStage.ENDING)
                     child_processes.leave_if_forked(self._pid, sys.exception())
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
+            self._interrupts.allowed = False
             self._move(CellStage.ENDING)  # again, for an interrupt that came before the move
             return None, error
 
@@ -258,8 +260,10 @@ class CellRunner:
                 self._move(CellStage.ENDING if error is not None else CellStage.PACKING)
                 return told(value, error)
             finally:
+                self._interrupts.allowed = False  # as in `_run`
                 self._move(CellStage.ENDING)
         except BaseException as broken:  # noqa: BLE001 - as in `_run`
+            self._interrupts.allowed = False
             self._move(CellStage.ENDING)
             return told(None, broken)
 
