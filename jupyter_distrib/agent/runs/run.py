@@ -99,6 +99,8 @@ class NodeRun:
             case m.ProbeAnswer():
                 if self.watch is not None and self.command.run == message.run:
                     self.watch.on_answer(message)
+            case m.StopPostponed():
+                self._ladder.postpone(message.rank)
             case m.StackSeen():
                 if self.command.run == message.run:
                     self.stacks.on_answer(message)

@@ -102,6 +102,15 @@ class Leave(Command):
 
 
 @message
+class StopPostponed(Event):
+    """Worker to agent: the run is being stopped, and this rank is importing a library, which it completes first. Sent
+    again and again until it has."""
+
+    run: str
+    rank: int
+
+
+@message
 class ProbeAnswer(Event):
     """Worker to agent: the place of its main thread."""
 

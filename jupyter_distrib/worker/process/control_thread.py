@@ -91,6 +91,8 @@ class ControlThread:
         while True:
             while self._running and not self._link.wait(FLUSH_EVERY_S):
                 process.flush_unfinished()
+                if self._interrupts.stopping and self._interrupts.postponed:
+                    self._messenger.send(m.StopPostponed(run=self._running, rank=identity.rank()))
                 self._interrupts.repeat()
             try:
                 message, fds = self._link.receive()
