@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.system import scratch
+from jupyter_distrib.system import network_interfaces, scratch
 
 START_S = 120.0
 END_S = 15.0
@@ -67,7 +66,7 @@ def _exchanged() -> tuple[str, list[dict[str, str]]]:
         "node": os.environ["GROUP_RANK"],
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "address": address,
-        "cluster": f"{address}:{_free_port(address)}" if os.environ["RANK"] == "0" else "",
+        "cluster": network_interfaces.with_port(address, _free_port(address)) if os.environ["RANK"] == "0" else "",
     }
     everyone = [{key: str(each[key]) for key in own} for each in object_collectives.gather(own)]
     return everyone[0]["cluster"], everyone
@@ -86,9 +85,7 @@ def _environment(where: str, token: str) -> dict[str, str]:
 
 def _address() -> str:
     """Return the address of this node by which the other nodes reach it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 9))
-        address: str = probe.getsockname()[0]
+    address = network_interfaces.source(os.environ["MASTER_ADDR"])
     if address == "127.0.0.1" and sys.platform == "linux":
         # Nodes of a test may share a machine: each has an address there.
         return f"127.0.0.{2 + int(os.environ['GROUP_RANK'])}"
@@ -96,7 +93,7 @@ def _address() -> str:
 
 
 def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as reserved:
+    with network_interfaces.listen(address) as reserved:
         port: int = reserved.getsockname()[1]
     return port
 

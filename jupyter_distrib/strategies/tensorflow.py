@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces.strategy import Strategy, StrategyRun
 from jupyter_distrib.options import Option, switch
+from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.worker.tensorflow import NAME
 
 OWN_SCOPE = Option(
@@ -75,14 +76,12 @@ def config_of(addresses: tuple[str, ...], rank: int) -> str:
 def _own_port() -> str:
     """Return an address for this rank, and reserve its port, on which only a server that reuses addresses, such as
     TensorFlow's, can listen then."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing: finds the interface that leads to the others
-        host: str = probe.getsockname()[0]
-    held = socket.socket()
+    host = network_interfaces.source(os.environ["MASTER_ADDR"])
+    held = socket.socket(network_interfaces.family(host))
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((host, 0))
     _held.append(held)
-    return f"{host}:{held.getsockname()[1]}"
+    return network_interfaces.with_port(host, held.getsockname()[1])
 
 
 def _strategy() -> Any:

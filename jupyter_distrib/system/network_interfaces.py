@@ -14,8 +14,9 @@ _SIOCGIFADDR = 0x8915  # netdevice(7), Linux
 
 
 def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each interface that has one, by name."""
-    found = {}
+    """Return the address of each interface that has one, by name: its IPv4 address, or else an IPv6 address of it that
+    reaches beyond the link."""
+    found = {name: address for name, address in _addresses_6() if not address.startswith("fe80:")}
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
             answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
@@ -30,10 +31,24 @@ def towards(others: Sequence[str], own: str) -> str:
     return next((names[found] for address in (*others, own) if (found := source(address)) in names), LOOPBACK)
 
 
+def family(address: str) -> socket.AddressFamily:
+    """Return the address family of an address, or of a name."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def listen(address: str, backlog: int = 128) -> socket.socket:
+    """Return a socket that listens on any free port of an address of this machine, IPv4 or IPv6."""
+    return socket.create_server((address, 0), family=family(address), backlog=backlog)
+
+
+def with_port(address: str, port: int) -> str:
+    """Return `address:port` as programs read it: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def source(address: str) -> str:
     """Return the local source address for packets to an address; nothing is sent. Empty if there is no route."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock, suppress(OSError):
+    with socket.socket(family(address), socket.SOCK_DGRAM) as sock, suppress(OSError):
         sock.connect((address, 9))
         return str(sock.getsockname()[0])
     return ""
@@ -57,7 +72,7 @@ def nccl_hint(text: str) -> str:
         return "the ranks have called NCCL in ways that do not fit together; --env NCCL_DEBUG=WARN tells more."
     if "ncclInternalError" not in text and "ncclSystemError" not in text:
         return ""
-    seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an IPv4 address"
+    seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an address"
     told = os.environ.get("NCCL_SOCKET_IFNAME")
     return (
         f"NCCL was to use the interface {told}" if told else "NCCL chose an interface by itself"

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from jupyter_distrib.interfaces import framework
+from jupyter_distrib.system import network_interfaces
 
 PINGS = 20
 SEND_S = 0.4
@@ -54,9 +55,7 @@ def measure() -> dict[str, object] | None:
 
 def _listening() -> socket.socket:
     """Return a listening socket at the address by which other nodes reach this one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 9))
-        return socket.create_server((probe.getsockname()[0], 0))
+    return network_interfaces.listen(network_interfaces.source(os.environ["MASTER_ADDR"]))
 
 
 def _answer(server: socket.socket, token: str) -> None:

@@ -94,6 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "interfaces",
         "options",
+        "system",
         "worker",
         "worker/autoparallel",
         "worker/autoparallel/training",

@@ -10,6 +10,7 @@ from functools import partial
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
@@ -147,8 +148,8 @@ class GroupStore:
 def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
     """Return a listening socket, and one that reserves the next port for programs started by a cell."""
     for _ in range(ATTEMPTS):
-        listener = socket.create_server((host, 0), backlog=1024)
-        reserved = socket.socket()
+        listener = network_interfaces.listen(host, backlog=1024)
+        reserved = socket.socket(listener.family)
         # Linux: whoever sets this option, too, as servers do, can listen there; nobody is given the port by chance.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -161,4 +162,4 @@ def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
             reserved.close()
             return listener, None
         return listener, reserved
-    return socket.create_server((host, 0), backlog=1024), None
+    return network_interfaces.listen(host, backlog=1024), None

@@ -191,9 +191,10 @@ def own_address(interface: str) -> tuple[str, str]:
         ValueError: There is no such interface.
     """
     known = network_interfaces.addresses()
-    outer = network_interfaces.source("192.0.2.1") or "127.0.0.1"  # an address of no machine (RFC 5737)
+    nowhere = ("192.0.2.1", "2001:db8::1")  # addresses of no machine (RFC 5737, RFC 3849)
+    outer = next(filter(None, map(network_interfaces.source, nowhere)), "127.0.0.1")
     if interface and interface not in known:
-        raise ValueError(f"it has no network interface {interface} with an IPv4 address, but {', '.join(known)}")
+        raise ValueError(f"it has no network interface {interface} with an address, but {', '.join(known)}")
     came_by = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     return known[interface] if interface else next(iter(came_by), outer), known.get(interface, outer)
 
