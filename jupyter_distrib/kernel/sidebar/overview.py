@@ -113,7 +113,7 @@ def _pool(
 def _group(group: WorkerGroup) -> dict[str, Any]:
     return {
         "name": group.name,
-        "state": group.state,
+        "state": group.state.value,
         "size": group.size,
         "gpus": group.gpus,
         "kept": sorted({handle.name for handle in group.kept}),

@@ -71,11 +71,11 @@ class ConnectionState(Enum):
 
 
 class GroupState(Enum):
-    """State of a worker group, as the kernel knows it."""
+    """State of a worker group, as the kernel knows it; the values are those of the sidebar."""
 
-    OPENING = auto()
-    OPEN = auto()
-    CLOSED = auto()
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSED = "closed"
 
 
 @data_class
