@@ -72,8 +72,8 @@ def plan(size: int, rooms: Sequence[Room], nodes: int = 0) -> list[int]:
         if shape := _even(size, count, [room.ranks for room in rooms]):
             return shape
     elastic = [room.elastic for room in rooms]
-    count = min(nodes or sum(elastic), sum(elastic), size)
-    if count > 0 and -(-size // count) <= MAX_RANKS:
+    count = min(nodes or sum(elastic), size)
+    if 0 < count <= sum(elastic) and -(-size // count) <= MAX_RANKS:
         return _even(size, count, [MAX_RANKS if each else 0 for each in elastic])
     if not nodes and 0 < size <= sum(room.ranks for room in rooms):
         return _filled(size, [room.ranks for room in rooms])
@@ -103,5 +103,8 @@ def _too_few(size: int, rooms: Sequence[Room], nodes: int) -> str:
     has = ", ".join(f"{room.host}: {room.ranks}" for room in rooms)
     total = sum(room.ranks for room in rooms)
     on = f" on {nodes} hosts" if nodes else ""
+    if len(rooms) < min(nodes, size):
+        usable = ", ".join(room.host for room in rooms)
+        return f"{size} ranks{on} are asked for, and only {usable} can be used: leave nodes out, or add hosts."
     advice = f"ask for at most {total}" if not nodes else "ask for fewer, or leave nodes out"
     return f"{size} ranks{on} are asked for, but the hosts have room for {total} ({has}): {advice}, or add hosts."

@@ -58,3 +58,12 @@ def test_ranks_are_on_as_few_hosts_as_can_be_and_evenly(
 def test_what_has_no_room_is_refused_with_what_there_is(size: int, there: list[Room], nodes: int) -> None:
     with pytest.raises(PoolError, match=f"{size} ranks.*room for {sum(room.ranks for room in there)}"):
         plan(size, there, nodes)
+
+
+def test_elastic_hosts_are_as_many_as_were_asked_for() -> None:
+    """Cores are no limit, but ranks of two nodes on one are another run than the one that was meant."""
+    one, two = (Room(host=name, ranks=2, elastic=True) for name in "ab")
+    assert plan(6, [one, two], nodes=2) == [3, 3]
+    assert plan(1, [one], nodes=2) == [1]
+    with pytest.raises(PoolError, match="2 ranks on 2 hosts are asked for, and only a can be used: leave nodes out"):
+        plan(2, [one], nodes=2)
