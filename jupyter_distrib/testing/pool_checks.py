@@ -112,7 +112,7 @@ def sets_torchruns_variables(open_pool: OpenPool) -> None:
 def runs_where_the_kernel_is(open_pool: OpenPool) -> None:
     with _group(open_pool) as (client, group):
         outcome = client.run(group, "import os, sys\n(os.getcwd(), sys.argv, __name__)")
-        assert outcome.values[0] == (os.getcwd(), [""], "__main__")
+        assert outcome.values[0] == (os.getcwd(), ["cell.py"], "__main__")
 
 
 def sends_output_in_order(open_pool: OpenPool) -> None:

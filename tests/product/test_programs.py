@@ -23,6 +23,19 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     shared_notebook.forget()
 
 
+# ---------------------------------------------------------------------------------------------------- arguments
+
+
+def test_argument_parsers_find_a_program_name(book: Notebook) -> None:
+    body = (
+        "import argparse, sys\nfrom pathlib import Path\n"
+        "str(Path(sys.argv[0]).with_suffix('.args')), argparse.ArgumentParser().format_usage(), sys.argv[1:]"
+    )
+    assert book.ok(ON_TWO + body).result == "ranks 0-1: ('cell.args', 'usage: cell.py [-h]\\n', [])"
+    book.ok("from jupyter_distrib import distributed\nimport sys")
+    assert book.ok("distributed(ranks=1)(lambda: sys.argv).distributed()").result == "rank 0: ['cell.py']"
+
+
 # ---------------------------------------------------------------------------------------------------- magics
 
 
@@ -39,7 +52,7 @@ def test_run_runs_a_script_on_every_rank(book: Notebook, tmp_path: Path) -> None
     outcome = book.ok(f"{ON_TWO}%run {script} --x 21\nimport sys\nfound, sys.argv, twice(1), __name__")
 
     assert "[0-1] script ['--x', '21'] __main__" in outcome.view
-    assert outcome.result == "ranks 0-1: (42, [''], 2, '__main__')"
+    assert outcome.result == "ranks 0-1: (42, ['cell.py'], 2, '__main__')"
 
 
 def test_run_ends_with_the_scripts_exit_and_tells_its_line(book: Notebook, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook
     (folder / "project" / "helper.py").write_text("COUNT = 10\n")
     assert " 0 2 11" in book.ok("%distributed_run --ranks 2 project/train.py").view
     assert book.ok("%%distributed --ranks 2\nimport sys\nsys.argv, 'project' in sys.path[0]").result == (
-        "ranks 0-1: ([''], False)"
+        "ranks 0-1: (['cell.py'], False)"
     )
 
 

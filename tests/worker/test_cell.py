@@ -322,8 +322,8 @@ names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR'.spl
 [os.environ[name] for name in names], sys.argv, 'MASTER_PORT' in os.environ
 """
     assert book.ok(ON_TWO + body).result == (
-        "rank 0: (['0', '0', '2', '2', '0', '127.0.0.1'], [''], True)\n"
-        "rank 1: (['1', '1', '2', '2', '0', '127.0.0.1'], [''], True)"
+        "rank 0: (['0', '0', '2', '2', '0', '127.0.0.1'], ['cell.py'], True)\n"
+        "rank 1: (['1', '1', '2', '2', '0', '127.0.0.1'], ['cell.py'], True)"
     )
 
 

@@ -20,6 +20,8 @@ _libraries = tuple(folder for folder in sys.path if folder)
 """The folders on `sys.path` when this process started."""
 environment = dict(os.environ)
 """The environment when this process started."""
+PROGRAM = "cell.py"
+"""`sys.argv[0]` of a cell. Not empty: argument parsers show it, and `HfArgumentParser` takes it apart as a path."""
 
 
 def apply(setting: m.Setting, env: dict[str, str]) -> None:
@@ -38,7 +40,7 @@ def apply(setting: m.Setting, env: dict[str, str]) -> None:
     os.chdir(setting.directory or ".")
     overlay = filter(None, [identity.order().overlay])
     sys.path[:] = (*setting.path, *(_libraries if setting.own_libraries else ()), *overlay)
-    sys.argv[:] = [""]
+    sys.argv[:] = [PROGRAM]
 
 
 def names(cell: m.Cell, namespace: dict[str, object]) -> dict[str, object]:
