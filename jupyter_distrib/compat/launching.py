@@ -43,7 +43,7 @@ def launch(
     with _failing_as(name):
         run = launched.start(tuple(args), dict(keywords))
         results: Results | None = run.wait(view(run))
-    return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+    return results if results is not None else run.all_none()
 
 
 def launch_script(name: str, path: str, arguments: Sequence[Any], **options: Any) -> None:

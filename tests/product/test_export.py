@@ -117,6 +117,30 @@ def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(
     assert book.ok("theirs = torch.load('weights.pt')\ntorch.equal(trained[0], theirs)").result == "True"
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        "%%distributed --ranks 1 --out done\nprint(rank)",
+        "%%distributed --ranks 1 --out done --detach\nprint(rank)",
+        "@distributed(ranks=1)\ndef tell():\n    print('made')\ndone = tell.distributed()",
+    ],
+)
+def test_a_cell_that_returns_nothing_is_exported_by_the_name_of_its_results(
+    book: Notebook, folder: Path, run: str
+) -> None:
+    book.ok("from jupyter_distrib import distributed")
+    book.ok(run)
+    assert book.ok("%distributed_export done quiet.py").stdout.startswith("quiet.py")
+    assert "print" in (folder / "quiet.py").read_text()
+
+
+def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 1 --out done\n1")
+    book.ok("import copy\nother = copy.copy(done)")
+    told = book.fails("%distributed_export other quiet.py").evalue
+    assert told == "`other` does not say which run made it: give the run's number, which %distributed_status lists."
+
+
 def test_an_exported_function_is_called_with_its_arguments(book: Notebook, folder: Path) -> None:
     book.ok("""
 from jupyter_distrib import distributed

@@ -144,7 +144,7 @@ class DistributedFunction(Generic[P, R]):
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
         else:
-            return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+            return results if results is not None else run.all_none()
         raise stopped
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:

@@ -29,7 +29,7 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.program import Program
-from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import Options
@@ -88,7 +88,7 @@ class CellMagics(Magics):
             return run
         results = current.wait(run, LiveView(run), options)
         if options.out:
-            self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
+            self.shell.user_ns[options.out] = results or run.all_none()
         return results
 
     def _explain(self, captured: Captured, options: Options, settings: Settings) -> Explanation:

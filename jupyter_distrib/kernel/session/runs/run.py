@@ -326,6 +326,15 @@ class Run:
             self._draw(view, at_end=True)
         return self._conclude()
 
+    def all_none(self) -> Results:
+        """Return the results of a run whose ranks have all returned None, in which case `wait` and `result` return
+        None."""
+        return self._named(Results(dict.fromkeys(self.record.ranks)))
+
+    def _named(self, results: Results) -> Results:
+        results.run = self.id
+        return results
+
     def _show_until_ended(self, view: View | None) -> None:
         if view is None:
             self.wait_ended(None)
@@ -397,7 +406,7 @@ class Run:
             exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)
         if exception is None:
             self.values.held = ()
-            results.run = self.id
+            self._named(results)
             self._seen = weakref.ref(results)
             return results if any(value is not None for value in results) else None
         with suppress(AttributeError, TypeError):
