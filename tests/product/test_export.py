@@ -138,7 +138,7 @@ def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --out done\n1")
     book.ok("import copy\nother = copy.copy(done)")
     told = book.fails("%distributed_export other quiet.py").evalue
-    assert told == "`other` does not say which run made it: give the run's number, which %distributed_status lists."
+    assert told == "`other` does not say which run made it: give the number of the run instead."
 
 
 def test_an_exported_function_is_called_with_its_arguments(book: Notebook, folder: Path) -> None:

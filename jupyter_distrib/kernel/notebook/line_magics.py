@@ -60,9 +60,7 @@ class LineMagics(Magics):
         value = self.shell.user_ns.get(request.name)
         name = value.run if isinstance(value, Results) else value.id if isinstance(value, Run) else request.name
         if not name:
-            raise PoolError(
-                f"`{request.name}` does not say which run made it: give the run's number, which %distributed_status lists."
-            )
+            raise PoolError(f"`{request.name}` does not say which run made it: give the number of the run instead.")
         print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
 
     @line_magic
