@@ -294,6 +294,8 @@ PYTHON = Library(
         "importlib.util": "_find_spec",
         "importlib._bootstrap": "_find_and_load_unlocked",
         "logging:Formatter()": "_fmt",
+        "multiprocessing.context": "_default_context",
+        "multiprocessing.context:DefaultContext()": "_default_context",
         "pickle": "_Pickler",
         "threading": "_shutdown",
         "weakref:finalize": "_registry",

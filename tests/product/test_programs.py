@@ -135,6 +135,57 @@ number, type(shape) is Cube, child.exitcode
     assert book.ok(ON_ONE + body).result == "rank 0: (109, True, 0)"
 
 
+def test_a_start_method_is_chosen_once_a_cell(book: Notebook) -> None:
+    choose = ON_TWO + "import multiprocessing as mp\n{}\nmp.get_start_method()"
+    for method in ("spawn", "forkserver", "spawn"):
+        assert book.ok(choose.format(f"mp.set_start_method({method!r})")).result == f"ranks 0-1: {method!r}"
+    assert book.ok(choose.format("mp.get_start_method(allow_none=True)")).result == "ranks 0-1: 'fork'"
+    twice = "mp.set_start_method('spawn'); mp.set_start_method('fork')"
+    assert "context has already been set" in book.fails(choose.format(twice)).evalue
+    assert book.ok(choose.format("import torch.multiprocessing as mp\nmp.set_start_method('spawn')")).result == (
+        "ranks 0-1: 'spawn'"
+    )
+
+
+def test_a_number_of_interop_threads_may_be_set_by_each_cell(book: Notebook) -> None:
+    body = "import torch\ntorch.set_num_interop_threads({0})\ntorch.get_num_interop_threads()"
+    assert book.ok(f"{ON_TWO[:-1]} --fresh\n{body.format(3)}").result == "ranks 0-1: 3"
+    assert book.ok(ON_TWO + body.format(3)).result == "ranks 0-1: 3"
+    assert "cannot set number of interop threads" in book.fails(ON_TWO + body.format(4)).evalue
+
+
+SPAWNS = """\
+import multiprocessing, os, sys
+def work(queue):
+    queue.put(os.path.basename(sys.argv[0]))
+if __name__ == "__main__":
+    {change}
+    queue = multiprocessing.get_context({method!r}).Queue()
+    child = multiprocessing.get_context({method!r}).Process(target=work, args=(queue,))
+    child.start()
+    told, _ = queue.get(timeout=30), child.join()
+    print("told", told, child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_of_a_cell_may_spawn_processes(book: Notebook, tmp_path: Path, method: str) -> None:
+    book.ok(f"import os, sys\nhere = os.getcwd()\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, os.getcwd())")
+    (tmp_path / "main.py").write_text(SPAWNS.format(change="", method=method))
+    (tmp_path / "moves.py").write_text(SPAWNS.format(change="os.chdir('/')", method=method))
+    told = [
+        book.ok(ON_ONE + run).view
+        for run in (
+            "%run main.py",
+            "%run moves.py",
+            "%run -m main",
+            "import runpy\nrunpy.run_path('main.py', run_name='__main__')",
+        )
+    ]
+    book.ok("os.chdir(here)\nsys.path.pop(0)")
+    assert ["told " in each and " 0\n" in each + "\n" for each in told] == [True] * 4, told
+
+
 def test_workers_of_a_data_loader_may_be_spawned(book: Notebook) -> None:
     book.ok("factor = 10")
     body = """

@@ -43,7 +43,7 @@ class CellEnvironment:
         self._apply(setting)
         self._libraries.apply(setting.libraries)
         forget_singletons()
-        child_processes.close_main_files()
+        child_processes.begin_cell()
         return self.modules.refresh()
 
     def restore(self) -> None:

@@ -17,6 +17,7 @@ import base64
 import fcntl
 import io
 import itertools
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -35,6 +36,8 @@ from jupyter_distrib.system import process
 from jupyter_distrib.worker.environment import cell
 from jupyter_distrib.worker.environment.shell import RankShell
 
+_PACKAGES = "multiprocessing", "multiprocess"
+"""Python's package, and its copy that pickles by dill."""
 _FIRST_FD, _FDS = 100, 400
 _numbers = itertools.cycle(range(_FIRST_FD, _FIRST_FD + _FDS))
 """Descriptor numbers in turn, which give successive files different paths: a fork server runs each path once."""
@@ -43,7 +46,8 @@ _open: list[int] = []
 
 
 def install() -> None:
-    """Make the definitions of the cell available to processes that this rank spawns."""
+    """Make the definitions of the cell available to processes that this rank spawns, and fork where nothing else is
+    chosen."""
     original = spawn.get_preparation_data
 
     def with_definitions(name: str) -> dict[str, Any]:
@@ -54,13 +58,20 @@ def install() -> None:
         return data
 
     spawn.get_preparation_data = with_definitions
+    if "fork" in multiprocessing.get_all_start_methods():  # the default only: the method itself is the cell's to choose
+        default: Any = multiprocessing.context._default_context  # noqa: SLF001
+        default._default_context = multiprocessing.get_context("fork")  # noqa: SLF001
 
 
-def close_main_files() -> None:
-    """Close the previous run's main files; the processes that it spawned have read them."""
+def begin_cell() -> None:
+    """Forget what the previous cell chose, and its main files, which the processes that it spawned have read."""
     for fd in _open:
         os.close(fd)
     _open.clear()
+    for name in _PACKAGES:
+        if (package := sys.modules.get(name)) is not None:
+            package.set_start_method(None, force=True)  # it may be chosen once in the life of a program
+            package.process.ORIGINAL_DIR = os.getcwd()  # where spawned processes look for a relative main file
 
 
 def define(namespace: dict[str, object], data: bytes, refused: Mapping[str, str]) -> None:

@@ -10,7 +10,6 @@ The user's code runs in the main thread, where signals arrive. SIGINT raises `Ke
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import queue
 import socket
@@ -66,11 +65,9 @@ def run_worker(
 
 
 def set_up_process(order: m.WorkerOrder) -> framework.Framework:
-    """Set up what a fork leaves open (threads, start method, framework). Return the framework."""
+    """Set up what a fork leaves open (threads, children, framework). Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
-    if "fork" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method("fork", force=True)
     displaying.install()
     child_processes.install()
     framework.current.set_up(order)
