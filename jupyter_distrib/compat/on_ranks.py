@@ -15,6 +15,7 @@ from jupyter_distrib.system import scratch
 
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run a script as its interpreter does; called on a rank. `sys.argv` is reset before the next cell."""
+    path = os.path.abspath(path)
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")

@@ -157,7 +157,7 @@ def _run_file(arguments: Sequence[str], before: dict[str, object], made: dict[st
     cell = sys.modules["__main__"]
     sys.modules["__main__"] = module  # classes of the program are pickled by this name
     try:
-        with _program_arguments([path, *arguments[1:]]), _program_folder(os.path.dirname(os.path.abspath(path))):
+        with _program_arguments([path, *arguments[1:]]), _program_folder(os.path.dirname(path)):
             exec(code, module.__dict__)
     finally:
         sys.modules["__main__"] = cell
@@ -170,7 +170,7 @@ def _program_file(path: str) -> str:
         raise ValueError("%run on a rank takes a Python file (`%run train.py --x 1`) or `-m module`.")
     for each in (path, f"{path}.py"):
         if os.path.isfile(each):
-            return each
+            return os.path.abspath(each)  # processes that it spawns read it again, perhaps from another folder
     raise FileNotFoundError(f"%run: there is no file {path} in {os.getcwd()}.")
 
 
