@@ -54,6 +54,7 @@ class PyTorch:
         imported."""
         replaced_functions.refuse_launching()
         replaced_functions.replace_save()
+        replaced_functions.allow_same_interop_threads()
         phase_clock.install()
 
     def preload(self) -> None:

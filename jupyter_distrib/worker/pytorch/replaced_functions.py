@@ -2,6 +2,8 @@
 
 `torch.multiprocessing.spawn`   refused: the processes that it starts as further ranks would wait for one another for
                                 ever (seen with Lightning's `ddp_notebook`), as each existing rank starts its own
+`torch.set_num_interop_threads` accepted again with the same number: torch allows one call in the life of a program, and
+                                a rank runs many
 `torch.save`                    on a cell that was written for one device every rank saves, and to the same path: each
                                 writes a file of its own and moves it to the path when it is complete, so that no reader
                                 finds half of a file, or a mixture. Refused for a value that a strategy has sharded: it
@@ -48,6 +50,20 @@ def _refusing(original: Any) -> Callable[..., Any]:
         raise DistributedError(_LAUNCHED.format(name=original.__name__, advice=known.instead_of_launching()))
 
     return refuse
+
+
+def allow_same_interop_threads() -> None:
+    """Replace `torch.set_num_interop_threads`."""
+    torch.set_num_interop_threads = _unless_set(torch.set_num_interop_threads)
+
+
+def _unless_set(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_num_interop_threads(count: int) -> None:
+        if count != torch.get_num_interop_threads():
+            original(count)
+
+    return set_num_interop_threads
 
 
 _SAVED = (
