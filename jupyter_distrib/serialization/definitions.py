@@ -31,7 +31,7 @@ from typing import Any
 from cloudpickle import cloudpickle
 
 from jupyter_distrib.errors import PayloadError
-from jupyter_distrib.system import private_names
+from jupyter_distrib.system import annotation_texts, private_names
 
 Reduced = tuple[Any, ...]
 """The result of a reducer: `(callable, arguments, state, None, None, state_setter)` for a function or class by
@@ -94,13 +94,43 @@ DISPATCH_TABLE = ChainMap({types.CodeType: code_form}, cloudpickle.Pickler.dispa
 # ---------------------------------------------------------------------------------------- kernel to rank, by value
 
 
-def sent_form(obj: Any, reduced: Reduced) -> Reduced:
-    """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to identify it."""
+def sent_form(obj: Any, reduced: Reduced, namespace: dict[str, object], live: dict[str, object]) -> Reduced:
+    """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to identify it, and
+    with the names of the notebook that its annotations read as texts.
+
+    Args:
+        obj: The function or class.
+        reduced: cloudpickle's form.
+        namespace: The names of the notebook.
+        live: What stands for the run's namespace in the pickle.
+    """
     key = _key_of_sent(obj)
     make, arguments, state = reduced[:3]
+    if names := _in_annotations(obj, namespace):
+        if isinstance(obj, type):
+            state = state[0], {**state[1], _ANNOTATED: (live, names)}
+        elif obj.__globals__ is namespace:
+            state[1]["__globals__"] = {**names, **state[1]["__globals__"]}
     if isinstance(obj, type):
         return find_or_make_class, (key, obj.__qualname__, make, arguments), state, None, None, _finish_received_class
     return make, arguments, (key, state), None, None, _finish_received_function
+
+
+_ANNOTATED = "__annotated__"
+"""The key in the state of a class for the names that its annotations read."""
+_PLAIN = (type, types.ModuleType, types.FunctionType, bool, int, float, str, type(None))
+
+
+def _in_annotations(obj: Any, namespace: dict[str, object]) -> dict[str, object]:
+    """Return the notebook's types, modules, functions and plain values that annotations of a function or class read as
+    texts."""
+    names = annotation_texts.names_of(obj)
+    return {name: namespace[name] for name in sorted(names & namespace.keys()) if _is_of_types(namespace[name])}
+
+
+def _is_of_types(value: object) -> bool:
+    cls = type(value)
+    return issubclass(cls, _PLAIN) or cls.__module__ in ("typing", "types", "typing_extensions")
 
 
 def _key_of_sent(obj: Any) -> str:
@@ -132,11 +162,13 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
     return cls
 
 
-def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
+def _finish_received_class(cls: type, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """Set the attributes of a received class; a class from an earlier run gets exactly the kernel's present
     attributes."""
     if cls in _sent:  # kernel and rank are one process (the pool for tests): this is the notebook's own class
         return
+    live, names = state[1].pop(_ANNOTATED, ({}, {}))
+    live.update(names)
     if cls in _unfinished:
         _unfinished.discard(cls)
         _bare_names[cls] = frozenset(vars(cls))

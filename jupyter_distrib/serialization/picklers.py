@@ -134,7 +134,7 @@ class InputPickler(_Pickler):
     def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
         self._namespace = namespace
-        self.globals_ref[id(namespace)] = LiveNamespace()
+        self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self.sent: list[object] = []
         self.name = ""
         """Name of the last input reached."""
@@ -149,7 +149,7 @@ class InputPickler(_Pickler):
         self.sent.append(obj)
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
             _leave_out_shell(reduced[2][1]["__globals__"])
-        return definitions.sent_form(obj, reduced)
+        return definitions.sent_form(obj, reduced, self._namespace, self._live)
 
     def cached(self, function: Any) -> Any:
         self.sent.append(function)

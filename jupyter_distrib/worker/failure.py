@@ -110,7 +110,10 @@ def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
     """Yield the reason why a name used by the cell, or by a function of the notebook, is missing on this rank."""
     if isinstance(error, NameError) and (story := absent.get(error.name or "")):
         frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
-        if frames and frames[-1].f_globals.get("__name__") == "__main__":
+        names = frames[-1].f_globals if frames else {}
+        if (
+            names.get("__name__", names.get("__module__")) == "__main__"
+        ):  # `get_type_hints` reads texts among a class's names
             yield story
 
 

@@ -134,6 +134,24 @@ def test_a_cell_that_returns_nothing_is_exported_by_the_name_of_its_results(
     assert "print" in (folder / "quiet.py").read_text()
 
 
+def test_postponed_annotations_of_the_notebook_are_those_of_the_script(book: Notebook, folder: Path) -> None:
+    book.ok(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import Optional\n"
+        "@dataclass\nclass Args:\n    rate: Optional[Rate] = 3\n    def twice(self): return 2 * self.rate\n"
+        "class Rate:\n    def read(self): return 3"
+    )
+    book.ok(
+        "%%distributed --ranks 1 --out got\nimport typing\nopen('hints', 'w').write(str(typing.get_type_hints(Args)))"
+    )
+    book.ok("%distributed_export got typed.py")
+    (folder / "hints").unlink()
+    book.ok("annotations = None")
+
+    subprocess.run([sys.executable, "typed.py"], cwd=folder, check=True, timeout=60)
+
+    assert (folder / "hints").read_text() == "{'rate': typing.Optional[__main__.Rate]}"
+
+
 def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --out done\n1")
     book.ok("import copy\nother = copy.copy(done)")

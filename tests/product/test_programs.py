@@ -247,7 +247,7 @@ def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> 
     "body",
     [
         "eval('hidden + 1')",
-        "import typing\ndef typed(x: 'hidden') -> None: ...\ntyping.get_type_hints(typed)",
+        "import typing\nShown = typing.Optional['hidden']\nclass typed:\n    x: Shown\ntyping.get_type_hints(typed)",
     ],
 )
 def test_a_name_of_the_notebook_that_only_text_reads_is_told_with_its_cure(book: Notebook, body: str) -> None:
@@ -266,6 +266,106 @@ def test_a_cells_own_keyboard_interrupt_is_told_at_once(book: Notebook) -> None:
     assert "line 2" in outcome.traceback
     assert "Stopped" not in outcome.text
     assert outcome.wall_s < 1.0
+
+
+# ---------------------------------------------------------------------------------------------------- annotations
+
+TYPED = """
+from __future__ import annotations
+import dataclasses, typing
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Optional
+LIMIT, size, Small = 7, list(range(9)), int
+class Inner: pass
+@dataclass
+class Base:
+    seen: Optional[Inner] = None
+@dataclass
+class Args(Base):
+    rate: Optional[Small] = 3
+    mode: Literal["size"] = "size"
+    inner: Inner = field(default_factory=Inner)
+    path: typing.Sequence["Small"] = ()
+made = Args()
+def train(args: Args, limit: Annotated[Small, LIMIT] = 3) -> Optional[Base]: ...
+"""
+QUOTED = """
+import typing
+from typing import Optional
+class Inner: pass
+class Args:
+    inner: "Inner"
+    more: Optional["Inner"] = None
+    most: list["Optional[Inner]"] = ()
+class Net:
+    def forward(self, x: "Inner") -> "Net": ...
+def train(args: "Args") -> "Optional[Inner]": ...
+"""
+
+
+@pytest.mark.parametrize("target", ["Args", "type(made)", "train", "Args.__init__"])
+def test_type_hints_of_the_notebook_resolve_under_postponed_annotations(book: Notebook, target: str) -> None:
+    book.ok(TYPED)
+    hints = f"' '.join(str(each) for each in typing.get_type_hints({target}).values())"
+    assert book.ok(ON_ONE + hints).result == f"rank 0: {book.ok(hints).result}"
+
+
+@pytest.mark.parametrize("target", ["Args", "Net.forward", "train"])
+def test_type_hints_of_the_notebook_resolve_in_quotes(book: Notebook, target: str) -> None:
+    book.ok(QUOTED)
+    hints = f"import typing\n' '.join(str(each) for each in typing.get_type_hints({target}).values())"
+    assert book.ok(ON_ONE + hints).result == f"rank 0: {book.ok(hints).result}"
+
+
+def test_type_hints_of_the_cell_read_names_of_the_notebook(book: Notebook) -> None:
+    book.ok("from typing import Optional\nclass Inner: pass\nsecret = __import__('threading').Lock()")
+    quoted = (
+        "import typing\nclass Args:\n    inner: 'Optional[Inner]'\n    outer: typing.List['Inner']\n"
+        "    mode: typing.Literal['secret'] = 'secret'\n"
+        "len(typing.get_type_hints(Args))"
+    )
+    assert book.ok(ON_ONE + quoted).result == "rank 0: 3"
+    postponed = (
+        "from __future__ import annotations\nimport typing\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Args:\n    inner: Optional[Inner]\n    lock: secret = 0\n"
+        "len(typing.get_type_hints(Args, localns={'secret': int}))"
+    )
+    assert book.ok(ON_ONE + postponed).result == "rank 0: 2"
+
+
+# ---------------------------------------------------------------------------------------------------- callables
+
+
+CALLABLES = """
+import functools
+from jupyter_distrib import distributed
+class Trainer:
+    def __init__(self, rate): self.rate, self.submit = rate, "its own"
+    def __call__(self, x): return self.rate * x
+    def fit(self, x): return self.rate + x
+def train(x, rate): return rate * x
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "functools.partial(train, rate=2)",
+        "functools.partial(functools.partial(train), rate=2)",
+        "Trainer(2)",
+        "Trainer(2).fit",
+        "functools.partial(Trainer(2))",
+        "lambda x: 2 * x",
+    ],
+)
+def test_any_callable_runs_on_ranks(book: Notebook, function: str) -> None:
+    book.ok(CALLABLES + f"run = distributed(ranks=1)({function})")
+    here = book.ok("run(3)").result
+    assert book.ok("run.distributed(3)").result == f"rank 0: {here}"
+    assert book.ok("run.submit(3).result()").result == f"rank 0: {here}"
+    assert "distributed()" in book.fails("run.distributed()").evalue
+    book.ok("%distributed_compat spark\nfrom pyspark.ml.torch.distributor import TorchDistributor")
+    assert book.ok(f"TorchDistributor(1, use_gpu=False).run({function}, 3)").result == here
 
 
 # ---------------------------------------------------------------------------------------------------- finalizers

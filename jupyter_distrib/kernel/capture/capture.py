@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
+from jupyter_distrib.system import annotation_texts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire import messages as m
@@ -146,8 +147,8 @@ def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> Captu
 
 def global_names(value: object) -> set[str]:
     """Return the names that a function, class or instance of the notebook looks up as globals or builtins when it
-    runs."""
-    return {name for code in _codes(value, set()) for name in _looked_up(code)}
+    runs, or when its type hints are resolved."""
+    return {name for each in _definitions(value, set()) for name in _looked_up(each)}
 
 
 def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
@@ -211,15 +212,17 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
 # The names that the notebook's functions and classes lead to.
 
 
-def _codes(value: object, seen: set[int]) -> Iterator[CodeType]:
-    """Yield the code of the notebook's functions that travel with a value."""
+def _definitions(value: object, seen: set[int]) -> Iterator[FunctionType | type]:
+    """Yield the notebook's functions and classes that travel with a value."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, FunctionType) and value.__globals__.get("__name__") == "__main__":
-        yield value.__code__
+        yield value
+    if isinstance(value, type) and value.__module__ == "__main__":
+        yield value
     for part in _parts(value):
-        yield from _codes(part, seen)
+        yield from _definitions(part, seen)
 
 
 def _parts(value: object) -> Iterator[object]:
@@ -251,8 +254,9 @@ _EMPTY = CellType()
 _LOOKUPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL"})
 
 
-def _looked_up(code: CodeType) -> Iterator[str]:
-    for nested in codes_in(code):
+def _looked_up(definition: FunctionType | type) -> Iterator[str]:
+    yield from annotation_texts.names_of(definition)
+    for nested in codes_in(definition.__code__) if isinstance(definition, FunctionType) else ():
         yield from (each.argval for each in dis.get_instructions(nested) if each.opname in _LOOKUPS)
 
 

@@ -125,11 +125,11 @@ def absent(
 
 def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:
     """Return the names of the notebook that appear in the cell's text but are not sent, each with advice: only `eval`,
-    `exec` or a quoted annotation may read them."""
+    `exec` or the like may read them."""
     inside = [name for name in namespace if name in source and name not in packed_inputs.values and name[0] != "_"]
     words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
     return {
-        name: f"`{name}` is in the notebook, but the cell only reads it by eval, exec or an annotation in quotes, "
+        name: f"`{name}` is in the notebook, but the cell only reads it by eval, exec or another text, "
         f"which cannot be detected beforehand: add --with {name}"
         for name in inside
         if name in words and name not in PROVIDED and not hasattr(builtins, name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jupyter_distrib.system import annotation_texts
 from jupyter_distrib.system.data_class import data_class
 
 
@@ -274,6 +275,8 @@ class _Walk:
             self.walk_later(*nodes)
         else:
             self.walk(*nodes)
+        for node in filter(None, nodes):
+            self.walk_later(*annotation_texts.nested(node))
 
     def enter_type_parameters(self, node: ast.AST) -> frozenset[str]:
         """Hide the names of `[T, ...]`. Return the names hidden before, which the caller puts back."""

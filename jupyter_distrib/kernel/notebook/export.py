@@ -9,6 +9,7 @@ run; the others are those that the notebook has now, because a run must not keep
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
@@ -102,6 +103,8 @@ class _Script:
             )
         strategy, own_options = self._strategy()
         parts = [f'"""{self.run.record.label} as a script: torchrun --nproc-per-node N {self.path.name}"""\n']
+        if self.notebook.get("annotations") is __future__.annotations:  # IPython compiles all later cells that way
+            parts.append("from __future__ import annotations")
         names = self._names_of_ranks() if strategy == "none" else []
         imports = dict.fromkeys(sorted(self.imports.values()))
         if self.data:
