@@ -121,8 +121,10 @@ class DistributedFunction(Generic[P, R]):
     """A function that can also run on every rank of a pool."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
-        functools.update_wrapper(self, function)
-        self._path = function.__qualname__
+        # An object's own attributes stay its own: one of them may be called `submit`.
+        functools.update_wrapper(self, function, updated=("__dict__",) if inspect.isroutine(function) else ())
+        self._path = _path(function)
+        self._name = self._path.rpartition(".")[2]
         self.function, self.options = function, options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -165,7 +167,7 @@ class DistributedFunction(Generic[P, R]):
 
     def _check(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error for a call on a rank, and for arguments that do not fit the function."""
-        name = self.function.__name__
+        name = self._name
         if identity.is_rank():
             raise DistributedError(f"{name}.{method}() starts ranks, and this is a rank: call {name}() here.")
         try:
@@ -182,7 +184,7 @@ class DistributedFunction(Generic[P, R]):
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
         """Start the function on every rank, without a view. Return the `Run`."""
-        name = self.function.__name__
+        name = self._name
         function = self if self._is_importable() else self.function
         parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
         inputs = tuple(
@@ -216,6 +218,14 @@ class DistributedFunction(Generic[P, R]):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
+
+
+def _path(function: Any) -> str:
+    """Return the qualified name of a callable: of a partial that of its function, of an object that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    found: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return found
 
 
 def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
