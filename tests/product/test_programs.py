@@ -368,6 +368,48 @@ def test_any_callable_runs_on_ranks(book: Notebook, function: str) -> None:
     assert book.ok(f"TorchDistributor(1, use_gpu=False).run({function}, 3)").result == here
 
 
+# ---------------------------------------------------------------------------------------------------- connections
+
+
+KILLED_WORKER = """
+import os, signal
+from torch.utils.data import DataLoader
+class Numbers:
+    def __len__(self): return 4
+    def __getitem__(self, i): os.kill(os.getpid(), signal.SIGKILL)
+list(DataLoader(Numbers(), num_workers=1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "Connection refused"),
+        ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')", "Connection refused"),
+        (
+            "if rank == 0: raise ConnectionResetError(104, 'Connection reset by peer')\nraise ValueError",
+            "reset by peer",
+        ),
+        ("raise RuntimeError('the tracker is gone: broken pipe') if rank == 0 else ValueError()", "broken pipe"),
+        (KILLED_WORKER, "DataLoader worker"),
+    ],
+    ids=["socket", "url", "reset", "text", "worker"],
+)
+@pytest.mark.parametrize("strategy", ["none", "ddp"])
+def test_a_broken_connection_of_the_cells_own_is_told_as_what_it_is(
+    book: Notebook, body: str, told: str, strategy: str
+) -> None:
+    outcome = book.fails(f"{ON_TWO[:-1]} --strategy {strategy}\n{body}")
+    assert told in outcome.view
+    assert "stopped because" not in outcome.text
+
+
+def test_a_rank_that_loses_another_is_told_so(book: Notebook) -> None:
+    body = "import os, torch, torch.distributed as dist\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(2))"
+    outcome = book.fails(f"{ON_TWO[:-1]} --strategy ddp\n{body}")
+    assert "rank 0  failed  stopped because of rank 1" in outcome.view or "Rank 0 stopped because of it" in outcome.text
+
+
 # ---------------------------------------------------------------------------------------------------- finalizers
 
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import bdb
 import builtins
-import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
+from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.traceback_text import (
     Paint,
     Rendering,
@@ -48,16 +48,6 @@ Unpack = Callable[[m.Parcel], BaseException | None]
 E = TypeVar("E", bound=BaseException)
 LAST_LINES = 20
 
-_PEER_LOST = re.compile(
-    r"connection (?:closed|reset|aborted|was likely closed|refused)|reset by peer|closed by peer|broken pipe"
-    r"|connectfullmesh failed|pair closure|socket timeout|socket closed"
-    r"|remote ?error|remote process exited|communicator was aborted"
-    r"|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes|peer (?:went away|is gone)"
-    r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
-    re.IGNORECASE,
-)
-"""Messages of gloo, NCCL and TCPStore that mean another rank has gone."""
-
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 
 
@@ -71,7 +61,7 @@ def cause(record: RunRecord) -> int | None:
     earliest of them is the cause. If there are only consequences (the true root may be outside), the earliest one is.
     """
     troubles = [(at_s, rank) for rank in record.ranks.values() if (at_s := _trouble_at_s(rank)) is not None]
-    roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(rank)] or troubles
+    roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(record, rank)] or troubles
     return min(roots, key=lambda trouble: trouble[0])[1].rank if roots else None
 
 
@@ -81,16 +71,6 @@ def _trouble_at_s(rank: RankRecord) -> float | None:
     if rank.exit is not None and not rank.exit.asked:
         return rank.exit.at_s
     return None
-
-
-def is_consequence(rank: RankRecord) -> bool:
-    """Return whether a rank's exception merely reports that another rank is gone."""
-    failure = rank.failure
-    while failure is not None:
-        if _PEER_LOST.search(f"{failure.type_name}: {failure.message}"):
-            return True
-        failure = failure.cause
-    return False
 
 
 def in_brief(rank: RankRecord) -> str:
@@ -269,9 +249,9 @@ def _exit_call(failure: m.Failure) -> str:
 # ---------------------------------------------------------------------------------------------------- the other ranks
 
 
-def own_traceback(rank: RankRecord) -> str:
+def own_traceback(record: RunRecord, rank: RankRecord) -> str:
     """Return a key that ranks with equal tracebacks share; empty if the rank did not fail or only lost another rank."""
-    return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
+    return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(record, rank) else ""
 
 
 def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
@@ -290,12 +270,12 @@ def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = Non
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in record.ranks.values():
         if rank.rank not in shown:
-            story = _story(rank, has_root, source_of)
+            story = _story(record, rank, has_root, source_of)
             story += ", while others were waiting for it" if story == _LEFT_EARLY and waited else ""
-            groups.setdefault((story, own_traceback(rank)), []).append(rank.rank)
+            groups.setdefault((story, own_traceback(record, rank)), []).append(rank.rank)
         elif rank.exit is not None and rank.exit.asked:
             groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
-    stories = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
+    stories = {_story(record, record.ranks[rank], has_root, source_of) for rank in shown}
     lines = []
     for (story, _), ranks in groups.items():
         lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in stories else ""))
@@ -310,10 +290,10 @@ def _last_frames(rank: RankRecord) -> tuple[m.Frame, ...]:
     return rank.failure.frames if rank.failure is not None else rank.stopped_at
 
 
-def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+def _story(record: RunRecord, rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
     """Return a phrase on how a rank ended, to follow its number."""
     if rank.failure is not None:
-        return _failure_story(rank, has_root, source_of)
+        return _failure_story(record, rank, has_root, source_of)
     if rank.exit is not None and not (rank.exit.asked and rank.returned):
         where = _where(rank.stopped_at, source_of)
         if rank.exit.reason:
@@ -331,11 +311,11 @@ def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
     return " had not started" if rank.started_at_s is None else " had not finished"
 
 
-def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+def _failure_story(record: RunRecord, rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
     assert rank.failure is not None
     where = _where(rank.failure.frames, source_of)
     at = f" at {where}" if where else ""
-    if is_consequence(rank):
+    if is_consequence(record, rank):
         return _stopped_story(rank.failure.frames, where, has_root)
     if rank.failure.code is not None:
         return f" called {_exit_call(rank.failure)}{at}"

@@ -12,6 +12,7 @@ from typing import Literal
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.kernel.analysis import failures
+from jupyter_distrib.kernel.analysis.lost_peers import reports_lost_peer
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system.formatting import rank_list
@@ -87,7 +88,8 @@ def end_state(record: RunRecord) -> Literal["FINISHED", "FAILED", "KILLED"]:
         return "FINISHED"
     number = failures.cause(record)
     stopped = any(rank.state == "interrupted" for rank in record.ranks.values())
-    if record.limit_s is not None or (stopped and (number is None or failures.is_consequence(record.ranks[number]))):
+    cut_off = number is None or reports_lost_peer(record.ranks[number].failure)
+    if record.limit_s is not None or (stopped and cut_off):
         return "KILLED"
     return "FAILED"
 

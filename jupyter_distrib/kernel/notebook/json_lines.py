@@ -10,9 +10,11 @@ import json
 import math
 from typing import Any
 
-from jupyter_distrib.kernel.analysis.failures import cause, in_brief, is_consequence
+from jupyter_distrib.kernel.analysis.failures import cause, in_brief
+from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.traceback_text import innermost
 from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session.runs.results import short_text
 from jupyter_distrib.kernel.session.runs.run import Run
@@ -48,7 +50,7 @@ def status_of(run: Run) -> dict[str, Any]:
         "began_at_s": run.clock.began_at_s,
         "elapsed_s": round(run.elapsed_s, 3),
         "values": {str(rank): short_text(value) for rank, value in run.seen_values().items()},
-        "errors": [_error(rank, root=rank.rank == cause(record)) for rank in record.ranks.values() if in_brief(rank)],
+        "errors": [_error(record, rank) for rank in record.ranks.values() if in_brief(rank)],
         "refusal": None if refusal is None else f"{type(refusal).__name__}: {refusal}",
         "metrics": {str(rank.rank): _numbers(rank) for rank in record.ranks.values() if rank.metrics},
         "progress": {str(rank.rank): _loops(rank) for rank in record.ranks.values() if rank.progress},
@@ -58,13 +60,13 @@ def status_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _error(rank: RankRecord, *, root: bool) -> dict[str, Any]:
+def _error(record: RunRecord, rank: RankRecord) -> dict[str, Any]:
     failure = rank.failure
     frame = innermost(failure.frames) if failure is not None else None
     return {
         "rank": rank.rank,
-        "root": root,
-        "consequence": is_consequence(rank),
+        "root": rank.rank == cause(record),
+        "consequence": is_consequence(record, rank),
         "type": failure.type_name if failure is not None else "RankLost",
         "message": failure.message if failure is not None else in_brief(rank),
         "file": frame.filename if frame is not None else "",

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jupyter_distrib.kernel.analysis import failures
-from jupyter_distrib.kernel.analysis.failures import is_consequence
+from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.analysis.traceback_text import fingerprint, innermost, where
 from jupyter_distrib.kernel.record.displays import KEPT, Display
@@ -224,7 +224,7 @@ class StateDelta:
         for line in record.partial_lines():
             unfinished.setdefault(line.rank, []).append(_entry(line))
         for rank in record.ranks.values():
-            pieces[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
+            pieces[f"rank_{rank.rank}"] = {**_row(record, rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
             pieces |= self._history(rank, now_s, len(record.ranks), origin_s)
         pieces |= self._course(record, now_s)
         pieces |= self._shown(record)
@@ -273,7 +273,7 @@ class StateDelta:
         return pieces
 
 
-def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
+def _row(record: RunRecord, rank: RankRecord, origin_s: float) -> dict[str, Any]:
     full = row(rank, origin_s)
     metrics = dict(list(full["metrics"].items())[:NAMES])
     shown = {"first": rank.displays.skipped, "count": len(rank.displays.shown)}
@@ -284,7 +284,7 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
         "last_line": clipped(rank.last_line, _LAST_LINE_CHARACTERS),
         "shown": shown,
         "strips": timeline.strips(rank),
-        "consequence": rank.failure is not None and is_consequence(rank),
+        "consequence": is_consequence(record, rank),
     }
 
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
-from jupyter_distrib.kernel.analysis.failures import cause, in_brief, is_consequence, own_traceback
+from jupyter_distrib.kernel.analysis.failures import cause, in_brief, own_traceback
+from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord
@@ -240,20 +241,20 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
     groups: dict[tuple[str, ...], list[RankRecord]] = {}
     root = cause(record) if _troubled(record) else None
     for rank in ranks:
-        alike = (rank.state, _trouble(rank, root), own_traceback(rank))
+        alike = (rank.state, _trouble(record, rank, root), own_traceback(record, rank))
         loops = "/".join(bar.label for bar in rank.progress)
         key = (*alike, loops if len(ranks) > SOLO_RANKS else "" if alike[1] else str(rank.rank))
         groups.setdefault(key, []).append(rank)
-    rows = sorted(groups.values(), key=lambda group: not _is_root(group[0]))
-    return [_status(group, root, ended=record.ended) for group in rows]
+    rows = sorted(groups.values(), key=lambda group: not _is_root(record, group[0]))
+    return [_status(record, group, root, ended=record.ended) for group in rows]
 
 
-def _is_root(rank: RankRecord) -> bool:
+def _is_root(record: RunRecord, rank: RankRecord) -> bool:
     """Return whether a rank failed or died by itself; such ranks are shown first."""
-    return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
+    return rank.state in ("failed", "lost") and not is_consequence(record, rank) and not (rank.exit and rank.exit.asked)
 
 
-def _status(group: Sequence[RankRecord], root: int | None, *, ended: bool) -> Row:
+def _status(record: RunRecord, group: Sequence[RankRecord], root: int | None, *, ended: bool) -> Row:
     """Return one row for ranks in the same state, with the bar of the slowest."""
     slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
     most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
@@ -263,7 +264,7 @@ def _status(group: Sequence[RankRecord], root: int | None, *, ended: bool) -> Ro
     )
     metrics = _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
     ranks = rank_list(rank.rank for rank in group)
-    return ranks, slowest.state, bars, metrics, _trouble(slowest, root), _memory(group, ended=ended)
+    return ranks, slowest.state, bars, metrics, _trouble(record, slowest, root), _memory(group, ended=ended)
 
 
 def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
@@ -280,12 +281,12 @@ def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
     return f"{size(used)}, {max(rank.cpu_percent for rank in group):.0f} % CPU" if used else ""
 
 
-def _trouble(rank: RankRecord, root: int | None) -> str:
+def _trouble(record: RunRecord, rank: RankRecord, root: int | None) -> str:
     """Return a phrase on why a rank did not reach its end; `root` is the rank that failed first."""
-    follows = rank.state == "interrupted" or (rank.failure is not None and is_consequence(rank))
+    follows = rank.state == "interrupted" or is_consequence(record, rank)
     if follows and root not in (None, rank.rank):
         return f"stopped because of rank {root}"
-    if rank.failure is not None and is_consequence(rank):
+    if is_consequence(record, rank):
         return "stopped because another rank was gone"
     left = len(rank.failure.message.strip().splitlines()) - 1 if rank.failure is not None else 0
     rest = f" ... ({left:,} more line{'s' * (left != 1)})" if left > 0 else ""

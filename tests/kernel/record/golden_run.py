@@ -131,9 +131,9 @@ def failing_record() -> RunRecord:
     """Ranks 0 and 2 have the same traceback; rank 1 raised the same at the same line, but was called from another; rank 3
     lost its peers."""
     record = RunRecord(run=RUN, label="Cell In[5]", ranks=range(4), world_size=4, strategy="ddp")
-    message = "Connection closed by peer"
+    message = "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     for rank, failure in enumerate(
-        (a_failure(12), a_failure(14), a_failure(12), m.Failure(type_name="E", message=message))
+        (a_failure(12), a_failure(14), a_failure(12), m.Failure(type_name="RuntimeError", message=message))
     ):
         record.apply(m.Started(run=RUN, rank=rank, pid=4000 + rank, device="cpu", at_s=100))
         record.apply(m.Failed(run=RUN, rank=rank, failure=failure, at_s=110 + rank))

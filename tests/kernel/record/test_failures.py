@@ -13,6 +13,7 @@ import pytest
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
 from jupyter_distrib.kernel.analysis.failures import cause, remote_error, to_exception, to_interrupt, to_timeout
+from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system.formatting import duration, rank_list
@@ -138,6 +139,41 @@ def test_a_death_that_we_asked_for_is_no_cause() -> None:
 
 def test_a_rank_that_dies_after_it_returned_is_the_cause() -> None:
     assert cause(a_record(returned(0), exited(0, at_s=2.0), failed(1, PEER_CLOSED, at_s=2.01))) == 0
+
+
+USERS_OWN = (
+    m.Failure(type_name="ConnectionRefusedError", message="[Errno 111] Connection refused", frames=IN_TRAIN),
+    m.Failure(type_name="ConnectionResetError", message="[Errno 104] Connection reset by peer", frames=IN_ALL_REDUCE),
+    m.Failure(type_name="BrokenPipeError", message="[Errno 32] Broken pipe", frames=IN_TRAIN),
+    m.Failure(type_name="RuntimeError", message="database: connection closed by peer", frames=IN_TRAIN),
+    m.Failure(type_name="requests.exceptions.ConnectionError", message="('Connection aborted.', RemoteDisconnected())"),
+    m.Failure(type_name="botocore.RemoteError", message="remote error: no such bucket"),
+    m.Failure(
+        type_name="RuntimeError",
+        message="DataLoader worker (pid(s) 7) exited unexpectedly",
+        cause=m.Failure(type_name="ConnectionResetError", message="[Errno 104] Connection reset by peer"),
+    ),
+)
+
+
+@pytest.mark.parametrize("failure", USERS_OWN, ids=lambda failure: failure.type_name)
+def test_a_broken_connection_of_the_users_own_is_no_lost_peer(failure: m.Failure) -> None:
+    record = a_record(failed(0, failure, at_s=1.9), failed(2, at_s=2.0))
+    assert cause(record) == 0
+    assert "stopped because" not in shown(record)
+
+
+def test_a_lost_peer_is_none_if_no_other_rank_left() -> None:
+    record = a_record(failed(0, PEER_CLOSED), ranks=1)
+    assert not is_consequence(record, record.ranks[0])
+    record = a_record(failed(0, PEER_CLOSED, at_s=2.1), failed(1, PEER_CLOSED, at_s=2.0), ranks=2)
+    assert [is_consequence(record, rank) for rank in record.ranks.values()] == [True, False]
+
+
+@pytest.mark.parametrize("other", [returned(1), returned(1, early=True), exited(1), interrupted(1), failed(1)])
+def test_a_rank_that_left_makes_a_lost_peer(other: m.RunEvent) -> None:
+    record = a_record(failed(0, PEER_CLOSED, at_s=1.9), other, ranks=2)
+    assert is_consequence(record, record.ranks[0])
 
 
 def test_among_consequences_alone_the_earliest_is_the_cause() -> None:

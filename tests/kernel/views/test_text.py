@@ -217,7 +217,7 @@ def test_the_final_progress_stays_without_a_rate() -> None:
 
 
 def test_a_failure_is_told_and_ranks_that_fell_over_it_are_not_blamed() -> None:
-    peer = m.Failure(type_name="RuntimeError", message="Connection closed by peer")
+    peer = m.Failure(type_name="RuntimeError", message="[/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     record = a_record(
         m.Failed(run="r-7", rank=0, failure=m.Failure(type_name="KeyError", message="'lr'"), at_s=2.0),
         m.Failed(run="r-7", rank=1, failure=peer, at_s=2.1),
