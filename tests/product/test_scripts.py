@@ -1,4 +1,4 @@
-"""Scripts on warm ranks do what they do under torchrun: from a notebook, from Python, and from the shell."""
+"""Scripts on ranks do what they do under torchrun: from a notebook, from Python, and from the shell."""
 
 from __future__ import annotations
 
@@ -94,6 +94,53 @@ def test_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook
     assert book.ok("%%distributed --ranks 2\nimport sys\nsys.argv, 'project' in sys.path[0]").result == (
         "ranks 0-1: (['cell.py'], False)"
     )
+
+
+LEAVES_STATE = """\
+import logging, multiprocessing, os, sys
+logger = logging.getLogger("train")
+logger.addHandler(logging.StreamHandler(sys.stdout))
+logger.warning("once")
+multiprocessing.set_start_method("spawn")
+sys.left = getattr(sys, "left", 0) + 1
+print("left", sys.left, "pid", os.getpid())
+"""
+
+
+def test_a_script_finds_nothing_of_earlier_scripts_and_cells(book: Notebook, folder: Path) -> None:
+    (folder / "leaves.py").write_text(LEAVES_STATE)
+    (folder / "leaves_mod.py").write_text(LEAVES_STATE)
+    book.ok("%%distributed --ranks 1\nimport sys\nsys.left = 7")
+    for line in ("leaves.py", "leaves.py", "-m leaves_mod"):
+        view = book.ok(f"%distributed_run --ranks 1 {line}").view
+        assert (view.count("once"), "left 1 " in view) == (1, True), view
+    assert "left 2 " in book.ok("%distributed_run --ranks 1 --warm leaves.py").view
+    assert (
+        "left 1 "
+        in book.ok("run = %distributed_run --detach --ranks 1 leaves.py\nrun.result()\nprint(run.logs())").stdout
+    )
+    book.ok("import jupyter_distrib")
+    assert "left 1 " in book.ok("jupyter_distrib.run_script('leaves.py', ranks=1)").view
+    assert "left 2 " in book.ok("jupyter_distrib.run_script('leaves.py', ranks=1, warm=True)").view
+    assert "--warm and --fresh exclude each other" in book.fails("%distributed_run --warm --fresh leaves.py").evalue
+
+
+def test_a_script_leaves_the_notebooks_kept_values_where_they_are(book: Notebook, folder: Path) -> None:
+    (folder / "leaves.py").write_text(LEAVES_STATE)
+    book.ok("%%distributed --ranks 1 --keep model\nimport sys\nmodel, sys.left = [1], 7")
+    assert "left 1 " in book.ok("%distributed_run --ranks 1 leaves.py").view
+    assert book.ok("%%distributed --ranks 1\nimport sys\nmodel, sys.left").result == "rank 0: ([1], 7)"
+    book.ok("del model")
+
+
+def test_new_ranks_that_have_run_nothing_are_taken_as_they_are(book: Notebook, folder: Path) -> None:
+    book.ok("%%distributed --ranks 1\nrank")
+    book.ok("%distributed_pool restart")
+    (folder / "id.py").write_text("import os\nprint('pid', os.getpid())")
+    book.ok("from jupyter_distrib.kernel.session import session")
+    waiting = book.ok("session.current().pools.groups()[-1].workers[0].pid").result
+    view = book.ok("%distributed_run --ranks 1 id.py").view
+    assert f"[0] pid {waiting}" in view
 
 
 def test_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Path) -> None:

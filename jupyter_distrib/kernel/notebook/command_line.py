@@ -1,7 +1,7 @@
 """The shell's command `jupyter distrib run [OPTION]... train.py [ARGUMENT]...`: what `%distributed_run` does, without a
 notebook. Its exit status is the script's.
 
-The agent and its forkserver stay for a while, so the next script starts on warm ranks.
+The agent and its forkserver stay for a while, so the ranks of the next script start at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scripts on warm ranks, as torchrun runs them: `%distributed_run train.py`, `run_script` and `jupyter distrib run`.
+"""Scripts on ranks, as torchrun runs them: `%distributed_run train.py`, `run_script` and `jupyter distrib run`.
 
 The script is the cell: its text travels, is `__main__` on each rank, and finds its arguments in `sys.argv` and its
 folder first on the path, which other nodes are given a copy of. A module (`-m package.train`) is looked for on the

@@ -160,7 +160,8 @@ class Session:
         """Claim ranks and send them the cell; a queued run becomes the run of it."""
         request, options, say = order.request, order.options, concurrent.say if concurrent else print
         self.pass_on()
-        with self.pools.claiming(options, request.handles, concurrent=concurrent) as group:
+        program = bool(request.cell.script) and not options.warm and options.on is None
+        with self.pools.claiming(options, request.handles, concurrent=concurrent, unused=program) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             parcel, content = order.content()

@@ -162,6 +162,9 @@ class Options:
     detach: bool = _declared(
         False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
     fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
+    warm: bool = _declared(
+        False, "--warm", "", "run a script in the processes of earlier cells and scripts, as cells always do",
+        read=switch)
     env: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
         flag="--env", metavar="K=V", meaning="set an environment variable on the ranks; may be given again",
         read=variable, repeatable=True)})
@@ -310,6 +313,8 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(
             f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
         )
+    if options.warm and options.fresh:
+        raise OptionsError(f"{named('warm')} and {named('fresh')} exclude each other: leave one out")
     if options.min_ranks and not options.max_restarts:
         raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the maximum number of restarts")
     if options.min_ranks and options.on:

@@ -206,7 +206,12 @@ class PoolManager:
 
     @contextmanager
     def claiming(
-        self, options: Options, handles: Sequence[RankValue] = (), *, concurrent: ConcurrentStart | None = None
+        self,
+        options: Options,
+        handles: Sequence[RankValue] = (),
+        *,
+        concurrent: ConcurrentStart | None = None,
+        unused: bool = False,
     ) -> Iterator[WorkerGroup]:
         """Claim the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
         thread gets them until the cell has been sent or has failed to start.
@@ -215,6 +220,7 @@ class PoolManager:
             options: The cell's options, completed with all defaults.
             handles: The kept values that the cell reads.
             concurrent: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
+            unused: Whether to claim ranks that have run nothing yet, if possible.
 
         Raises:
             PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
@@ -222,7 +228,9 @@ class PoolManager:
         waiting_s = concurrent.wait_s if concurrent else options.wait_s or 0.0
         say = concurrent.say if concurrent else print
         until_s = time.monotonic() + waiting_s
-        while (group := self._claim(options, handles, concurrent)).claimed_by is not threading.current_thread():
+        while (
+            group := self._claim(options, handles, concurrent, unused=unused)
+        ).claimed_by is not threading.current_thread():
             if waiting_s and until_s > time.monotonic():
                 label = group.executing.record.label if group.executing else "another cell"
                 say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
@@ -235,16 +243,23 @@ class PoolManager:
                 group.claimed_by = None
                 self._turns.notify_all()
 
-    def _claim(self, options: Options, handles: Sequence[RankValue], concurrent: ConcurrentStart | None) -> WorkerGroup:
+    def _claim(
+        self, options: Options, handles: Sequence[RankValue], concurrent: ConcurrentStart | None, *, unused: bool
+    ) -> WorkerGroup:
         """Choose ranks, and claim them for this thread's cell unless they are busy."""
         with self._turns:
-            group = self._choose(options, handles, concurrent)
+            group = self._choose(options, handles, concurrent, unused=unused)
             if not group.busy:
                 group.claimed_by, group.claimed_concurrently = threading.current_thread(), concurrent is not None
             return group
 
     def _choose(
-        self, options: Options, handles: Sequence[RankValue] = (), concurrent: ConcurrentStart | None = None
+        self,
+        options: Options,
+        handles: Sequence[RankValue] = (),
+        concurrent: ConcurrentStart | None = None,
+        *,
+        unused: bool = False,
     ) -> WorkerGroup:
         keeps = handles[0].group if handles else ""
         visible = _visible()
@@ -273,11 +288,27 @@ class PoolManager:
         if options.fresh and not busy:
             while fitting:
                 self.close_group(fitting.pop())
+        elif unused and not busy:
+            fitting = self._unused(fitting)
         if free := fitting or busy:
             return free[-1]
         if not connection.is_current(surely=True):
-            return self._choose(options, handles, concurrent)  # on another process, which is here
+            return self._choose(options, handles, concurrent, unused=unused)  # on another process, which is here
         return self._open(connection, request, concurrent.wait_s if concurrent else options.wait_s or 0.0)
+
+    def _unused(self, groups: list[WorkerGroup]) -> list[WorkerGroup]:
+        """Return the groups that have run nothing. Of the others, those without kept values are ended. Those with kept
+        values stay: on CPUs beside new ranks; on GPUs, of which there may be no more, they are returned too."""
+        chosen = []
+        for group in groups:
+            if group.run is None:
+                chosen.append(group)
+            elif not group.kept:
+                self.close_group(group)
+            elif group.gpus:
+                group.notes = (*group.notes, _ON_KEEPING_RANKS)
+                chosen.append(group)
+        return chosen
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
@@ -403,6 +434,12 @@ class PoolManager:
                     self.close_group(group)
                 group.close("the extension was unloaded")
             connection.leave()
+
+
+_ON_KEEPING_RANKS = (
+    "These ranks keep values of the notebook, so the script runs on them as they are; --fresh starts new ones and "
+    "drops what they keep."
+)
 
 
 def _request(options: Options, connection: Connection, packages: m.Packages | None) -> GroupRequest:
