@@ -409,8 +409,84 @@ for x, y in itertools.islice(loader, 2):
         for p in model.parameters():
             dist.all_reduce(p.grad)
             p -= 0.1 * p.grad / 2""",
+    "the slope at several points, which trains nothing": """
+model = Net()
+for x in features[:4]:
+    x = x.clone().requires_grad_()
+    model(x).sum().backward()
+    torch.autograd.grad(model(x).sum(), x)""",
     "gradients that train nothing": "model = Net()\nF.mse_loss(model(features), targets).backward()",
 }
+
+
+BY_HAND = {
+    "data": """
+model = Net()
+for x, y in batches:
+    F.mse_loss(model(x), y).backward()
+    for p in model.parameters(): p.data.add_(p.grad, alpha=-0.1)
+    model.zero_grad()""",
+    "data, assigned": """
+model = Net()
+for x, y in batches:
+    F.mse_loss(model(x), y).backward()
+    for p in model.parameters(): p.data -= 0.1 * p.grad
+    model.zero_grad()""",
+    "one step": """
+model = Net()
+F.mse_loss(model(features), targets).backward()
+for p in model.parameters(): p.data -= 0.1 * p.grad""",
+    "in a function": """
+def train():
+    model = Net()
+    for x, y in batches:
+        F.mse_loss(model(x), y).backward()
+        with torch.no_grad():
+            for p in model.parameters(): p -= 0.1 * p.grad
+        model.zero_grad()
+train()""",
+    "bare tensors": """
+def train():
+    w, b = torch.randn(6, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    for x, y in batches:
+        F.mse_loss(x @ w + b, y).backward()
+        for p in (w, b):
+            p.data -= 0.1 * p.grad
+            p.grad = None
+train()""",
+    "made anew": """
+def train():
+    w, b = torch.randn(6, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    for x, y in batches:
+        F.mse_loss(x @ w + b, y).backward()
+        w, b = ((p - 0.1 * p.grad).detach().requires_grad_() for p in (w, b))
+train()""",
+    "torch.func.grad": """
+from torch.func import functional_call, grad
+model = Net()
+weights = dict(model.named_parameters())
+def loss_of(weights, x, y): return F.mse_loss(functional_call(model, weights, (x,)), y)
+for x, y in batches:
+    gradients = grad(loss_of)(weights, x, y)
+    weights = {name: (each - 0.1 * gradients[name]).detach() for name, each in weights.items()}""",
+    "torch.autograd.grad": """
+def train():
+    model = Net()
+    weights = list(model.parameters())
+    for x, y in batches:
+        gradients = torch.autograd.grad(F.mse_loss(model(x), y), weights)
+        for p, g in zip(weights, gradients): p.data -= 0.1 * g
+train()""",
+}
+
+
+@pytest.mark.parametrize("seed", ["0", "rank"])
+@pytest.mark.parametrize("what", BY_HAND)
+def test_training_without_an_optimizer_is_said_in_one_sentence(book: Notebook, what: str, seed: str) -> None:
+    batches = "batches = [(features[i : i + 8], targets[i : i + 8]) for i in range(0, 32, 8)]"
+    view = book.ok(f"{DDP}\ntorch.manual_seed({seed})\n{batches}{BY_HAND[what]};").view
+    same, apart = "each rank has trained by itself, all of them identically", "the ranks have trained different weights"
+    assert (same in view, apart in view) == (seed == "0", seed == "rank"), view
 
 
 LEFT_BEHIND = """

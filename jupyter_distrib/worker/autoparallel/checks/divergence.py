@@ -31,13 +31,18 @@ DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
 """The error of a device that has failed earlier in the cell's own work; in torch since 2.8."""
 
 
-def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a rank that has already ended has different weights from this one."""
+def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool | None:
+    """Return whether a rank that has already ended has different weights from this one; None if no difference is known
+    yet, because other ranks have not ended."""
     own_sums = _sums(tensors)
     board.put(f"weights/{rank}", json.dumps(own_sums))
-    others = range(1, size) if rank == 0 else (0,)
-    other_sums = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
-    return any(_apart(own_sums, other) for other in other_sums)
+    keys = [f"weights/{each}" for each in range(size)]
+    complete = board.has(keys)
+    others = keys if complete or rank == 0 else keys[:1]
+    other_sums = [json.loads(board.get(key)) for key in others if complete or board.has([key])]
+    if any(_apart(own_sums, other) for other in other_sums):
+        return True
+    return False if complete else None
 
 
 class LossComparison:

@@ -4,6 +4,7 @@ together. One object for each run; rank's main thread. No check fails a cell."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
@@ -16,6 +17,7 @@ from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group
 
@@ -55,6 +57,7 @@ class TrainingChecks:
         self._run, self._distributor, self._loaders = run, distributor, loaders
         self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
+        self._by_hand = TrainingByHand()
         self._alone = False
         """Whether a backward pass has run that involved no model of the distributor."""
         self._together = False
@@ -90,7 +93,15 @@ class TrainingChecks:
             ]
         if self._loaders.backwards <= LOOKS:
             self._compared(lambda: self._losses.before(losses))
+        if not self._distributor.active:
+            self._compared(lambda: self._by_hand.look(losses))
         self._note_if_summed(losses)
+
+    def before_grad(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Check what `torch.autograd.grad` is about to compute, also for `torch.func.grad`."""
+        if not self._distributor.active:
+            with suppress(RuntimeError):  # no value can be read inside some transformations, such as vmap
+                self._by_hand.look(losses, inputs)
 
     def after_backward(self, reached: bool) -> None:
         """Record that a backward pass has ended.
@@ -145,12 +156,18 @@ class TrainingChecks:
         trained = self._found_trained()
         if trained and not self._run.everyone:
             return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
+        self._by_hand.look_again()
         board = process_group.current.board()
-        if not trained or board is None or identity.world_size() == 1:
+        if not (trained or self._by_hand.found) or board is None or identity.world_size() == 1:
             return
-        if differs(board, identity.rank(), identity.world_size(), trained):
+        place = board, identity.rank(), identity.world_size()
+        apart = differs(*place, trained) if trained else None
+        alone = not self._together and self._has_not_met()
+        if alone and self._by_hand.found and (same := self._by_hand.are_the_same(*place)) is not None:
+            apart = bool(apart) or not same
+        if apart:
             self._run.note(f"the ranks have trained different weights: {self._why_apart}")
-        elif not self._together and self._was_changed() and self._has_not_met():
+        elif apart is False and alone and (self._by_hand.found or self._was_changed()):
             self._run.note(f"each rank has trained by itself, all of them identically: {self._why_apart}")
 
     def _note_if_same_losses(self, wait_s: float = 0.0) -> None:

@@ -132,6 +132,7 @@ class TrainingHooks:
         if not self._in_steps:
             return
         replace(torch.autograd, "backward", self._going_backward)
+        replace(torch.autograd, "grad", self._computing_gradients)
         replace(DistributedDataParallel, "__init__", self._wrapping)
         self._loss_averaging.install(self._patches)
         stepped = register_optimizer_step_post_hook(self._stepped)
@@ -263,6 +264,15 @@ class TrainingHooks:
                 self._busy = False
 
         return backward
+
+    def _computing_gradients(self, original: Any) -> Any:
+        def grad(outputs: Any, inputs: Any, *args: Any, **keywords: Any) -> Any:
+            if not self._busy and not self.manages_ranks:
+                one = isinstance(outputs, torch.Tensor), isinstance(inputs, torch.Tensor)
+                self._checks.before_grad((outputs,) if one[0] else outputs, (inputs,) if one[1] else inputs)
+            return original(outputs, inputs, *args, **keywords)
+
+        return grad
 
     def _stepped(self, optimizer: Optimizer, *_: object) -> None:
         self._distributor.stepped(optimizer)
