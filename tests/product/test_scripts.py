@@ -212,6 +212,49 @@ def test_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, messag
     assert (outcome.ename, message in outcome.evalue) == ("OptionsError", True), outcome.evalue
 
 
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("torchrun --standalone train.py --lr 1", "train.py --lr 1"),
+        ("torchrun --standalone --nproc-per-node 2 train.py --lr 1", "--ranks 2 train.py --lr 1"),
+        ("torchrun --nproc_per_node=3 --max-restarts=2 train.py", "--ranks 3 --max-restarts 2 train.py"),
+        ("torchrun --nproc-per-node gpu -m package.train --lr 1", "-m package.train --lr 1"),
+        ("python train.py --lr 'two words'", "train.py --lr 'two words'"),
+        ("python3.11 -u train.py", "train.py"),
+        ("python -m package.train --lr 1", "-m package.train --lr 1"),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "--ranks 2 train.py"),
+        (
+            "/usr/bin/python3 -m torch.distributed.launch --nproc_per_node 2 --module package.train",
+            "--ranks 2 -m package.train",
+        ),
+        ("OMP_NUM_THREADS=4 A='x y' python train.py", "--env OMP_NUM_THREADS=4 --env 'A=x y' train.py"),
+        ("accelerate launch --config_file a.yaml --num_processes 2 train.py --lr 1", "--ranks 2 train.py --lr 1"),
+        ("deepspeed --num_gpus=2 train.py --deepspeed", "--ranks 2 train.py --deepspeed"),
+        ("mpirun -np 4 python train.py", "--ranks 4 train.py"),
+        ("--strategy ddp torchrun --nproc-per-node 2 train.py", "--strategy ddp train.py"),
+    ],
+)
+def test_a_launchers_line_is_answered_by_the_line_to_write(
+    book: Notebook, folder: Path, line: str, instead: str
+) -> None:
+    refused = book.fails(f"%distributed_run {line}")
+
+    assert refused.ename == "OptionsError"
+    assert refused.evalue.endswith(
+        f" is not needed here, since the ranks are started for the script: write %distributed_run {instead}"
+    )
+
+
+def test_the_line_to_write_can_be_written(book: Notebook, folder: Path) -> None:
+    told = book.fails("%distributed_run torchrun --standalone --nproc-per-node 2 project/train.py --lr 1").evalue
+    assert "[1] ['--lr', '1']" in book.ok(told.partition("write ")[2]).view
+    in_shell = shell(folder, "run", "--ranks", "2", "torchrun", "project/train.py")
+    assert (in_shell.returncode, "write jupyter distrib run --ranks 2 project/train.py" in in_shell.stderr) == (2, True)
+    (folder / "python").write_text("print('a script of that name')")
+    assert "a script of that name" in book.ok("%distributed_run --ranks 1 python").view
+    assert "write its path alone" in book.fails("%distributed_run torchrun --help").evalue
+
+
 def test_a_script_that_is_no_python_starts_nothing(book: Notebook, folder: Path) -> None:
     (folder / "bad.py").write_text("def f(:\n")
 

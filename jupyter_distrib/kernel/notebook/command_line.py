@@ -6,6 +6,7 @@ The agent and its forkserver stay for a while, so the ranks of the next script s
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ def status_of(words: list[str]) -> int:
         options, (path, *arguments) = session.current().settings.command(words[1:])
         if options.detach:
             raise OptionsError("--detach needs a notebook, which can attach the run: leave it out")
-        script.run(path, arguments, options)
+        given = shlex.join(words[1 : len(words) - len(arguments) - 1])
+        script.run(path, arguments, options, command="jupyter distrib run", given=given)
     except (OptionsError, PoolError) as error:
         print(f"jupyter distrib: {error}", file=sys.stderr)
         return WRONG_USAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,10 @@ class LineMagics(Magics):
         from jupyter_distrib.options import split_words
 
         try:
-            options, (path, *arguments) = session.current().settings.command(split_words(line))
-            return script.run(path, arguments, options)
+            words = split_words(line)
+            options, (path, *arguments) = session.current().settings.command(words)
+            given = shlex.join(words[: len(words) - len(arguments) - 1])
+            return script.run(path, arguments, options, given=given)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
         raise stopped

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.notebook import launcher_lines
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
@@ -51,9 +52,26 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any)
     raise stopped
 
 
-def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
+def run(
+    path: str, arguments: Sequence[str], options: Options, *, command: str = "%distributed_run", given: str = ""
+) -> Run | None:
     """Run a script, or for the path `-m` the module that is the first argument, and show it; a detached one is returned
-    at once."""
+    at once.
+
+    Args:
+        path: The script.
+        arguments: Its arguments.
+        options: The options of the run.
+        command: The command in which they stand, for an error that says what to write.
+        given: The options as they stand there.
+
+    Raises:
+        OptionsError: An option is wrong, or there is no such script.
+    """
+    if (not os.path.exists(path) or os.access(path, os.X_OK)) and (
+        instead := launcher_lines.told(path, arguments, given)
+    ):
+        raise OptionsError(instead.format(command=command))
     for name in OF_CELLS:
         if getattr(options, name):
             flag = "--" + name.strip("_").replace("_", "-")
