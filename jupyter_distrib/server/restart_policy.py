@@ -95,6 +95,11 @@ class RestartPolicy:
         """Decide at the end of an attempt; after `Restart`, the next attempt counts."""
         now, before = self._now, self._before
         cause = _loss(now.lost) if now.lost else _error(now.failed) if now.failed and self._on_error else ""
+        if not self._stopped and now.failed and not cause and self._max_restarts:
+            return NoRestart(
+                reason=f"{_error(now.failed)}; not started again, since --max-restarts alone is for lost ranks: add "
+                "--restart-on error for exceptions too"
+            )
         if self._stopped or not cause:
             return NoRestart()
         if self.attempt >= self._max_restarts:

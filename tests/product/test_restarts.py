@@ -234,3 +234,14 @@ def test_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_
         "all(torch.equal(calm[name], wild[name]) for name in calm)"
     )
     assert same.result == "True", seed
+
+
+def test_an_exception_beside_max_restarts_names_what_restarts_it(shared_notebook: Notebook) -> None:
+    line = "%%distributed --ranks 1 --max-restarts 2{}\n1 / 0"
+    view = shared_notebook.fails(line.format("")).view
+    assert (
+        "rank 0 raised ZeroDivisionError, line 2; not started again, since --max-restarts alone is for lost ranks"
+        in view
+    )
+    assert "add --restart-on error" in view
+    assert "--restart-on" not in shared_notebook.fails(line.format(" --restart-on error")).view

@@ -59,14 +59,20 @@ def test_a_lost_rank_is_a_reason(events: list[m.Event], cause: str) -> None:
     "events",
     [
         [],
-        [failed(), lost(asked=True)],
         [STOPPED, lost()],
         [TIMED_OUT, lost()],
         [lost(asked=True, reason="its ranks were stopped")],
     ],
 )
-def test_an_exception_a_stop_and_a_limit_are_no_reason(events: list[m.Event]) -> None:
+def test_a_stop_and_a_limit_are_no_reason(events: list[m.Event]) -> None:
     assert decided(events) == NoRestart()
+
+
+def test_an_exception_alone_is_no_reason_and_says_what_makes_it_one() -> None:
+    decision = decided([failed(), lost(asked=True)])
+    assert isinstance(decision, NoRestart)
+    assert "--restart-on error" in decision.reason
+    assert decided([failed()], max_restarts=0) == NoRestart()
 
 
 def test_an_exception_is_a_reason_where_that_was_asked_for() -> None:
