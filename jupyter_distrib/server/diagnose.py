@@ -27,6 +27,8 @@ _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scat
 """Collectives to which every rank must give tensors of one shape and type."""
 _PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
 """Operations in which not every rank takes part, and whose other rank is unknown."""
+_RENDEZVOUS = ("init_process_group", "new_group", "init_device_mesh", "barrier", "monitored_barrier")
+"""Operations without a number in which every rank takes part."""
 _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
 
 
@@ -36,6 +38,8 @@ class Diagnosis:
     places: tuple[m.RankPlace, ...]
     waited_s: float
     """Seconds that the longest wait of a rank has taken; 0 if none waits."""
+    hopeless_s: float = 0.0
+    """Seconds of the longest wait that cannot end, because a rank that it needs has left the cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis 
             [*(_unmoved_s(scene.by_rank[rank]) for rank in scene.waits), *(look.silent_s for look in looks)],
             default=0.0,
         ),
+        hopeless_s=max([0.0, *(_unmoved_s(scene.by_rank[rank]) for rank in scene.waits if scene.is_hopeless(rank))]),
     )
 
 
@@ -144,6 +149,15 @@ class _Scene:
         """Return whether ranks wait in different places and no rank is left that could arrive."""
         waiting = all(rank in self.waits or look.state == "left" for rank, look in self.by_rank.items())
         return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
+
+    def is_hopeless(self, rank: int) -> bool:
+        """Return whether a rank waits in an operation that needs one which has left the cell: in a collective or a
+        rendezvous any of its ranks; in an operation between two, or on the store, all others."""
+        wait = self.waits[rank]
+        others = [self.by_rank[each] for each in wait.ranks or self.by_rank if each != rank and each in self.by_rank]
+        left = [other.state == "left" for other in others]
+        needs_all = (bool(wait.number) and wait.op not in _PAIRWISE) or wait.op in _RENDEZVOUS
+        return any(left) if needs_all else bool(left) and all(left)
 
     def describe(self, ranks: Sequence[int]) -> list[str]:
         """Return a sentence on the ranks that have not arrived where these ranks wait; empty if that is not worth a

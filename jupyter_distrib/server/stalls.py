@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from jupyter_distrib.server.diagnose import Diagnosis, diagnose
 from jupyter_distrib.wire import messages as m
 
+HOPELESS_S = 60.0
+"""Seconds after which a wait for a rank that has left the cell ends the run, unless `--hang-timeout` says otherwise."""
+
 
 class Stalls:
     """The stalls of one run.
@@ -21,7 +24,7 @@ class Stalls:
         self._command, self._tell, self._stop = command, tell, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
         self.limit_s = command.hang_timeout_s
-        """Seconds of a stall after which the run is stopped; None: never."""
+        """Seconds of a stall after which the run is stopped; None: only if it cannot end."""
         self._debugged_s = float("-inf")
         """Time at which a rank was last seen in the debugger: ranks that wait for it wait for the user."""
 
@@ -40,10 +43,11 @@ class Stalls:
         if any(look.seen is not None and look.seen.in_debugger for look in looks):
             self._debugged_s = now_s
             return
-        if self.limit_s is not None and min(diagnosis.waited_s, now_s - self._debugged_s) >= self.limit_s:
-            self._tell(
-                m.TimedOut(
-                    run=run, limit_s=self._command.hang_timeout_s or diagnosis.waited_s, stalled=True, at_s=now_s
-                )
-            )
+        left = self.limit_s is None
+        limit_s, waited_s = (
+            (HOPELESS_S, diagnosis.hopeless_s) if self.limit_s is None else (self.limit_s, diagnosis.waited_s)
+        )
+        if min(waited_s, now_s - self._debugged_s) >= limit_s:
+            told_s = HOPELESS_S if left else self._command.hang_timeout_s or waited_s
+            self._tell(m.TimedOut(run=run, limit_s=told_s, stalled=True, left=left, at_s=now_s))
             self._stop()

@@ -258,3 +258,15 @@ def test_a_rank_in_c_code_with_pythons_lock_counts_for_the_hang_timeout(shared_n
     assert "its --hang-timeout is 11 s. Rank 1 does nothing, in C code that does not release Python's lock" in (
         outcome.traceback
     )
+
+
+@pytest.mark.slow
+def test_a_wait_for_a_rank_that_has_left_ends_by_itself_after_a_minute(shared_notebook: Notebook) -> None:
+    cell = "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\n"
+    outcome = shared_notebook.cell(f"{cell}if rank == 0:\n    dist.all_reduce(torch.ones(1))", timeout_s=90)
+    assert outcome.ename == "RunTimeout"
+    assert "because a rank has waited 60 s for one that has left the cell" in outcome.evalue.replace("1 min", "60 s")
+    assert "--hang-timeout" in outcome.evalue
+    assert "Rank 1 has left the cell" in outcome.evalue
+    assert outcome.wall_s > 60
+    assert shared_notebook.ok(f"{cell}x = torch.ones(1)\ndist.all_reduce(x)\nfloat(x)").result == "ranks 0-1: 2.0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib.server.diagnose import diagnose, is_suspicious
+from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.wire import messages as m
 
 CELL = """import torch.distributed as dist
@@ -214,3 +215,62 @@ def test_a_rank_that_does_nothing_with_pythons_lock_is_told_of_though_nobody_wai
     assert told.text == "Rank 1 does nothing, in C code that does not release Python's lock (seen last at line 4)."
     assert told.waited_s == 12.0
     assert diagnose([look(0, state="left"), silent(9.0)]) is None
+
+
+def hopeless_s(*looks: m.RankSighting) -> float:
+    diagnosis = diagnose(looks, source=CELL)
+    assert diagnosis is not None
+    return diagnosis.hopeless_s
+
+
+def test_a_wait_for_a_rank_that_has_left_is_hopeless() -> None:
+    waiting = look(0, seen(0, call="all_reduce", unmoved_s=40.0, groups=(group(2, 2, "all_reduce"),)))
+    others = [look(rank, seen(rank, function="load", groups=(group(1),))) for rank in (2, 3)]
+    assert hopeless_s(waiting, look(1, state="left"), *others) == 40.0
+    assert hopeless_s(waiting, look(1, seen(1, function="load", groups=(group(1),))), *others) == 0.0
+
+
+def test_a_wait_of_a_subgroup_is_not_hopeless_while_its_ranks_are_there() -> None:
+    some = group(2, 2, "all_reduce", ranks=(0, 1))
+    waiting = look(0, seen(0, call="all_reduce", unmoved_s=40.0, groups=(some,)))
+    here = look(1, seen(1, function="load", groups=(group(1, ranks=(0, 1)),)))
+    assert hopeless_s(waiting, here, look(2, state="left"), look(3, state="left")) == 0.0
+
+
+def test_a_message_is_hopeless_once_all_others_have_left() -> None:
+    waiting = look(0, seen(0, call="recv", unmoved_s=40.0))
+    assert hopeless_s(waiting, look(1, state="left"), look(2, seen(2))) == 0.0
+    assert hopeless_s(waiting, look(1, state="left"), look(2, state="left")) == 40.0
+
+
+def test_a_rendezvous_without_a_rank_that_has_left_is_hopeless() -> None:
+    waiting = look(0, seen(0, call="init_process_group", unmoved_s=40.0))
+    assert hopeless_s(waiting, look(1, state="left"), look(2, seen(2))) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "waited_s", "told"),
+    [(None, 59.0, None), (None, 61.0, 60.0), (30.0, 31.0, 30.0), (600.0, 61.0, None)],
+)
+def test_a_hopeless_wait_ends_the_run_after_a_minute_or_its_limit(
+    limit_s: float | None, waited_s: float, told: float | None
+) -> None:
+    events: list[m.RunEvent] = []
+    stopped: list[bool] = []
+    command = m.Execute(
+        run="r",
+        group="g",
+        ranks=(0, 1),
+        cell=m.Cell(source=CELL, filename="Cell"),
+        inputs=m.Parcel(data=b""),
+        setting=m.Setting(),
+        hang_timeout_s=limit_s,
+    )
+    stalls = Stalls(command, tell=events.append, stop=lambda: stopped.append(True))
+    waiting = look(0, seen(0, call="all_reduce", unmoved_s=waited_s, groups=(group(2, 2, "all_reduce"),)))
+
+    stalls.judge([waiting, look(1, state="left")])
+
+    ends = [event for event in events if isinstance(event, m.TimedOut)]
+    assert [(event.limit_s, event.left) for event in ends] == ([] if told is None else [(told, limit_s is None)])
+    assert bool(stopped) is (told is not None)

@@ -140,7 +140,12 @@ def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: S
     """Return the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
     where each rank was."""
     name = "--hang-timeout" if record.hung else "--timeout"
-    message = f"The run was stopped after {duration(elapsed_s)}, because its {name} is {duration(limit_s)}."
+    why = f"its {name} is {duration(limit_s)}"
+    if record.hopeless:
+        why = (
+            f"a rank has waited {duration(limit_s)} for one that has left the cell (--hang-timeout sets another limit)"
+        )
+    message = f"The run was stopped after {duration(elapsed_s)}, because {why}."
     if record.hung:
         message = " ".join([message, *_stall(record)])
     lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]

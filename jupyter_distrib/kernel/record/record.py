@@ -64,6 +64,8 @@ class RunRecord:
         """The time limit that ended the run; None if none did."""
         self.hung = False
         """Whether the limit was one for a stall (`--hang-timeout`)."""
+        self.hopeless = False
+        """Whether it was the limit for a wait that cannot end, because a rank had left the cell."""
         self.log_directory = ""
         self.stall: m.Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
@@ -107,7 +109,7 @@ class RunRecord:
             case m.Profiled() | m.Saving():
                 pass  # `kernel/session/runs/trace_writer.py` and `server/detached_runs.py` take what they say
             case m.TimedOut():
-                self.limit_s, self.hung = event.limit_s, event.stalled
+                self.limit_s, self.hung, self.hopeless = event.limit_s, event.stalled, event.left
             case m.Restarted() | m.RanksReduced():
                 self._begin_again(event)
             case m.Ended():

@@ -137,7 +137,7 @@ class Options:
         default="refuse at once, and say who has them", keyword="wait_s")
     hang_timeout_s: float | None = _declared(
         None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
-        default="only say so", keyword="hang_timeout_s")
+        default="only say so; 60 where they wait for a rank that has left the cell", keyword="hang_timeout_s")
     max_restarts: int | None = _declared(
         None, "--max-restarts", "N", "start the cell again when a rank is lost, at most N times", read=count,
         default="end with the first loss", synonyms=("max-retries",))

@@ -280,6 +280,8 @@ class TimedOut(RunEvent):
     at_s: float
     stalled: bool = False
     """Whether it is the limit for stalls; the last `Stalled` describes the stall."""
+    left: bool = False
+    """Whether it is the limit for waits that cannot end, because a rank has left the cell."""
 
 
 @message
