@@ -82,6 +82,46 @@ def test_time_of_a_whole_cell_is_told_below_the_magic_line(book: Notebook) -> No
     assert "line 4" in failed.traceback
 
 
+def test_timeit_measures_on_each_rank(book: Notebook) -> None:
+    book.ok("data = list(range(100))\ndef work(x): return sum(x)")
+    view = book.ok(f"{ON_TWO}%timeit -n 3 -r 2 work(data)").view
+    assert view.count("per loop (mean ± std. dev. of 2 runs, 3 loops each)") == 2
+    assert book.ok(f"{ON_ONE}t = %timeit -o -q -n2 -r4 work(data)\nt.loops, t.repeat, t.best > 0").result == (
+        "rank 0: (2, 4, True)"
+    )
+    assert "%timeit -n must be a whole number" in book.fails(f"{ON_ONE}%timeit -n x 1").evalue
+
+
+def test_timeit_calls_a_collective_equally_often_on_all_ranks(book: Notebook) -> None:
+    body = """
+import time, torch, torch.distributed as dist
+x, calls = torch.ones(1), [0]
+def meet():
+    calls[0] += 1
+    dist.all_reduce(x)
+    if rank == 1: time.sleep(0.02)
+if rank == 0:
+    %timeit -r 1 sum(range(10))
+%timeit -r 2 meet()
+%timeit -r 2 meet()
+calls[0]
+"""
+    result = book.ok(f"{ON_TWO[:-1]} --strategy ddp\n{body}").result
+    assert result.startswith("ranks 0-1: ")
+
+
+BACKSPACES = """
+for each in "|/-":
+    print(each, end="\\b", flush=True)
+print("done")
+print("10 %" + 4 * "\\b" + "100 %")
+"""
+
+
+def test_backspaces_move_the_cursor(book: Notebook) -> None:
+    assert "[0] done\n[0] 100 %" in book.ok(ON_ONE + BACKSPACES).view
+
+
 # ---------------------------------------------------------------------------------------------------- sources
 
 
@@ -401,7 +441,8 @@ def test_a_broken_connection_of_the_cells_own_is_told_as_what_it_is(
 ) -> None:
     outcome = book.fails(f"{ON_TWO[:-1]} --strategy {strategy}\n{body}")
     assert told in outcome.view
-    assert "stopped because" not in outcome.text
+    assert "stopped because another rank" not in outcome.text
+    assert "failed  stopped because" not in outcome.view  # a rank that was interrupted may have been
 
 
 def test_a_rank_that_loses_another_is_told_so(book: Notebook) -> None:

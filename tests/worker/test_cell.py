@@ -218,7 +218,7 @@ def test_time_shows_how_long_a_statement_took(book: Notebook) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("x = 1\n%timeit x", "line 3: %timeit cannot run on a rank"),
+        ("x = 1\n%prun x", "line 3: %prun cannot run on a rank"),
         ("\n%%bash\nls", "line 3: %%bash cannot stand inside a distributed cell"),
         ("print?", "line 2: `?` cannot run on a rank"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 
 from jupyter_distrib.errors import CaptureError
 
-MAGICS = frozenset({"run", "time", "cd", "env", "pwd", "matplotlib"})
+MAGICS = frozenset({"run", "time", "timeit", "cd", "env", "pwd", "matplotlib"})
 """Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
 
 Transform = Callable[[str], str]
@@ -102,6 +102,15 @@ def imported(program: ast.AST) -> Iterator[str]:
                 yield from imported(node)
 
 
+def _of_timeit(text: str) -> str:
+    """Return the statement of `%timeit`, without its options."""
+    return re.sub(r"\A\s*(?:-(?:[nrpv]\s*\w+|[a-z])\s+)*", "", text)
+
+
+_TIMED = {"time": str, "timeit": _of_timeit}
+"""The magics whose text is a statement, and what returns it."""
+
+
 class MagicsRead(ast.NodeTransformer):
     """A transformer that replaces `get_ipython().run_line_magic(...)` and similar calls by the names that their text
     reads and binds.
@@ -113,8 +122,9 @@ class MagicsRead(ast.NodeTransformer):
         self.transform = transform
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        if _shell_call(node.value)[:2] == ("run_line_magic", "time"):
-            return self.statements(_shell_call(node.value)[2], node.lineno)
+        method, magic, text = _shell_call(node.value)
+        if method == "run_line_magic" and magic in _TIMED:
+            return self.statements(_TIMED[magic](text), node.lineno)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -124,8 +134,8 @@ class MagicsRead(ast.NodeTransformer):
                 raise _no_cell_magic(magic, node.lineno)
             case "run_line_magic" if magic not in MAGICS:
                 raise _no_magic(magic, node.lineno)
-            case "run_line_magic" if magic == "time":
-                parts: list[ast.stmt] = self.statements(text, node.lineno)
+            case "run_line_magic" if magic in _TIMED:
+                parts: list[ast.stmt] = self.statements(_TIMED[magic](text), node.lineno)
                 return _all_of([part.value for part in parts if isinstance(part, ast.Expr)], node)
             case "run_line_magic" | "system" | "getoutput":
                 # IPython leaves the text alone if a name in it is unknown: none of them is read for certain

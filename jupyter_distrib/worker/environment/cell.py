@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_distrib.system.nested_code import names_in
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import shell
+from jupyter_distrib.worker.environment import timing
 
 _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -55,7 +55,7 @@ def execute(
     code = compile(tree, cell.filename, "exec", flags=flags, dont_inherit=True)
     code = adapted(code)
     if cell.timed:
-        with shell.print_times():
+        with timing.print_times():
             _execute(code, namespace)
     else:  # no context manager: an interrupt that C code has held up would be raised in it, not in the cell
         _execute(code, namespace)

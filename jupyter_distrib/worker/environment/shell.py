@@ -1,5 +1,5 @@
-"""The object that `get_ipython()` returns on a rank, with the methods for `!command`, `%run`, `%time`, `%cd` and
-`%env`.
+"""The object that `get_ipython()` returns on a rank, with the methods for `!command`, `%run`, `%time`, `%timeit`,
+`%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, naming its line. Runs in the rank's main
 thread. `%run` executes a file or module as IPython does it: in a fresh `__main__` with its own arguments, whose names
@@ -13,20 +13,11 @@ import runpy
 import shlex
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-
-@contextmanager
-def print_times() -> Iterator[None]:
-    """Print at the end how long the block took."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    try:
-        yield
-    finally:
-        print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
+from jupyter_distrib.worker.environment import timing
 
 
 class RankShell:
@@ -54,12 +45,15 @@ class RankShell:
         return magic(line)
 
     def _magic_time(self, line: str) -> object:
-        with print_times():
+        with timing.print_times():
             try:
                 return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
             except SyntaxError:
                 exec(compile(line, "<timed exec>", "exec"), self.user_ns)
                 return None
+
+    def _magic_timeit(self, line: str) -> timing.Timing | None:
+        return timing.measure(line, self.user_ns)
 
     def _magic_run(self, line: str) -> None:
         run_program(shlex.split(self._expand(line)), self.user_ns)

@@ -56,7 +56,7 @@ def test_indented_and_prompted_cells_are_translated() -> None:
     ("body", "message"),
     [
         ("a = 1\n\n%pip install x", "line 4: %pip cannot run on a rank; run it in a cell of its own"),
-        ("x = %timeit f()", "line 2: %timeit cannot run on a rank; run it in a cell of its own"),
+        ("x = %prun f()", "line 2: %prun cannot run on a rank; run it in a cell of its own"),
         ("def f():\n  %load_ext x", "line 3: %load_ext cannot run on a rank; run it in a cell of its own"),
         ("f?", "line 2: `?` cannot run on a rank; run it in a cell of its own"),
         ("%time %pip install x", "line 2: %pip cannot run on a rank; run it in a cell of its own"),
