@@ -31,6 +31,8 @@ _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\
 _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
 """The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+_CONTROL_IN_LINE = re.compile(_CONTROL.pattern.replace("\\x08", "\\x07"))
+"""The same without the backspace, which moves the cursor."""
 BEGIN, END = "\ufdd0", "\ufdd1"
 """Characters around the parameters of a code in an unfinished line. Unicode has them for internal use; they are removed
 beforehand from the ranks' own text."""
@@ -83,7 +85,19 @@ class Fed(NamedTuple):
 class Stream:
     """A parser that makes lines from a rank's stdout or stderr, which arrives in pieces that end at any character."""
 
-    __slots__ = ("_clear", "_cleared", "_code", "_cut", "_line", "_on_bar", "_over", "_redrawn", "_style", "_styled")
+    __slots__ = (
+        "_back",
+        "_clear",
+        "_cleared",
+        "_code",
+        "_cut",
+        "_line",
+        "_on_bar",
+        "_over",
+        "_redrawn",
+        "_style",
+        "_styled",
+    )
 
     def __init__(self, cleared: int = 0) -> None:
         self._cleared = cleared
@@ -93,6 +107,8 @@ class Stream:
         self._line = ""
         self._cut = 0
         """Number of characters of the current line beyond `LINE_CHARACTERS`."""
+        self._back = 0
+        """Number of characters by which backspaces have moved the cursor left of the end of the line."""
         self._over = False
         """Whether a carriage return came: the next character starts the line anew, unless it is the newline of
         `\\r\\n`."""
@@ -116,7 +132,7 @@ class Stream:
             text, cleared = self._after_clears(text)
         *complete, rest = self._decode(text).split("\n")
         for piece in complete:
-            is_simple = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece
+            is_simple = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece and "\b" not in piece
             if is_simple and not (self._line or self._over or self._on_bar):
                 lines.append(self._commit(piece) if self._styled else piece)
             else:
@@ -177,7 +193,7 @@ class Stream:
                 text, self._code = text[: cut.start()], cut.group()
             text = _CODE.sub(_kept, text)
             self._styled = self._styled or BEGIN in text
-        return _CONTROL.sub(_escaped, text)
+        return _CONTROL_IN_LINE.sub(_escaped, text)
 
     def _add_piece(self, piece: str, bars: list[Draw]) -> None:
         if piece.count("\r") > 8:  # a thousand redraws in one batch: only the last ones can be seen
@@ -187,8 +203,25 @@ class Stream:
                 self._over = True
             elif token.startswith(_UP):
                 self._move_up(len(token), bars)
+            elif "\b" in token or (token and self._back):
+                self._add_over(token, bars)
             elif token:
                 self._add(token, bars)
+
+    def _add_over(self, text: str, bars: list[Draw]) -> None:
+        """Add a text with backspaces, or at a cursor that they have moved: it is written over what stands there."""
+        for token in filter(None, re.split("(\b+)", text)):
+            if token[0] != "\b":
+                rest = ""
+                if self._back and not self._over:
+                    self._line, token = plain(self._line), plain(token)  # a line that is written over has no colours
+                    end = len(self._line) - self._back
+                    rest, self._line = self._line[end + len(token) :], self._line[:end]
+                self._add(token, bars)
+                self._line, self._back = self._line + rest, len(rest)
+            elif not self._over:
+                self._cut, over = max(0, self._cut - len(token)), max(0, len(token) - self._cut)
+                self._back = min(len(plain(self._line)), self._back + over)
 
     def _add(self, text: str, bars: list[Draw]) -> None:
         if self._over:
@@ -240,7 +273,7 @@ class Stream:
     def _reset(self) -> None:
         if self._styled and self._line:
             self._commit(self._line)
-        self._line, self._cut = "", 0
+        self._line, self._cut, self._back = "", 0, 0
         self._over = self._redrawn = self._on_bar = False
 
 

@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.record import rank_record
 from jupyter_distrib.kernel.record import record as run_record
 from jupyter_distrib.kernel.record.displays import KEPT, KEPT_BYTES
 from jupyter_distrib.kernel.record.record import HISTORY, NOT_FINITE, RunRecord
-from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, parse_bar
+from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, Stream, parse_bar, without_codes
 from jupyter_distrib.kernel.views.state import state_of
 from jupyter_distrib.kernel.views.text import remarks
 from jupyter_distrib.wire import messages as m
@@ -658,3 +658,25 @@ def test_reports_that_a_restart_computes_again_are_lost_and_those_before_an_earl
 
     kept = [(sample.step, sample.values["loss"]) for sample in record.ranks[0].history if not sample.lost]
     assert kept == [(0, 1.0), (1, 1.0), (2, 3.0), (3, 3.0), (4, 5.0), (5, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("abc\b\bX", "aXc"),
+        ("abc\b \b", "ab "),
+        ("10%\b\b\b20%\b\b\b100%", "100%"),
+        ("|\b/\b-\b\\\bdone", "done"),
+        ("\b\bx", "x"),
+        ("ab\rX\bY", "Y"),
+        ("\x1b[31mab\x1b[0mc\b\bZ", "aZc"),
+        ("a\b\r\nb", "a\nb"),
+        ("first\nab\bc\nlast", "first\nac\nlast"),
+        (f"{'x' * LINE_CHARACTERS}yy\b\b", "x" * LINE_CHARACTERS),
+    ],
+)
+def test_backspaces_move_the_cursor_as_in_a_terminal(text: str, shown: str) -> None:
+    assert without_codes(text) == shown
+    stream = Stream()
+    single = [line for character in f"{text}\n" for line in stream.feed(character).lines]
+    assert "\n".join(single) == shown
