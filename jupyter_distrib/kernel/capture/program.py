@@ -107,7 +107,7 @@ def _of_timeit(text: str) -> str:
     return re.sub(r"\A\s*(?:-(?:[nrpv]\s*\w+|[a-z])\s+)*", "", text)
 
 
-_TIMED = {"time": str, "timeit": _of_timeit}
+_TIMED: dict[str, Callable[[str], str]] = {"time": str, "timeit": _of_timeit}
 """The magics whose text is a statement, and what returns it."""
 
 

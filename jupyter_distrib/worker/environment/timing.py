@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getopt
 import hashlib
+import itertools
 import math
 import statistics
 import time
@@ -103,11 +104,12 @@ def parsed(line: str) -> tuple[dict[str, str], str]:
 
 def _loops(timer: timeit.Timer, agreed: Callable[[str, str], str]) -> int:
     """Return how many loops take long enough."""
-    for place in range(30):
-        count = (1, 2, 5)[place % 3] * 10 ** (place // 3)
+    count = 1
+    for factor in itertools.cycle((2, 2.5, 2)):  # 1, 2, 5, 10, 20 ...
         seconds = timer.timeit(count)
         if agreed(str(count), "enough" if seconds >= ENOUGH_S else "more") == "enough":
-            return count
+            break
+        count = int(count * factor)
     return count
 
 
