@@ -419,6 +419,57 @@ for x in features[:4]:
 }
 
 
+LAZY = """
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.head = nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(2)
+    def forward(self, x): return self.head(self.norm(self.body(x)).relu())
+model = Lazy()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seen = []
+for x, y in DataLoader(data, batch_size=8):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    seen.append(len(x))
+weights(model), len(seen)
+"""
+
+
+def test_a_model_whose_layers_get_their_shape_at_the_first_call_is_averaged(book: Notebook) -> None:
+    outcome = book.ok(f"{DDP} --out lazy\n{LAZY}")
+    assert "Lazy" in outcome.view
+    assert book.ok("torch.equal(lazy[0][0], lazy[1][0]), [each[1] for each in lazy]").result == "(True, [3, 3])"
+    apart = LAZY.replace("model = Lazy()", "torch.manual_seed(rank)\nmodel = Lazy()")
+    assert "does not have the same weights on every rank" in book.fails(f"{DDP}\n{apart}").evalue
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "told"),
+    [
+        (
+            "fsdp",
+            LAZY,
+            "Lazy has layers without a shape, such as LazyLinear: call it once before the optimizer is built",
+        ),
+        (
+            "ddp",
+            f"{LAZY.partition('optimizer =')[0]}\njupyter_distrib.prepare(model)",
+            "Lazy has layers without a shape",
+        ),
+        (
+            "ddp",
+            LAZY.replace("self.head(self.norm(self.body(x)).relu())", "self.body(x)[:, :2]"),
+            "call the model once",
+        ),
+    ],
+    ids=["fsdp", "prepare", "a layer that is not called"],
+)
+def test_a_model_that_has_to_be_called_first_says_so(book: Notebook, options: str, body: str, told: str) -> None:
+    assert told in book.fails(f"{DDP.replace('ddp', options)}\n{body}").evalue
+
+
 BY_HAND = {
     "data": """
 model = Net()

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from jupyter_distrib.system import file_owner, private_torch
 
@@ -120,6 +121,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is sharded, by `fully_shard` or by a plan for tensor parallelism."""
     loaded = sys.modules.get("torch.distributed.tensor")  # a second of imports, if it is not loaded yet
     return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def without_shape(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether any of these has no shape yet, because its module (`LazyLinear`) was never called."""
+    return any(map(is_lazy, parameters))
 
 
 def own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

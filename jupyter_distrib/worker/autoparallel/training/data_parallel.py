@@ -52,6 +52,8 @@ class DataParallel:
         self._hooks = TrainingHooks(run, self, self._loaders, in_steps=not self._alone)
         self._reducers = ReplicaRegistry()
         self._unverified: list[GradientReducer] = []
+        self._expected: list[nn.Module] = []
+        """Models that are averaged from their first gradient on."""
         self._undo: Callable[[], None] = lambda: None
         self._in_backward = False
 
@@ -119,13 +121,20 @@ class DataParallel:
 
     @property
     def active(self) -> bool:
-        return bool(self._reducers.all())
+        return bool(self._reducers.all() or self._expected)
 
     @property
     def in_training(self) -> bool:
-        return any(reducer.in_training for reducer in self._reducers.all())
+        models = any(model.training for model in self._expected)
+        return models or any(reducer.in_training for reducer in self._reducers.all())
+
+    def expect(self, modules: Sequence[nn.Module]) -> None:
+        self._move(modules, [], None)
+        if not self._alone:
+            self._expected += modules
 
     def adopt(self, training: OptimizerTraining) -> None:
+        self._expected = [each for each in self._expected if not any(each is root for root in training.roots)]
         self._move(training.roots, training.loose, training.optimizer)
         if self._alone:
             return self._summary.alone()
@@ -326,6 +335,11 @@ def check_together(objects: Sequence[Any]) -> None:
             if next(item.parameters(), None) is None:
                 raise DistributedError(
                     f"jupyter_distrib.prepare(): {name} has no parameters, so there is nothing to train."
+                )
+            if ownership.without_shape(item.parameters()):
+                raise DistributedError(
+                    f"jupyter_distrib.prepare(): {name} has layers without a shape, such as LazyLinear: call it once "
+                    "before."
                 )
         elif isinstance(item, Optimizer):
             of_models = {id(each) for model in filter(_is_trainable, models) for each in model.parameters()}

@@ -22,7 +22,7 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.libraries.deepspeed import takes_backward
-from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
@@ -151,6 +151,12 @@ class EngineTraining:
     @property
     def in_training(self) -> bool:
         return any(engine.module.training for engine in self._engines.values())
+
+    def expect(self, modules: Sequence[nn.Module]) -> None:
+        raise DistributedError(
+            f"{ownership.named(modules)} has layers without a shape, such as LazyLinear: call it once before the "
+            "optimizer is built, or use --strategy ddp."
+        )
 
     def adopt(self, training: OptimizerTraining) -> None:
         optimizer, name = training.optimizer, type(training.optimizer).__name__

@@ -73,6 +73,10 @@ class ModelDistributor(Protocol):
     def adopt(self, training: OptimizerTraining) -> None:
         """Distribute the model of an optimizer, and give the optimizer the model's new parameters."""
 
+    def expect(self, modules: Sequence[nn.Module]) -> None:
+        """Prepare for models that are adopted at their first gradient, since they have parameters without a shape until
+        they are called. Raises `DistributedError` if the strategy cannot wait."""
+
     def recognise(self, optimizer: Optimizer) -> None:
         """Record an optimizer whose parameters are already sharded."""
 
@@ -117,6 +121,8 @@ class TrainingHooks:
         )
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
+        self._expected: list[Optimizer] = []
+        """Optimizers of models that have not been called and have parameters without a shape."""
         self._looked = False
         self._busy = False
         """Whether a hook is being handled, so that nested calls of hooks are ignored."""
@@ -162,6 +168,9 @@ class TrainingHooks:
     def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
         """Distribute an optimizer's model over the ranks, unless the user or a library has wrapped it."""
         self._known.add(optimizer)
+        if ownership.without_shape(ownership.parameters_of(optimizer)):
+            self._expected.append(optimizer)
+            return self._distributor.expect(ownership.owners_of(ownership.parameters_of(optimizer)).roots)
         self._draw_apart()
         parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
         modules = ownership.alive(nn.Module)
@@ -182,6 +191,17 @@ class TrainingHooks:
                 fresh=fresh,
             )
         )
+
+    def _adopt_expected(self) -> None:
+        """Distribute the models that have been called meanwhile; called before a gradient is computed."""
+        expected, self._expected = self._expected, []
+        for optimizer in expected:
+            if ownership.without_shape(ownership.parameters_of(optimizer)):
+                raise DistributedError(
+                    f"a model of {type(optimizer).__name__} has layers that have not been called, so their parameters "
+                    "have no shape: call the model once, with all of its layers, before the optimizer is built."
+                )
+            self.adopt(optimizer, fresh=False)
 
     def _draw_apart(self) -> None:
         if self._sees_a_share and self._run.everyone:
@@ -255,6 +275,7 @@ class TrainingHooks:
                 return run()
             self._busy = True
             try:
+                self._adopt_expected()
                 self.look_around()
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)

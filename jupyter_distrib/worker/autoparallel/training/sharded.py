@@ -154,6 +154,12 @@ class ShardedTraining:
     def in_training(self) -> bool:
         return any(root.training for root in self._roots)
 
+    def expect(self, modules: Sequence[nn.Module]) -> None:
+        raise DistributedError(
+            f"{ownership.named(modules)} has layers without a shape, such as LazyLinear: call it once before the "
+            "optimizer is built, or use --strategy ddp."
+        )
+
     def adopt(self, training: OptimizerTraining) -> None:
         name = type(training.optimizer).__name__
         at = f" ({training.place})" if training.place else ""
