@@ -32,9 +32,13 @@ _BROKEN_HOROVOD = (
     "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "
     "import horovod.torch is served here."
 )
+_NO_LOOP = (
+    "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
+)
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
+    "no running event loop": _NO_LOOP,
     **dict.fromkeys(("doesn't have NCCL built in", "only supported with GPUs, no GPUs found"), _NO_NCCL),
     **dict.fromkeys(("Torch not compiled with CUDA enabled", "_cuda_setDevice", "Found no NVIDIA driver"), _NO_CUDA),
     **{

@@ -408,6 +408,44 @@ def test_any_callable_runs_on_ranks(book: Notebook, function: str) -> None:
     assert book.ok(f"TorchDistributor(1, use_gpu=False).run({function}, 3)").result == here
 
 
+# ---------------------------------------------------------------------------------------------------- asyncio
+
+
+ASYNC = "import asyncio\nasync def work(x=3):\n    await asyncio.sleep(0)\n    return x\n"
+
+
+def test_each_cell_begins_without_the_event_loop_of_another(book: Notebook) -> None:
+    finds_loop = ON_TWO + ASYNC + "asyncio.get_event_loop().run_until_complete(work())"
+    for before in ("await work()", "asyncio.run(work())", "loop = asyncio.new_event_loop()\nloop.close()", "3"):
+        book.ok(f"{ON_TWO}{ASYNC}{before};")
+        assert book.ok(finds_loop).result == "ranks 0-1: 3"
+    closed = "loop = asyncio.get_event_loop()\nloop.run_until_complete(work())\nloop.close()"
+    for _ in range(2):
+        book.ok(f"{ON_TWO}{ASYNC}{closed};")
+
+
+def test_a_task_in_a_cell_that_awaits_nothing_says_what_to_do(book: Notebook) -> None:
+    told = book.fails(f"{ON_ONE}{ASYNC}task = asyncio.create_task(work())").traceback
+    assert "no running event loop" in told
+    assert "`await` the task in this cell" in told
+    assert book.ok(f"{ON_ONE}{ASYNC}task = asyncio.create_task(work())\nawait task").result == "rank 0: 3"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "work()",
+        "kept = work()\n1",
+        "def hold(c):\n    1 / 0\nhold(work())",
+        "class Node: pass\nnode = Node()\nnode.me, node.task = node, work()\n1",
+    ],
+)
+def test_a_coroutine_that_is_never_awaited_is_told_with_the_users_line(book: Notebook, body: str) -> None:
+    outcomes = [book.cell(f"{ON_ONE}{ASYNC}{body}"), book.ok(f"{ON_ONE}import gc\ngc.collect();")]
+    text = "".join(each.text for each in outcomes)
+    assert "jupyter_distrib" not in "".join(line for line in text.splitlines() if "never awaited" in line)
+
+
 # ---------------------------------------------------------------------------------------------------- connections
 
 

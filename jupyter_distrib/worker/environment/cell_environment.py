@@ -22,7 +22,7 @@ from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import child_processes, local_modules, rank_environment, threads
+from jupyter_distrib.worker.environment import child_processes, event_loops, local_modules, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
 
 
@@ -44,6 +44,7 @@ class CellEnvironment:
         self._libraries.apply(setting.libraries)
         forget_singletons()
         child_processes.begin_cell()
+        event_loops.begin_cell()
         return self.modules.refresh()
 
     def restore(self) -> None:

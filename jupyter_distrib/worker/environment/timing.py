@@ -127,7 +127,7 @@ def _agreement(statement: str) -> Callable[[str, str], str]:
 
 
 _met: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-"""How often each statement was timed, by the messages of the run."""
+"""The number of times that each statement was timed, by the messages of the run."""
 
 
 def _shown(seconds: float) -> str:

@@ -22,7 +22,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.probe import Prober
-from jupyter_distrib.worker.environment import child_processes, threads
+from jupyter_distrib.worker.environment import child_processes, event_loops, threads
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -70,6 +70,7 @@ def set_up_process(order: m.WorkerOrder) -> framework.Framework:
     threads.use(order.threads, {})
     displaying.install()
     child_processes.install()
+    event_loops.install()
     framework.current.set_up(order)
     return framework.current
 

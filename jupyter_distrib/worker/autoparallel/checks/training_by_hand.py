@@ -33,7 +33,7 @@ _Seen = tuple[ref[torch.Tensor], tuple[int, ...], float]
 
 
 class TrainingByHand:
-    """What one run has changed by itself between its gradients."""
+    """The changes that one run has made by itself between its gradients."""
 
     def __init__(self) -> None:
         self.found = False
