@@ -127,6 +127,14 @@ def _at(look: m.RankSighting) -> int | None:
             return look.seen.line if look.seen else None
 
 
+def _place(look: m.RankSighting) -> str:
+    """Return the rank's line in words: `line 12`, or that of the program that the cell runs; empty if unknown."""
+    if look.state == "running" and look.seen is not None and look.seen.program:
+        return look.seen.program
+    line = _at(look)
+    return f"line {line}" if line else ""
+
+
 # ---------------------------------------------------------------------------------------------------- sentences
 
 
@@ -214,14 +222,15 @@ class _Scene:
 
     def _elsewhere(self, missing: Sequence[int]) -> list[str]:
         """Describe what the missing ranks are doing: one sentence for all that do the same."""
-        alike: dict[tuple[str, int | None], list[int]] = {}
+        alike: dict[tuple[str, str], list[int]] = {}
         for rank in missing:
             look = self.by_rank[rank]
             if not _is_held(look):  # told already
-                alike.setdefault((self._doing(look), _at(look)), []).append(rank)
+                alike.setdefault((self._doing(look), _place(look)), []).append(rank)
         return [
-            f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}{f' (line {line})' if line else ''}."
-            for (doing, line), ranks in alike.items()
+            f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}"
+            + (f" ({place})." if place and place not in doing else ".")
+            for (doing, place), ranks in alike.items()
         ]
 
     def _doing(self, look: m.RankSighting) -> str:
@@ -247,7 +256,10 @@ class _Scene:
         return f"{wait} of {rank_list(wait.ranks)}" if subgroup else str(wait)
 
     def _where(self, ranks: Sequence[int]) -> str:
-        lines = sorted({line for rank in ranks if (line := _at(self.by_rank[rank]))})
+        looks = [self.by_rank[rank] for rank in ranks]
+        if programs := sorted({look.seen.program for look in looks if look.seen is not None and look.seen.program}):
+            return f" ({'; '.join(programs)})"
+        lines = sorted({line for look in looks if (line := _at(look))})
         if len(lines) != 1:
             return f" (lines {', '.join(map(str, lines))})" if lines else ""
         condition = _condition(lines[0], self._source)
@@ -265,8 +277,8 @@ def _is_held(look: m.RankSighting) -> bool:
 
 def _stopped(look: m.RankSighting) -> str:
     if _is_debugged(look):
-        line = _at(look)
-        return f"Rank {look.rank} is stopped in the debugger{f' at line {line}' if line else ''}."
+        place = _place(look)
+        return f"Rank {look.rank} is stopped in the debugger{f' at {place}' if place else ''}."
     if look.state == "traced":
         return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
     return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` resumes it."

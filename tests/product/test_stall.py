@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -270,3 +271,23 @@ def test_a_wait_for_a_rank_that_has_left_ends_by_itself_after_a_minute(shared_no
     assert "Rank 1 has left the cell" in outcome.evalue
     assert outcome.wall_s > 60
     assert shared_notebook.ok(f"{cell}x = torch.ones(1)\ndist.all_reduce(x)\nfloat(x)").result == "ranks 0-1: 2.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run", ["%run stalls.py", "import runpy\nrunpy.run_path('stalls.py', run_name='__main__')"], ids=["run", "runpy"]
+)
+def test_lines_of_a_program_that_a_cell_runs_are_its_own(shared_notebook: Notebook, tmp_path: Path, run: str) -> None:
+    (tmp_path / "stalls.py").write_text(
+        "import os, torch, torch.distributed as dist\nmodel = torch.nn.Linear(2, 1)\n\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "def meet():\n    dist.all_reduce(torch.ones(1))\n"
+        "if os.environ['RANK'] == '0':\n    meet()\nelse:\n    dist.barrier()\n"
+    )
+    shared_notebook.ok(f"import os\nhere = os.getcwd()\nos.chdir({str(tmp_path)!r})")
+    outcome = shared_notebook.fails(f"%%distributed --ranks 2 --strategy ddp --hang-timeout 6\n{run}")
+    shared_notebook.ok("os.chdir(here)")
+    assert "stalls.py, line 4" in outcome.view  # the optimizer's
+    assert "calls all_reduce (stalls.py, line 7)" in outcome.evalue, outcome.evalue
+    assert "calls barrier (stalls.py, line 11)" in outcome.evalue

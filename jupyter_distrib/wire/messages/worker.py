@@ -137,6 +137,8 @@ class ProbeAnswer(Event):
     """Time of its training by phase; None if it does not train."""
     in_debugger: bool = False
     """Whether it is stopped in the debugger and waits for a line of input."""
+    program: str = ""
+    """Line of the program that the cell runs, by `%run` or runpy: `train.py, line 12`; empty if it runs none."""
 
 
 @message

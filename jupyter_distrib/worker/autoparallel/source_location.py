@@ -9,15 +9,18 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import file_owner, running_program
 
 
 def current_line(cell: str) -> str:
     """Return `line 12` for the cell with this file name, or `Cell In[3], line 4`; empty if no line of the user is
     active.
 
-    A line of the cell takes precedence over lines of functions that it calls in other cells or modules of the user.
+    A line of the cell takes precedence over lines of functions that it calls in other cells or modules of the user; a
+    line of a program that the cell runs, by `%run` or runpy, over both: `train.py, line 12`.
     """
+    if program := running_program.line(sys._getframe(1), cell):  # noqa: SLF001
+        return program
     elsewhere = ""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:

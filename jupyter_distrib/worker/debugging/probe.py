@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 
 from jupyter_distrib.interfaces.framework import Sightings
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import file_owner, running_program
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.failure import ends_of, frame_at
 
@@ -76,6 +76,7 @@ class Prober:
             reserved_bytes=reserved_bytes,
             times=self._phase_times(),
             in_debugger=self._in_debugger(),
+            program=running_program.line(frames[0] if frames else None, self._filename),
         )
 
     def nothing_seen(self) -> m.ProbeAnswer:
