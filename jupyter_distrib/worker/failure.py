@@ -35,10 +35,12 @@ _BROKEN_HOROVOD = (
 _NO_LOOP = (
     "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
 )
+_NO_FILE = "A cell is no file: run the script by %distributed_run, or by %run in the cell."
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
     "no running event loop": _NO_LOOP,
+    "name '__file__' is not defined": _NO_FILE,
     **dict.fromkeys(("doesn't have NCCL built in", "only supported with GPUs, no GPUs found"), _NO_NCCL),
     **dict.fromkeys(("Torch not compiled with CUDA enabled", "_cuda_setDevice", "Found no NVIDIA driver"), _NO_CUDA),
     **{

@@ -73,6 +73,41 @@ def test_run_takes_modules_and_refuses_other_files_and_options(book: Notebook, t
     assert "there is no file missing.py" in book.fails(ON_ONE + "%run missing.py").traceback
 
 
+def test_what_people_try_with_run_and_pasted_scripts_is_answered(book: Notebook, tmp_path: Path) -> None:
+    refused = book.fails(f"{ON_ONE}%run -m tool --x 1").evalue
+    assert refused.endswith("write %run -m tool -- --x 1"), refused
+    assert "run the script by %distributed_run" in book.fails(f"{ON_ONE}import os\nos.path.dirname(__file__)").traceback
+
+
+@pytest.mark.parametrize("name", ["TORCH_DISTRIBUTED_DEBUG", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_a_variable_that_torch_has_read_already_is_told_with_its_cure(book: Notebook, name: str) -> None:
+    told = f"--env {name}=3"
+    assert told in book.ok(f"{ON_ONE}import os\nos.environ[{name!r}] = '3'").view
+    assert told not in book.ok(f"{ON_ONE}rank").view
+    assert told not in book.ok(f"{ON_ONE[:-1]} --env {name}=3\nrank").view
+    assert "PYTHONHASHSEED" not in book.ok(f"{ON_ONE}import os\nos.environ['PYTHONHASHSEED'] = '3'").view
+
+
+def test_code_that_a_library_writes_into_its_cache_is_not_the_users(book: Notebook, tmp_path: Path) -> None:
+    cache = tmp_path / "hub"
+    (cache / "evaluate_modules").mkdir(parents=True)
+    for made in (cache / "evaluate_modules" / "__init__.py", cache / "generated.py"):
+        made.write_text("VALUE = 1\n")
+    (tmp_path / "mine.py").write_text("VALUE = 1\n")
+    line = f"{ON_ONE[:-1]} --env HF_HOME={cache}\n"
+    imports = (
+        f"import sys\nsys.path[:0] = [{str(cache)!r}, {str(tmp_path)!r}]\nimport evaluate_modules, generated, mine\n"
+    )
+    book.ok(line + imports)
+    for changed in (cache / "evaluate_modules" / "__init__.py", cache / "generated.py", tmp_path / "mine.py"):
+        changed.write_text("VALUE = 22\n")
+    outcome = book.ok(f"{line}{imports}mine.VALUE")
+    assert outcome.result == "rank 0: 22"
+    assert "mine.py has changed" in outcome.view
+    assert "generated.py has changed" not in outcome.view
+    assert "__init__.py has changed" not in outcome.view
+
+
 def test_time_of_a_whole_cell_is_told_below_the_magic_line(book: Notebook) -> None:
     outcome = book.ok(f"{ON_TWO}%%time\ny = 40\ny + 2")
     assert "wall time" in outcome.view

@@ -10,6 +10,7 @@ The process lives on, so traces of a cell that would make the next one fail are 
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import traceback
@@ -21,9 +22,15 @@ from typing import Any
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
+from jupyter_distrib.system.process_environment import variables
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import child_processes, event_loops, local_modules, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
+
+_READ_BY_TORCH = (
+    "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS"
+)  # fmt: skip
+"""Variables that torch and its libraries read when torch is imported, which scripts therefore set before."""
 
 
 class CellEnvironment:
@@ -46,6 +53,15 @@ class CellEnvironment:
         child_processes.begin_cell()
         event_loops.begin_cell()
         return self.modules.refresh()
+
+    def without_effect(self) -> list[str]:
+        """Return a sentence for each variable that the cell has set and torch had read before."""
+        return [
+            f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: give it by "
+            f"--env {name}={shlex.quote(value)}"
+            for name, value in variables().items()
+            if name.startswith(_READ_BY_TORCH) and self._variables.get(name) != value
+        ]
 
     def restore(self) -> None:
         """Undo the cell's changes of the process."""

@@ -129,7 +129,12 @@ def _parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     try:
         options, arguments = getopt.getopt(list(words), _OPTIONS + _REFUSED)
     except getopt.GetoptError as error:
-        raise ValueError(f"%run: {error}.") from None
+        words = list(words)
+        place = words.index("-m") if "-m" in words[:-1] else -1
+        cure = (
+            f": write %run {shlex.join(words[: place + 2])} -- {shlex.join(words[place + 2 :])}" if place >= 0 else "."
+        )
+        raise ValueError(f"%run: {error}{cure}") from None
     for option, _ in options:
         if option[1] not in _OPTIONS:
             raise NameError(f"%run {option} cannot run on a rank; run it in a cell of its own.")
