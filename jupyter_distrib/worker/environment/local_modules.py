@@ -45,7 +45,7 @@ class LocalModules:
         self._looked_at = now
         for name in _since(self._last, sys.modules) - self._baseline - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
-            if isinstance(path, str) and not file_owner.is_library(path):
+            if isinstance(path, str) and not file_owner.is_library(path) and not _is_generated(name, path):
                 self._known[name] = (path, _stamp(path))
             else:
                 self._others.add(name)
@@ -82,6 +82,20 @@ class LocalModules:
                 del cache[path]
         self._listed = _size_and_newest(cache)
         self._last_library = self._listed[1]
+
+
+_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_MODULES_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that name the folders in which libraries keep code that they have downloaded or generated."""
+_GENERATED = ("transformers_modules", "datasets_modules", "evaluate_modules", "diffusers_modules")
+"""Packages in which Hugging Face's libraries import code from their caches."""
+
+
+def _is_generated(name: str, path: str) -> bool:
+    """Return whether a library has written this module into its cache, and no user will change it there."""
+    if name.partition(".")[0] in _GENERATED:
+        return True
+    folders = [os.path.expanduser("~/.cache"), *filter(None, map(os.environ.get, _CACHES))]
+    return os.path.realpath(path).startswith(tuple(os.path.realpath(each) + os.sep for each in folders))
 
 
 def drop_orphans() -> None:
