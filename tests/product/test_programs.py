@@ -79,12 +79,14 @@ def test_what_people_try_with_run_and_pasted_scripts_is_answered(book: Notebook,
     assert "run the script by %distributed_run" in book.fails(f"{ON_ONE}import os\nos.path.dirname(__file__)").traceback
 
 
-@pytest.mark.parametrize("name", ["TORCH_DISTRIBUTED_DEBUG", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_a_variable_that_torch_has_read_already_is_told_with_its_cure(book: Notebook, name: str) -> None:
-    told = f"--env {name}=3"
-    assert told in book.ok(f"{ON_ONE}import os\nos.environ[{name!r}] = '3'").view
+@pytest.mark.parametrize(
+    ("name", "value"), [("TORCH_DISTRIBUTED_DEBUG", "DETAIL"), ("OMP_NUM_THREADS", "3"), ("MKL_NUM_THREADS", "3")]
+)
+def test_a_variable_that_torch_has_read_already_is_told_with_its_cure(book: Notebook, name: str, value: str) -> None:
+    told = f"--env {name}={value}"
+    assert told in book.ok(f"{ON_ONE}import os\nos.environ[{name!r}] = {value!r}").view
     assert told not in book.ok(f"{ON_ONE}rank").view
-    assert told not in book.ok(f"{ON_ONE[:-1]} --env {name}=3\nrank").view
+    assert told not in book.ok(f"{ON_ONE[:-1]} --env {name}={value}\nrank").view
     assert "PYTHONHASHSEED" not in book.ok(f"{ON_ONE}import os\nos.environ['PYTHONHASHSEED'] = '3'").view
 
 
