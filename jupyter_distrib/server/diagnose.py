@@ -22,6 +22,8 @@ ALL_THERE_S = 30.0
 """Seconds of waiting, likewise, if every rank has come and only the data is under way."""
 LOCKED_S = 10.0
 """Seconds after which a silent and idle rank is reported though nobody waits for it."""
+_LOADER = "(dataloader.py)"
+"""What the name of a function of torch's data loader ends with."""
 _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
@@ -74,6 +76,7 @@ def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis 
     sentences += [sentence for ranks in scene.consensus() for sentence in scene.describe(ranks)]
     if not scene.waits:  # else it is told beside those that wait for it
         sentences += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
+        sentences += [_loading(look) for look in looks if _waits_for_loader(look)]
     if not sentences:
         return None
     if scene.is_circle():
@@ -288,6 +291,21 @@ def _locked(look: m.RankSighting) -> str:
     line = _at(look)
     seen = "" if line is None else f" (seen last at line {line})"
     return f"Rank {look.rank} does nothing, in C code that does not release Python's lock{seen}."
+
+
+def _waits_for_loader(look: m.RankSighting) -> bool:
+    """Return whether a rank has stood still for long in torch's data loader, which waits for its workers."""
+    seen = look.seen
+    return look.state == "running" and seen is not None and seen.idle_s >= LOCKED_S and _LOADER in seen.function
+
+
+def _loading(look: m.RankSighting) -> str:
+    place = _place(look)
+    return (
+        f"Rank {look.rank} waits for a worker of its DataLoader{f' ({place})' if place else ''}. A worker that was "
+        "forked hangs if a library with threads, such as polars, was used before: take "
+        'multiprocessing_context="spawn".'
+    )
 
 
 def _has_been(look: m.RankSighting, wait: _Wait) -> bool:

@@ -291,3 +291,21 @@ def test_lines_of_a_program_that_a_cell_runs_are_its_own(shared_notebook: Notebo
     assert "stalls.py, line 4" in outcome.view  # the optimizer's
     assert "calls all_reduce (stalls.py, line 7)" in outcome.evalue, outcome.evalue
     assert "calls barrier (stalls.py, line 11)" in outcome.evalue
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_hangs_is_named_and_a_stop_keeps_the_ranks(shared_notebook: Notebook) -> None:
+    shared_notebook.ok("%%distributed --ranks 1 --keep kept\nkept = 5")
+    cell = (
+        "%%distributed --ranks 1\nimport signal\nfrom torch.utils.data import DataLoader\n"
+        "class Hangs:\n    def __len__(self): return 4\n    def __getitem__(self, i):\n"
+        "        for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)\n"
+        "        while True: signal.pause()\n"
+        "for x in DataLoader(Hangs(), num_workers=1): pass"
+    )
+    shared_notebook.start(cell)
+    outcome = shared_notebook.until("waits for a worker of its DataLoader (line 9)", timeout_s=40)
+    assert 'multiprocessing_context="spawn"' in outcome.text
+    shared_notebook.interrupt()
+    assert "replaced" not in shared_notebook.finish().text
+    assert shared_notebook.ok("%%distributed --ranks 1\nkept").result == "rank 0: 5"

@@ -1,4 +1,5 @@
-"""Stops a run: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. Runs
+"""Stops a run: SIGINT; 20 ms later the collectives are cut; both again a few times; its children are killed; after 2 s
+the rank is. Runs
 in the agent's loop.
 
 A rank that is importing a library has longer: half an import would stay in the process. On a busy machine
@@ -9,13 +10,16 @@ groups whole."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.runs.rank_connections import RankConnections
+from jupyter_distrib.system import reap
 from jupyter_distrib.system.event_loop import Timers
 from jupyter_distrib.wire import messages as m
 
@@ -25,6 +29,8 @@ AGAIN_AFTER_S = (0.12, 0.4, 1.0)
 """Seconds after which SIGINT is repeated: it then goes to the rank's process group, which frees a rank that waits for
 its data loader."""
 
+CHILDREN_AFTER_S = 1.4
+"""Seconds after which the child processes of a rank that still runs are killed, before the rank itself is."""
 IMPORT_S = 8.0
 """Maximum seconds for a rank that is importing a library."""
 _NEWS_S = 1.0
@@ -60,11 +66,19 @@ class StopLadder:
         for delay_s in (0.0, *AGAIN_AFTER_S):
             self._timers.later(delay_s, partial(self._interrupt, whole_group=delay_s > 0))
             self._timers.later(delay_s + cut_after_s, self._cut)
+        self._timers.later(CHILDREN_AFTER_S, self._kill_children)
         self._timers.later(m.KILL_AFTER_S, self._kill_unless_importing)
 
     def postpone(self, rank: int) -> None:
         """Record that a rank is importing a library."""
         self._importing[rank] = time.monotonic()
+
+    def _kill_children(self) -> None:
+        """End the processes for which ranks wait, such as loader workers that hang, so that the ranks can stay."""
+        for rank in self._running():
+            for pid in reap.children(rank.pid):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _kill_unless_importing(self) -> None:
         now_s = time.monotonic()
