@@ -445,6 +445,38 @@ def test_any_callable_runs_on_ranks(book: Notebook, function: str) -> None:
     assert book.ok(f"TorchDistributor(1, use_gpu=False).run({function}, 3)").result == here
 
 
+# ---------------------------------------------------------------------------------------------------- displays
+
+
+CHART = """
+class Chart:
+    def __repr__(self): return "alt.Chart(...)"
+    def _repr_mimebundle_(self, **_):
+        return {"application/vnd.vegalite.v5+json": {"mark": "bar"}, "text/plain": repr(self)}
+class Picture(Chart):
+    def _repr_mimebundle_(self, **_):
+        return {**super()._repr_mimebundle_(), "text/html": "<b>shown</b>"}
+"""
+
+
+def test_a_display_that_needs_code_in_the_page_is_told_once(book: Notebook) -> None:
+    told = "a display of application/vnd.vegalite.v5+json is left out"
+    view = book.ok(f"{ON_ONE}{CHART}for _ in range(3): display(Chart())").view
+    assert view.count(told) == 1
+    assert "end the cell with the object" in view
+    raw = "display({'application/javascript': 'alert(1)'}, raw=True)"
+    assert "a display of application/javascript is left out" in book.ok(ON_ONE + raw).view
+    assert "left out" not in book.ok(f"{ON_ONE}{CHART}display(Picture())").view
+
+
+def test_plotly_finds_a_renderer_on_ranks(book: Notebook) -> None:
+    pytest.importorskip("nbformat", reason="plotly displays nothing without it")
+    assert book.ok(f"{ON_ONE}import os\nos.environ['PLOTLY_RENDERER']").result == "rank 0: 'plotly_mimetype'"
+    book.ok("import os\nos.environ['PLOTLY_RENDERER'] = 'png'")
+    assert book.ok(f"{ON_ONE}import os\nos.environ['PLOTLY_RENDERER']").result == "rank 0: 'png'"
+    book.ok("del os.environ['PLOTLY_RENDERER']")
+
+
 # ---------------------------------------------------------------------------------------------------- asyncio
 
 

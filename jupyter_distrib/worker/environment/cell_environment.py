@@ -16,6 +16,8 @@ import sys
 import traceback
 import types
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -31,6 +33,12 @@ _READ_BY_TORCH = (
     "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS"
 )  # fmt: skip
 """Variables that torch and its libraries read when torch is imported, which scripts therefore set before."""
+
+
+@cache
+def _can_render() -> bool:
+    """Return whether the packages are there that plotly needs for a display in a notebook."""
+    return all(find_spec(name) is not None for name in ("IPython", "nbformat"))
 
 
 class CellEnvironment:
@@ -79,6 +87,8 @@ class CellEnvironment:
             # The kernel's own backend would find no kernel in a rank.
             if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
                 self._variables["MPLBACKEND"] = displaying.BACKEND
+            if _can_render():  # plotly finds no renderer in a program, and then shows nothing without a word
+                self._variables.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
         rank_environment.apply(setting, self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)

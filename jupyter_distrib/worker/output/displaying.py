@@ -37,9 +37,13 @@ MAX_WAITING = 100
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 """MIME types not sent to the notebook: code that must not run on behalf of a rank, and widgets whose model is not in
 the kernel."""
+_PLAIN = ("application/json", "application/pdf")
+"""MIME types of which the plain text says enough."""
 BACKEND = "module://jupyter_distrib.worker.output.matplotlib_backend"
 """Matplotlib's name for the ranks' backend."""
-Event = m.Displayed | m.Cleared
+Event = m.Displayed | m.Cleared | m.Noted
+_SHOWN = ("text/html", "text/markdown", "text/latex", "image/")
+"""The beginnings of the MIME types that views can show, besides plain text."""
 
 
 class Displayer:
@@ -52,6 +56,8 @@ class Displayer:
         self._waiting: list[Event] = []
         self._clear_first: m.Cleared | None = None
         """A clearing that takes effect with the next display."""
+        self._told: set[str] = set()
+        """Kinds of displays that were left out, with a note."""
         self._clears = 0
         """The number of calls of `clear_output`."""
         self._sent_at_s = float("-inf")
@@ -86,6 +92,16 @@ class Displayer:
             self._clear_first = event if wait else None
             _mark_output(self._clears, wait=wait)
         self._soon()
+
+    def leave_out(self, kind: str) -> None:
+        """Add a note, once for each kind, that a display of this MIME type cannot be shown."""
+        if kind not in self._told:
+            self._told.add(kind)
+            text = (
+                f"a display of {kind} is left out, since it needs code in the page: end the cell with the object, and "
+                "the notebook shows what the ranks return"
+            )
+            self._send(m.Noted(run=self._run, rank=self._rank, text=text))
 
     def close(self) -> None:
         """Send the waiting displays; called before the rank reports that it has returned."""
@@ -177,6 +193,9 @@ def publish(
     """Show a MIME bundle, as IPython's `publish_display_data` does."""
     display_id = str((transient or {}).get("display_id") or "")
     bundle = {kind: _content(value) for kind, value in data.items() if kind not in _NOT_FOR_VIEWS}
+    rich = [kind for kind in data if kind.startswith("application/") and kind not in _PLAIN]
+    if rich and identity.cell.displayer is not None and not any(kind.startswith(_SHOWN) for kind in bundle):
+        identity.cell.displayer.leave_out(rich[0])
     size_bytes = sum(map(len, bundle.values()))
     if size_bytes > MAX_BYTES:
         too_large = f"A display of {size_text(size_bytes)} is left out; up to {size_text(MAX_BYTES)} are shown."
