@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -297,6 +298,22 @@ def test_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
     assert "ZeroDivisionError: division by zero" in failed.stderr
     assert "bad.py" in failed.stderr
     assert "jupyter_distrib" not in failed.stderr
+
+
+def test_each_line_is_written_to_an_unbuffered_terminal_in_one_piece(folder: Path) -> None:
+    (folder / "prints.py").write_text("import os\nfor i in range(20): print('line', i, os.environ['RANK'], flush=True)")
+    code = "from jupyter_distrib.kernel.notebook.command_line import main; main()"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # each write is one message
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", code, "run", "--ranks", "2", "prints.py"],
+            cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=theirs,
+        )  # fmt: skip
+        theirs.close()
+        written = list(iter(lambda: ours.recv(1 << 16), b""))
+        assert process.wait(timeout=60) == 0
+    assert sum(piece.count(b"line") for piece in written) == 40
+    assert [piece for piece in written if not piece.endswith(b"\n") or piece == b"\n"] == []
 
 
 def test_the_shells_command_says_how_it_is_used(folder: Path) -> None:

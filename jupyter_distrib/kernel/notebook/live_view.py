@@ -205,7 +205,7 @@ class LiveView(View):
     def _show_late(self, event: m.Noted, record: RunRecord, *, with_chart: bool) -> None:
         """Add a note to the view of a run that has ended; in the thread that adds the note."""
         if self._way in ("terminal", "lines"):
-            print(f"· {event.text}", file=sys.stdout, flush=True)
+            _say(f"· {event.text}")
         elif self._display.exists:
             self._put(self._bundle(record, self._run.elapsed_s, shown=True, with_chart=with_chart))
             bridge.keep_final_view(self._run, self._display, model_id="", place=self._place)
@@ -309,7 +309,7 @@ class LiveView(View):
         if lines:
             self._printed_s = time.monotonic()
         for line in lines:
-            print(line, file=sys.stdout, flush=True)
+            _say(line)
 
     def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the end below the lines: the table of ranks and, in a kernel, whatever else its client can show."""
@@ -319,7 +319,14 @@ class LiveView(View):
             self._put({"text/plain": text, "text/html": html})
             self._put_chart(record)
         elif text:
-            print(text, file=sys.stdout, flush=True)
+            _say(text)
+
+
+def _say(text: str) -> None:
+    """Print a text with its newline in one piece: between the two that `print` writes to an unbuffered stream, another
+    thread or process may write."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _as_html(record: RunRecord, elapsed_s: float, pool: str, **more: Any) -> str:
