@@ -23,7 +23,7 @@ ALL_THERE_S = 30.0
 LOCKED_S = 10.0
 """Seconds after which a silent and idle rank is reported though nobody waits for it."""
 _LOADER = "(dataloader.py)"
-"""What the name of a function of torch's data loader ends with."""
+"""The end of the name of a function of torch's data loader."""
 _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
