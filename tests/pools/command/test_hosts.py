@@ -53,7 +53,7 @@ def test_ranks_are_on_as_few_hosts_as_can_be_and_evenly(
 
 @pytest.mark.parametrize(
     ("size", "there", "nodes"),
-    [(9, rooms(4, 4), 0), (4, rooms(4), 2), (-1, rooms(4), 0), (1_000_000, rooms(4, elastic=True), 0), (1, [], 0)],
+    [(9, rooms(4, 4), 0), (9, rooms(4, 4), 2), (-1, rooms(4), 0), (1_000_000, rooms(4, elastic=True), 0), (1, [], 0)],
 )
 def test_what_has_no_room_is_refused_with_what_there_is(size: int, there: list[Room], nodes: int) -> None:
     with pytest.raises(PoolError, match=f"{size} ranks.*room for {sum(room.ranks for room in there)}"):
