@@ -7,6 +7,7 @@ send its definition again and set the attributes of the notebook's class anew: m
     kernel                          rank                            kernel
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
+    share(Net)                      share(Net)                      each is the other's (`%%distributed_setup`)
 
 Only this file uses private names of cloudpickle; `system/private_names.py` lists them. All state is weak and per
 process; callers use one thread at a time.
@@ -24,7 +25,7 @@ import types
 import uuid
 import weakref
 from collections import ChainMap, Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -242,6 +243,46 @@ def make_dispatching(key: str | None, default: Callable[..., Any]) -> Any:
 def _register(function: Any, others: dict[type, Callable[..., Any]]) -> None:
     for cls, each in others.items():
         function.register(cls, each)
+
+
+# ---------------------------------------------------------------------------------------- defined on both sides
+
+
+def share(names: Iterable[str], namespace: Mapping[str, Any], prefix: str, *, sent: bool) -> None:
+    """Give the functions and classes that the same source has defined in the kernel and on a rank the same keys, so
+    that each counts as the other's.
+
+    Args:
+        names: The names that the source binds.
+        namespace: The names of this process.
+        prefix: A text that stands for the source.
+        sent: Whether this process is the kernel.
+    """
+    known = _sent if sent else _received
+    for path, obj in _defined(names, namespace):
+        if obj in known:
+            continue  # it was not defined by this source
+        key = f"{prefix}/{path}"
+        known[obj] = key
+        _by_key[key] = obj
+        if isinstance(obj, type):
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.pop(key, None)  # noqa: SLF001 - the class of an earlier execution
+            cloudpickle._lookup_class_or_track(key, obj)  # noqa: SLF001
+
+
+def _defined(names: Iterable[str], namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield functions and classes of `__main__`, also classes within classes, with their paths."""
+    for name in names:
+        obj = namespace.get(name)
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+            yield name, obj
+        if isinstance(obj, type) and obj.__module__ == "__main__":
+            inner = {
+                each: value
+                for each, value in vars(obj).items()
+                if isinstance(value, type) and value.__qualname__ == f"{obj.__qualname__}.{each}"
+            }
+            yield from ((f"{name}.{path}", value) for path, value in _defined(inner, inner))
 
 
 # ---------------------------------------------------------------------------------------- rank to kernel

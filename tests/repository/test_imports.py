@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # a rank
     "worker": {"errors", "interfaces", "libraries", "serialization", "system", "wire"},
     "worker/output": {"interfaces", "libraries", "system", "wire", "worker"},
-    "worker/environment": {"interfaces", "libraries", "serialization", "system", "wire", "worker/output"},
+    "worker/environment": {"errors", "interfaces", "libraries", "serialization", "system", "wire", "worker/output"},
     "worker/debugging": {"interfaces", "serialization", "system", "wire", "worker", "worker/environment"},
     "worker/process": {
         "errors",
@@ -242,6 +242,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serialization",
         "system",
         "wire",
+        "worker/environment",
     },
 }
 """Each folder, and each module at the top, with all that it may import; imports for type checkers count as well.

@@ -74,10 +74,11 @@ def test_every_python_block_runs_one_after_another_and_prints_what_it_says(book:
 def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
     from jupyter_distrib import errors
     from jupyter_distrib.kernel.notebook.line_magics import LineMagics
+    from jupyter_distrib.kernel.notebook.magic import CellMagics
 
     text = "\n".join(page.read_text("utf-8") for page in (README, *DOCS.glob("*.md")))
     for magic in re.findall(r"`%(distributed_\w+)", text):
-        assert magic in LineMagics.magics["line"]
+        assert magic in {*LineMagics.magics["line"], *CellMagics.magics["line"]}
     for name in re.findall(r"^## (\w+(?:Error|Lost|Timeout))$", text, re.MULTILINE):
         assert hasattr(errors, name), name
 

@@ -206,7 +206,7 @@ class DistributedFunction(Generic[P, R]):
             settings=settings,
         )
         run = current.submit(request) if submitted else current.start(request)
-        run.program = Program.of(cell, inputs, self.options, settings)
+        run.program = current.setups.before(Program.of(cell, inputs, self.options, settings))
         return run
 
     def _is_importable(self) -> bool:

@@ -92,6 +92,7 @@ class _Script:
         return self.run.program
 
     def text(self) -> str:
+        self.done |= self.program.of_setups
         for name in self.program.names:
             self._add(name)
         self._pickle()
@@ -117,6 +118,7 @@ class _Script:
                 f'_values = pickle.loads(pathlib.Path(__file__).with_name("{self.data_path.name}").read_bytes())\n'
                 + "\n".join(f"{name} = _values[{name!r}]" for name in self.data)
             )
+        parts += [source.strip("\n") for source in self.program.setups]
         if strategy != "none":
             options = f", options={own_options!r}" if own_options else ""
             parts.append(

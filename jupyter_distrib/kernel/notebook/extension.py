@@ -64,7 +64,8 @@ def unload(shell: InteractiveShell) -> None:
     _remove_completion(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)
-    for kind, names in {"cell": _OURS, "line": tuple(LineMagics.magics["line"])}.items():
+    lines, cells = ({*CellMagics.magics[kind], *LineMagics.magics[kind]} for kind in ("line", "cell"))
+    for kind, names in {"cell": cells, "line": lines}.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.magics["cell"].update(_replaced)

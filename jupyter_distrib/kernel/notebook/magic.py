@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_silenced
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, output_can_be_silenced
 
 from jupyter_distrib.interfaces.strategy import load as load_strategy
 from jupyter_distrib.kernel.analysis import failures
@@ -67,6 +67,23 @@ class CellMagics(Magics):
 
     distributed.getdoc = _help  # type: ignore[union-attr]  # IPython shows it for `%%distributed?`
     distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
+
+    @output_can_be_silenced
+    @line_cell_magic
+    def distributed_setup(self, line: str, cell: str | None = None) -> Any:
+        """Run the cell in the notebook, and on every rank before its first cell, also on ranks that start later:
+        `%%distributed_setup [NAME]`.
+
+        `%distributed_setup --list` shows the set-ups of the notebook; after `%distributed_setup --undo NAME` new ranks
+        do not run it.
+        """
+        from jupyter_distrib.kernel.notebook import setup_cell
+
+        current = session.current()
+        if cell is None:
+            return setup_cell.change(current, line)
+        captured = self._capture(current, Options(), cell, {})
+        return setup_cell.run(current, self.shell, line, captured)
 
     def _run(self, line: str, cell: str) -> Any:
         current = session.current()
@@ -178,7 +195,7 @@ class CellMagics(Magics):
         )
         concurrent = submitted or options.detach
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)
-        run.program = Program.of(captured.cell, captured.inputs, options, settings)
+        run.program = current.setups.before(Program.of(captured.cell, captured.inputs, options, settings))
         return run
 
     def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[[Run], None]:

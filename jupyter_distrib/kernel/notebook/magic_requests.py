@@ -37,6 +37,10 @@ DEBUG_OPTIONS = (
     Option(flag="--done", meaning="make the ranks free what the failure has left in their memory", read=switch),
 )
 STATUS_OPTIONS = (Option(flag="--doctor", meaning="what is installed and what is missing", read=switch), JSON)
+SETUP_OPTIONS = (
+    Option(flag="--list", meaning="the set-ups of this notebook", read=switch),
+    Option(flag="--undo", metavar="NAME", meaning="new ranks do not run this set-up"),
+)
 POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
 KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
 
@@ -75,6 +79,12 @@ class PoolRequest:
     """The kind of the pool, only for `add`."""
     values: dict[str, Any] = field(default_factory=dict)
     """The given options of the kind and defaults for cells, only for `add`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupRequest:
+    undo: str | None = None
+    """The set-up to remove; None to list them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,20 @@ def parse_debug(line: str) -> DebugRequest:
     arguments = _few(line, "%distributed_debug [RANK | --done]", DEBUG_OPTIONS, 1)
     number = next(iter(arguments.positionals), None)
     return DebugRequest(rank=None if number is None else rank("%distributed_debug", number), **arguments.values)
+
+
+def parse_setup(line: str) -> SetupRequest:
+    """Parse `%distributed_setup [--list | --undo NAME]`."""
+    usage = "%distributed_setup [--list | --undo NAME]"
+    values = _few(line, usage, SETUP_OPTIONS, 0).values
+    if len(values) > 1:
+        raise OptionsError(f"--list and --undo are two requests: the line is {usage}")
+    return SetupRequest(undo=values.get("undo"))
+
+
+def parse_setup_name(line: str) -> str:
+    """Parse the line of a cell, `%%distributed_setup [NAME]`; without a name, return an empty string."""
+    return next(iter(_few(line, "%%distributed_setup [NAME]", (), 1).positionals), "")
 
 
 def parse_export(line: str) -> ExportRequest:

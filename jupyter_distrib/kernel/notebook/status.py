@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.session.status import (
 )
 from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.kernel.views.table import TextTable
-from jupyter_distrib.system.formatting import duration, rank_list, size
+from jupyter_distrib.system.formatting import clipped, duration, rank_list, size
 from jupyter_distrib.wire import messages as m
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
@@ -28,6 +28,8 @@ _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "held by", "pool")
 _WAITING = ("who waits", "ranks", "for", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _OTHERS = ("other notebook", "ranks", "runs", "keeps")
+_SETUPS = ("set-up", "cell", "begins with")
+_NO_SETUPS = "This notebook has no set-ups."
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
 _DETACHED = ("detached run", "cell", "state", "began before", "notebook", "where")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
@@ -46,6 +48,8 @@ class Status:
     """The pools in use."""
     kept: tuple[str, ...]
     """Descriptions of the values that live on this notebook's ranks."""
+    setups: tuple[tuple[str, ...], ...]
+    """The set-ups of the notebook: name, cell and first line of each."""
     runs: tuple[RunStatus, ...]
     """The last runs, oldest first."""
     others: tuple[OtherGroup, ...]
@@ -66,6 +70,7 @@ class Status:
             strategy=settings.strategy_for(),
             pools=pools,
             kept=tuple(repr(handle) for group in session.pools.groups() for handle in group.kept),
+            setups=tuple(_setup_row(each.setup) for each in session.setups.registered),
             runs=tuple(RunStatus.of(run) for run in session.history),
             others=other_groups(pools, session),
             detached=detached_elsewhere(session),
@@ -93,6 +98,7 @@ class Status:
             TextTable(head=_GPUS, rows=[_gpu_row(gpu) for gpu in gpus]).without_empty("mode"),
             TextTable(head=_WAITING, rows=waiting),
             TextTable(head=_OTHERS, rows=others),
+            TextTable(head=_SETUPS, rows=self.setups),
             TextTable(head=_RUNS, rows=[_run_row(run) for run in reversed(self.runs)]),
             TextTable(head=_DETACHED, rows=[_detached_row(run) for run in self.detached]).without_empty("where"),
         )
@@ -145,6 +151,31 @@ class PoolTable:
 
     def _table(self) -> TextTable:
         return TextTable(head=_POOLS, rows=self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupTable:
+    """The set-ups of the notebook."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, session: Session) -> SetupTable:
+        return cls(rows=tuple(_setup_row(each.setup) for each in session.setups.registered))
+
+    def __repr__(self) -> str:
+        return self._table().as_text() if self.rows else _NO_SETUPS
+
+    def _repr_html_(self) -> str:
+        return self._table().as_html() if self.rows else markup.inert(_NO_SETUPS)
+
+    def _table(self) -> TextTable:
+        return TextTable(head=_SETUPS, rows=self.rows)
+
+
+def _setup_row(setup: m.Setup) -> tuple[str, ...]:
+    lines = setup.cell.source.splitlines()
+    return setup.name, setup.cell.filename, clipped(next((line for line in lines if line.strip()), "").strip(), 80)
 
 
 def _server_text(pool: PoolStatus, *, alone: bool) -> str:

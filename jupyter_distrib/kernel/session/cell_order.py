@@ -101,6 +101,8 @@ class Order:
     """The options of the cell, completed with all defaults."""
     origins: str
     """The origins of pool, strategy and size that the cell does not name."""
+    setups: tuple[m.Setup, ...] = ()
+    """The set-ups of the notebook."""
     process_state: ProcessState | None = None
     """The state of the process at submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
@@ -143,6 +145,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
         cell=order.request.cell,
         inputs=inputs,
         setting=setting(order, options, group.connection),
+        setups=order.setups,
         detached=options.detach,
         timeout_s=options.timeout_s,
         hang_timeout_s=options.hang_timeout_s,

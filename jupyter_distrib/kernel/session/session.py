@@ -32,6 +32,7 @@ from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.session.runs.run_queue import RunQueue, Submission
+from jupyter_distrib.kernel.session.setups import Setups
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
@@ -58,6 +59,7 @@ class Session:
         self.on_change: Callable[[], object] = lambda: None
         """Called when worker groups or runs have come, changed or gone; from any thread."""
         self.runs = RunHistory()
+        self.setups = Setups()
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
         self.observers = Observers()
@@ -134,7 +136,7 @@ class Session:
         origins = settings.origins(request.options)
         filled = cell_order.for_strategy(settings.filled(request.options))
         trackers.check_installed(filled.track)
-        return Order(request=request, options=filled, origins=origins)
+        return Order(request=request, options=filled, origins=origins, setups=self.setups.to_send())
 
     def _begin(self, order: Order, queued: Run | None = None, concurrent: ConcurrentStart | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses, on its fallback."""

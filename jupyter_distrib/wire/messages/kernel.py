@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from jupyter_distrib.wire.messages.shared import Cell, Command, Event, Packages, Parcel, Setting, WorkerInfo, message
+from jupyter_distrib.wire.messages.shared import (
+    Cell,
+    Command,
+    Event,
+    Packages,
+    Parcel,
+    Setting,
+    Setup,
+    WorkerInfo,
+    message,
+)
 
 if TYPE_CHECKING:
     from jupyter_distrib.wire.messages.status import ServerStatus
@@ -97,6 +107,8 @@ class Execute(Command):
     cell: Cell
     inputs: Parcel
     setting: Setting
+    setups: tuple[Setup, ...] = ()
+    """The notebook's set-ups; a rank first runs those that it has not run yet."""
     run_size: int = 0
     """Number of ranks of the run on all nodes, if `ranks` are only those of one node; 0: there is no coordinator."""
     detached: bool = False

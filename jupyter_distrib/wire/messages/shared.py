@@ -139,6 +139,20 @@ class Cell:
 
 
 @part
+class Setup:
+    """A cell that every rank runs once before its first cell (`%%distributed_setup`)."""
+
+    name: str
+    digest: str
+    """Digest of its source and inputs: a rank that has run another one under this name runs it anew. Its functions and
+    classes are known by it in the kernel and on the ranks."""
+    cell: Cell
+    inputs: Parcel
+    defines: tuple[str, ...] = ()
+    """The names that it binds."""
+
+
+@part
 class Setting:
     """The environment that a rank takes over before it executes a cell."""
 

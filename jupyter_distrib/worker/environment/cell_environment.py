@@ -24,7 +24,7 @@ from typing import Any
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
-from jupyter_distrib.system.process_environment import variables
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import child_processes, event_loops, local_modules, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
@@ -50,6 +50,8 @@ class CellEnvironment:
         self.modules = local_modules.of_forkserver or local_modules.LocalModules()
         self._libraries = settings.Applied()
         self._variables: dict[str, str] = {}
+        self._of_setups: dict[str, tuple[str | None, str]] = {}
+        """The variables that set-ups have set differently from the kernel: the kernel's value then, and theirs."""
         self._inputs: object = None
         """The inputs from which `_variables` was computed."""
 
@@ -64,12 +66,20 @@ class CellEnvironment:
 
     def without_effect(self) -> list[str]:
         """Return a sentence for each variable that the cell has set and torch had read before."""
+        known = {**self._variables, **{name: value for name, (_, value) in self._of_setups.items()}}
         return [
             f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: give it by "
             f"--env {name}={shlex.quote(value)}"
-            for name, value in variables().items()
-            if name.startswith(_READ_BY_TORCH) and self._variables.get(name) != value
+            for name, value in process_environment.variables().items()
+            if name.startswith(_READ_BY_TORCH) and known.get(name) != value
         ]
+
+    def keep(self, setting: m.Setting) -> None:
+        """Keep the variables and signal handlers that set-ups have set in this process, beyond the cell."""
+        for name, value in process_environment.variables().items():
+            if self._variables.get(name) != value:
+                self._of_setups[name] = setting.env.get(name), value
+        self._handlers.keep()
 
     def restore(self) -> None:
         """Undo the cell's changes of the process."""
@@ -89,7 +99,10 @@ class CellEnvironment:
                 self._variables["MPLBACKEND"] = displaying.BACKEND
             if _can_render():  # plotly finds no renderer in a program, and then shows nothing without a word
                 self._variables.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
-        rank_environment.apply(setting, self._variables)
+        own = {
+            name: value for name, (of_kernel, value) in self._of_setups.items() if setting.env.get(name) == of_kernel
+        }
+        rank_environment.apply(setting, {**self._variables, **own} if own else self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)
 
@@ -110,6 +123,12 @@ class SignalHandlers:
     def __init__(self) -> None:
         named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
         self._first = [(int(number), _handler(number)) for number in named]
+
+    def keep(self) -> None:
+        """Take the present handlers, except that of SIGINT, for those at the start of every cell."""
+        self._first = [
+            (number, handler if number == signal.SIGINT else _handler(number)) for number, handler in self._first
+        ]
 
     def restore(self) -> None:
         for number, handler in self._first:

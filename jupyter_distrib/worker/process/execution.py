@@ -28,6 +28,7 @@ from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.environment import cell, cell_environment, child_processes, local_modules, rank_environment
 from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
 from jupyter_distrib.worker.environment.cleanup import Cleanup
+from jupyter_distrib.worker.environment.setups import Setups
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 from jupyter_distrib.worker.output import displaying, reporting
@@ -84,6 +85,7 @@ class CellRunner:
         self._environment = CellEnvironment(order, framework.groups)
         self._device = DeviceCheck(order, framework, messenger.send)
         self._late = LateThreads(order.rank, messenger.send)
+        self._setups = Setups(order.device, self._note)
         self._loading = partial(crash_notes.note, loading_fd)
         self._stage = CellStage.IDLE
 
@@ -278,6 +280,10 @@ class CellRunner:
         for path in self._environment.prepare(command.setting):
             send(m.Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
         self._late.begin()
+        identity.cell.reporter = reporting.Reporter(run, rank, send)
+        identity.cell.displayer = displaying.Displayer(run, rank, send)
+        if command.setups and (missing := self._setups.missing(command)):
+            self._set_up(command, missing)
         sys.modules["__main__"] = module
         namespace = module.__dict__
         namespace |= rank_environment.names(command.cell, namespace)
@@ -288,8 +294,16 @@ class CellRunner:
         cell_environment.resume_singletons(namespace.values(), payload.kept_values.values())
         self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
         self._prober.begin(run, command.cell.filename)
-        identity.cell.reporter = reporting.Reporter(run, rank, send)
-        identity.cell.displayer = displaying.Displayer(run, rank, send)
+
+    def _set_up(self, command: m.Execute, setups: list[m.Setup]) -> None:
+        """Run the set-ups that this rank has not run yet, and keep what they have changed in its environment."""
+        for each in setups:
+            self._prober.begin(command.run, each.cell.filename)
+            self._setups.run(each, command.run)
+        self._environment.keep(command.setting)
+
+    def _note(self, run: str, text: str) -> None:
+        self._messenger.send(m.Noted(run=run, rank=self._order.rank, text=text))
 
     def _load_strategy(self, name: str) -> strategy_module.Strategy:
         found = strategy_module.load(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from types import FunctionType, ModuleType
 
@@ -33,21 +34,35 @@ class Program:
     given: Options
     """The options as given by the cell."""
     settings: Settings
+    setups: tuple[str, ...] = ()
+    """The sources of the set-ups that each rank runs before it."""
+    of_setups: frozenset[str] = frozenset()
+    """The names that these bind."""
 
     @property
     def options(self) -> Options:
         """The options with all defaults."""
         return self.settings.filled(self.given)
 
+    def after(self, setup: m.Setup, inputs: tuple[Input, ...]) -> Program:
+        """Return the program with one more set-up and the values that it had captured."""
+        before, values = _kept(inputs), self.values
+        names = (*(each.name for each in inputs if each.name not in self.names), *self.names)
+        sources, bound = (*self.setups, setup.cell.source), self.of_setups | set(setup.defines)
+        return replace(self, names=names, values={**before, **values}, setups=sources, of_setups=bound)
+
     @classmethod
     def of(cls, cell: m.Cell, inputs: tuple[Input, ...], given: Options, settings: Settings) -> Program:
-        kept = {
-            each.name: each.value
-            for each in inputs
-            if isinstance(each.value, (ModuleType, type, FunctionType)) or _is_short(each.value)
-        }
         names = tuple(each.name for each in inputs)
-        return cls(source=cell.source, names=names, values=kept, given=given, settings=settings)
+        return cls(source=cell.source, names=names, values=_kept(inputs), given=given, settings=settings)
+
+
+def _kept(inputs: tuple[Input, ...]) -> dict[str, object]:
+    return {
+        each.name: each.value
+        for each in inputs
+        if isinstance(each.value, (ModuleType, type, FunctionType)) or _is_short(each.value)
+    }
 
 
 def _is_short(value: object) -> bool:
