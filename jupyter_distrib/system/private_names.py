@@ -214,7 +214,7 @@ IPYKERNEL = Library(
 PANDAS = Library(
     name="pandas",
     known="3.1",
-    files=("libraries/settings.py",),
+    files=("libraries/display_settings.py",),
     needed={"pandas._config.config": "_registered_options _global_config"},
     spared={"pandas": ("_config", "`pandas.set_option` of the notebook does not hold on the ranks")},
 )
@@ -293,7 +293,7 @@ PYTHON = Library(
         "importlib.metadata:Distribution": "_normalized_name",
         "importlib.util": "_find_spec",
         "importlib._bootstrap": "_find_and_load_unlocked",
-        "logging:Formatter()": "_fmt",
+        "logging:Formatter()": "_fmt _style",
         "multiprocessing.context": "_default_context",
         "multiprocessing.context:_default_context": "_default_context",
         "pickle": "_Pickler",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,8 +110,8 @@ def test_levels_of_loggers_travel_and_are_taken_back() -> None:
     mine.setLevel(logging.DEBUG)
     told = json.loads(json.dumps(settings.read()))
     mine.setLevel(logging.NOTSET)
-    assert told["levels of loggers"]["my.training"] == logging.DEBUG
-    assert "their.library" not in told["levels of loggers"]
+    assert told["logging"]["loggers"]["my.training"] == {"level": logging.DEBUG}
+    assert "their.library" not in told["logging"]["loggers"]
 
     other.setLevel(logging.ERROR)
     applied = settings.Applied()
@@ -119,3 +120,77 @@ def test_levels_of_loggers_travel_and_are_taken_back() -> None:
     applied.apply({})
     assert (mine.level, other.level) == (logging.NOTSET, logging.ERROR)
     other.setLevel(logging.NOTSET)
+
+
+GET_LOGGER = """
+import logging, sys
+def get_logger():
+    log = logging.getLogger('train')
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    plain, file = logging.StreamHandler(sys.stdout), logging.FileHandler('train.log')
+    plain.setFormatter(logging.Formatter('%(levelname)s|%(message)s'))
+    file.setFormatter(logging.Formatter('{name}: {message}', style='{'))
+    file.setLevel(logging.WARNING)
+    for handler in (plain, file):
+        log.addHandler(handler)
+    return log
+log = get_logger()
+"""
+
+
+@pytest.mark.slow
+def test_a_logger_has_its_handlers_on_the_ranks(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.ok(GET_LOGGER)
+
+    for _ in range(2):
+        view = notebook.ok(
+            "%%distributed --ranks 1\nlog.info('heard')\nlogging.getLogger('train').warning('kept')"
+        ).view
+        assert view.count("INFO|heard") == 1
+        assert view.count("WARNING|kept") == 1
+    assert (tmp_path / "train.log").read_text() == "train: kept\n" * 2
+
+    notebook.ok("for handler in list(log.handlers): log.removeHandler(handler)\nlog.propagate = True")
+    assert "heard" not in notebook.ok("%%distributed --ranks 1\nlog.info('heard')").text
+
+
+@pytest.mark.slow
+def test_what_the_notebook_logs_into_a_file_the_ranks_do_too(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.ok("import logging\nlogging.basicConfig(filename='all.log', level=logging.INFO, format='%(message)s')")
+
+    view = notebook.ok("%%distributed --ranks 2\nimport logging\nlogging.info(f'from {rank}')").view
+
+    assert "from" not in view
+    assert sorted((tmp_path / "all.log").read_text().splitlines()) == ["from 0", "from 1"]
+
+
+@pytest.mark.slow
+def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) -> None:
+    notebook.ok("import io, logging\nlogging.getLogger('mine').addHandler(logging.StreamHandler(io.StringIO()))")
+
+    view = notebook.ok("%%distributed --ranks 1\npass").view
+
+    assert "the StreamHandler of the logger 'mine' is not set on the ranks: add it in the cell" in view
+
+
+def test_handlers_of_libraries_do_not_come_twice() -> None:
+    logger = logging.getLogger("numpy")
+    logger.addHandler(handler := logging.StreamHandler())
+    try:
+        assert "numpy" not in settings.read().get("logging", {}).get("loggers", {})
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.slow
+def test_a_setting_that_a_rank_cannot_have_is_said_and_the_cell_runs(notebook: Notebook) -> None:
+    notebook.ok(
+        "from jupyter_distrib.libraries import settings\n"
+        "settings.read = lambda: {'numpy errors': {'divide': 'no such word'}}"
+    )
+
+    outcome = notebook.ok("%%distributed --ranks 1\nimport numpy\n'ran'")
+
+    assert outcome.result == "rank 0: 'ran'"
+    assert "the notebook's setting of numpy errors cannot be set on this rank" in outcome.view

@@ -56,13 +56,14 @@ class CellEnvironment:
         """The inputs from which `_variables` was computed."""
 
     def prepare(self, setting: m.Setting) -> list[str]:
-        """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
+        """Apply the kernel's setting to this process. Return a sentence on each changed file whose modules are imported
+        again, and on each setting of a library that this process cannot have."""
         self._apply(setting)
-        self._libraries.apply(setting.libraries)
+        problems = self._libraries.apply(setting.libraries)
         forget_singletons()
         child_processes.begin_cell()
         event_loops.begin_cell()
-        return self.modules.refresh()
+        return [*problems, *(f"{path} has changed and is imported again" for path in self.modules.refresh())]
 
     def without_effect(self) -> list[str]:
         """Return a sentence for each variable that the cell has set and torch had read before."""

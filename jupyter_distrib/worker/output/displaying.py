@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any
 
 from jupyter_distrib.interfaces import identity
-from jupyter_distrib.libraries import known, settings
+from jupyter_distrib.libraries import known, setting
 from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire import messages as m
 
@@ -302,7 +302,6 @@ def _replace_functions(module: types.ModuleType) -> None:
 
 _REPLACED = {
     "IPython.core.display_functions": _replace_functions,
-    **dict.fromkeys(settings.AT_IMPORT, settings.set_at_import),
     **known.mends(),
 }
 
@@ -313,7 +312,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if (replace := _REPLACED.get(fullname)) is None:
+        replace = _REPLACED.get(fullname)
+        if replace is None and fullname not in setting.waiting:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -321,7 +321,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
-                replace(module)
+                if replace is not None:
+                    replace(module)
+                setting.imported(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

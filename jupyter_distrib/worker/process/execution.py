@@ -277,8 +277,8 @@ class CellRunner:
         self._framework.prepare()
         if command.cell.script:
             self._environment.modules.unload()  # as in a new process
-        for path in self._environment.prepare(command.setting):
-            send(m.Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
+        for text in self._environment.prepare(command.setting):
+            send(m.Noted(run=run, rank=rank, text=text))
         self._late.begin()
         identity.cell.reporter = reporting.Reporter(run, rank, send)
         identity.cell.displayer = displaying.Displayer(run, rank, send)

@@ -1,0 +1,182 @@
+"""The settings of `logging`, as a row of the table in `libraries/settings.py`: levels, handlers and `propagate` of the
+root and of named loggers. Standard library only.
+
+Handlers for standard output, standard error and files are made anew on a rank; files are appended to. A library that is
+loaded sets up its loggers by itself on each rank, so only their levels are copied, and no line comes twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from jupyter_distrib.libraries.setting import LibrarySetting
+from jupyter_distrib.system import file_owner
+
+_OWN_LOGGERS = frozenset(
+    {
+        *(
+            "IPython",
+            "IPKernelApp",
+            "ipykernel",
+            "traitlets",
+            "tornado",
+            "asyncio",
+            "comm",
+            "parso",
+            "prompt_toolkit",
+            "zmq",
+        ),
+        *("torch", "c10d-NullHandler-default", "strobelight_function_profiler", "strobelight_compile_time_profiler"),
+        *("jupyter_distrib", "matplotlib"),
+    }
+)
+"""Loggers that are set up by the libraries of a kernel, torch or this package."""
+_STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
+_LEVELS = logging.getLevelNamesMapping()
+_before: dict[str, tuple[int, bool, list[logging.Handler]]] = {}
+"""Level, `propagate` and handlers of this process's loggers before another one's were set."""
+
+
+def _loggers() -> Iterator[tuple[str, logging.Logger]]:
+    """Yield the root under the empty name, and the loggers that neither Python, the kernel nor torch has set up."""
+    yield "", logging.root
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] not in _OWN_LOGGERS:
+            yield name, logger
+
+
+def _is_of_library(name: str) -> bool:
+    """Return whether a logger belongs to an installed library that is loaded."""
+    module = sys.modules.get(name.partition(".")[0]) if name else None
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file_owner.is_library(file)
+
+
+def _read(_: Any) -> dict[str, Any] | None:
+    found: dict[str, Any] = {}
+    for name, logger in _loggers():
+        own: dict[str, Any] = {}
+        if logger.level != (logging.NOTSET if name else logging.WARNING):
+            own["level"] = logger.level
+        if (logger.handlers or not logger.propagate) and not _is_of_library(name):
+            handlers = [form for each in logger.handlers if (form := _form(each)) is not None]
+            own |= {"handlers": handlers} if handlers else {}
+            own |= {} if logger.propagate or (logger.handlers and not handlers) else {"propagate": False}
+        if own:
+            found[name] = own
+    value: dict[str, Any] = {"loggers": found} if found else {}
+    if logging.root.manager.disable:
+        value["disabled"] = logging.root.manager.disable
+    if (levels := logging.getLevelNamesMapping()) != _LEVELS:
+        value["names"] = {name: level for name, level in levels.items() if _LEVELS.get(name) != level}
+    return value or None
+
+
+def _form(handler: logging.Handler) -> dict[str, Any] | None:
+    """Return a handler as JSON; None for one that cannot be made anew from it."""
+    form: dict[str, Any] = {}
+    if isinstance(handler, logging.FileHandler):  # also one that begins a new file from time to time
+        form = {"file": handler.baseFilename, "encoding": handler.encoding}
+    elif type(handler) is logging.StreamHandler:
+        if not (stream := _standard(handler.stream)):
+            return None
+        form = {"stream": stream}
+    elif isinstance(handler, logging.NullHandler):
+        return {"null": True}
+    else:
+        return None
+    formatter = handler.formatter
+    if formatter is not None:
+        style = _STYLES.get(type(formatter._style).__name__)  # noqa: SLF001 - no public way
+        if type(formatter) is not logging.Formatter or style is None:
+            return None
+        form |= {"format": formatter._fmt, "dates": formatter.datefmt, "style": style}  # noqa: SLF001
+    return {**form, "level": handler.level} if handler.level else form
+
+
+def _standard(stream: Any) -> str:
+    """Return which of the standard streams a stream is; empty for another."""
+    for name in ("stdout", "stderr"):
+        if stream is getattr(sys, name) or stream is getattr(sys, f"__{name}__"):
+            return name
+    return ""
+
+
+def handlers_that_stay() -> Iterator[str]:
+    """Yield a sentence on each handler of this process that ranks will not have."""
+    for name, logger in _loggers():
+        if logger.handlers and not _is_of_library(name):
+            for kind in {type(each).__name__ for each in logger.handlers if _form(each) is None}:
+                whose = f"the logger {name!r}" if name else "the root logger"
+                yield (
+                    f"the {kind} of {whose} is not set on the ranks: add it in the cell, or in a cell with "
+                    "%%distributed_setup"
+                )
+
+
+def _write(_: Any, value: dict[str, Any] | None) -> None:
+    value = value or {}
+    wanted = value.get("loggers", {})
+    for name, level in value.get("names", {}).items():
+        logging.addLevelName(level, name)
+    for name in _before.keys() - wanted.keys():
+        _put_back(name)
+    for name, own in wanted.items():
+        logger = logging.getLogger(name)
+        if name not in _before:
+            _before[name] = logger.level, logger.propagate, list(logger.handlers)
+        level, propagate, handlers = _before[name]
+        logger.setLevel(own.get("level", level))
+        logger.propagate = own.get("propagate", propagate)
+        present = [_form(each) for each in logger.handlers if each not in _made_here]
+        forms = [form for form in own.get("handlers", ()) if form not in present]
+        _replace_handlers(logger, [made for form in forms if (made := _made(form))] or handlers)
+    logging.disable(value.get("disabled", logging.NOTSET))
+
+
+def _put_back(name: str) -> None:
+    logger = logging.getLogger(name)
+    level, logger.propagate, handlers = _before.pop(name)
+    logger.setLevel(level)
+    _replace_handlers(logger, handlers)
+
+
+def _replace_handlers(logger: logging.Logger, handlers: list[logging.Handler]) -> None:
+    """Give a logger these handlers in place of the ones given before. Handlers that a cell has added stay."""
+    for old in [each for each in logger.handlers if each in _made_here]:
+        if old not in handlers:
+            logger.removeHandler(old)
+            old.close()
+            _made_here.discard(old)
+    for each in handlers:
+        logger.addHandler(each)
+
+
+_made_here: set[logging.Handler] = set()
+
+
+def _made(form: dict[str, Any]) -> logging.Handler | None:
+    handler: logging.Handler
+    if "file" in form:
+        if not os.path.isdir(os.path.dirname(form["file"])):
+            print(
+                f"the log file {form['file']} of the notebook cannot be written here: no such folder", file=sys.stderr
+            )
+            return None
+        handler = logging.FileHandler(form["file"], "a", form["encoding"], delay=True)
+    elif "null" in form:
+        handler = logging.NullHandler()
+    else:
+        handler = logging.StreamHandler(getattr(sys, form["stream"]))
+    if "style" in form:
+        handler.setFormatter(logging.Formatter(form["format"], form["dates"], form["style"]))
+    handler.setLevel(form.get("level", logging.NOTSET))
+    _made_here.add(handler)
+    return handler
+
+
+LOGGING = LibrarySetting(name="logging", library="logging", read=_read, write=_write)
