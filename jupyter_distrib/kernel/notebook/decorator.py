@@ -204,6 +204,7 @@ class DistributedFunction(Generic[P, R]):
             label=_call(name, args, kwargs) if submitted else f"{name}()",
             handles=handles,
             settings=settings,
+            notes=current.changes_for(_CALL, inputs, namespace),
         )
         run = current.submit(request) if submitted else current.start(request)
         run.program = current.setups.before(Program.of(cell, inputs, self.options, settings))

@@ -192,6 +192,7 @@ class CellMagics(Magics):
             on_ended=self._taking_over(current, captured, options),
             cell_id=cell_outputs.cell_id(self.shell),
             settings=settings,
+            notes=current.changes_for(source, captured.inputs, notebook),
         )
         concurrent = submitted or options.detach
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)

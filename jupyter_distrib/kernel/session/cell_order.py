@@ -90,6 +90,8 @@ class CellRequest:
     """The settings with which the options were read; None for the present ones."""
     observed: bool = True
     """Whether observers may follow the run."""
+    notes: Sequence[str] = ()
+    """Sentences for the head of the run."""
 
 
 @data_class

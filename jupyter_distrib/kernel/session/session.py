@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel import trackers
-from jupyter_distrib.kernel.capture.capture import Dropped
+from jupyter_distrib.kernel.capture.capture import Dropped, Input
+from jupyter_distrib.kernel.capture.module_changes import ModuleChanges
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -60,6 +61,7 @@ class Session:
         """Called when worker groups or runs have come, changed or gone; from any thread."""
         self.runs = RunHistory()
         self.setups = Setups()
+        self.module_changes = ModuleChanges()
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
         self.observers = Observers()
@@ -91,6 +93,10 @@ class Session:
 
     def changed(self) -> None:
         self.on_change()
+
+    def changes_for(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> list[str]:
+        """Return a sentence on each change that the notebook has made to modules which matters to this cell."""
+        return self.module_changes.sentences(source, inputs, namespace, self.setups.sources)
 
     def start(self, request: CellRequest) -> Run:
         """Send the cell to its ranks. Returns as soon as the order is sent.

@@ -44,6 +44,10 @@ class Setups:
     def registered(self) -> tuple[RegisteredSetup, ...]:
         return tuple(self._all.values())
 
+    @property
+    def sources(self) -> list[str]:
+        return [each.setup.cell.source for each in self._all.values()]
+
     def to_send(self) -> tuple[m.Setup, ...]:
         return tuple(each.setup for each in self._all.values())
 

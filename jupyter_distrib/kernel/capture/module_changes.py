@@ -1,0 +1,398 @@
+"""Finds what the notebook has changed in modules, classes and registries, which ranks have for themselves. Kernel side,
+in the thread that runs the cell; imports nothing.
+
+It reads the cells that were run: statements that assign to an attribute of something imported (`config.LR = 3`,
+`nn.ReLU.forward = mine`), change a container of a local module, or register something (`@registry.register`,
+`add_safe_globals([P])`). Constants of local modules that a cell reads are also compared with the module's file.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from jupyter_distrib.kernel.capture.capture import Input, reachable
+from jupyter_distrib.system import file_owner
+from jupyter_distrib.system.data_class import data_class
+
+_NOT_ON_RANKS = frozenset(
+    {"IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets", "google", "jupyter_distrib"}
+)
+"""Libraries of the kernel, whose state has no meaning on a rank."""
+_KNOWN_TO_TRAVEL = (
+    "torch.backends",
+    "os",
+    "sys",
+    "warnings",
+    "logging",
+    "PIL.Image",
+    "PIL.ImageFile",
+    "atexit",
+    "signal",
+    "random",
+)
+"""Modules whose variables are sent as settings or environment, or that each process has for itself."""
+_REGISTERS = re.compile(r"(?:^|_)register(?:_|$)|^add_safe_globals$|^custom_op$|^def_op$|^impl$")
+_CHANGES_CONTAINER = frozenset(
+    {"append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear", "add", "discard"}
+)
+_PERHAPS = re.compile(
+    r"[\w\])]\.\w+[^=\n]*(?<![=!<>])=(?!=)|regist|add_safe_globals|setattr|custom_op|\.\w+\.(?:append|update)\("
+)
+"""Text without which no cell changes anything here: most need not be parsed."""
+_MAGICS_THAT_RUN = ("time", "capture", "timeit", "prun")
+
+
+@data_class
+class Change:
+    """A statement of the notebook that changes something outside of it."""
+
+    target: str
+    """The name that it changes or calls, as written: `config.LR`, `registry.register`."""
+    module: str
+    """The module that has it."""
+    cell: str
+    line: int
+    registers: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(".")[2]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.target, f"{self.cell}:{self.line}"
+
+
+class ModuleChanges:
+    """The changes that cells of this notebook have made so far. Each is reported once."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        """Number of cells that were looked at."""
+        self._imports: dict[str, tuple[str, str]] = {}
+        """The names that imports have bound: the module, and the name in it or an empty string."""
+        self._found: dict[str, Change] = {}
+        self._files: dict[str, tuple[int, dict[str, Any]]] = {}
+        """Time of change and constants of local modules, by the file's path."""
+        self._said: set[tuple[str, str]] = set()
+
+    def sentences(
+        self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any], setups: Sequence[str]
+    ) -> list[str]:
+        """Return a sentence on each change that matters to a cell and was not reported yet.
+
+        Args:
+            source: The cell.
+            inputs: What it reads of the notebook.
+            namespace: The names of the notebook.
+            setups: The sources of the set-ups, in which changes hold on the ranks.
+        """
+        self._look_at_cells(namespace)
+        touched = self._touched(source, inputs, namespace)
+        if not touched:
+            return []
+        new = [each for each in self._found.values() if self._matters(each, touched, namespace)]
+        done = _names_changed_by([source, *setups]) if new else set()
+        found = [self._told(each) for each in new if each.name not in done]
+        return [*found, *self._other_constants(touched, [source, *setups])]
+
+    def _touched(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> set[str]:
+        """Return the modules that a cell reads or imports, also in functions of the notebook."""
+        values = [each.value for each in inputs]
+        if any(each.key not in self._said for each in self._found.values()):  # it takes longer than the rest
+            values += [namespace[name] for name in reachable(inputs, namespace)]
+        return {name for value in values if (name := _home(value))} | set(_imported_modules(source))
+
+    def _look_at_cells(self, namespace: Mapping[str, Any]) -> None:
+        cells = namespace.get("In")
+        if not isinstance(cells, list):
+            return
+        for number in range(self._read, len(cells)):
+            text = cells[number]
+            if isinstance(text, str) and ("import" in text or _PERHAPS.search(text)):
+                self._look_at(text, f"Cell In[{number}]", namespace)
+        self._read = len(cells)
+
+    def _look_at(self, text: str, cell: str, namespace: Mapping[str, Any]) -> None:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return
+        for node in _statements(tree.body):
+            if body := _body_of_magic(node):
+                self._look_at("\n" + body, cell, namespace)
+            for name, module, attribute in _bound_by_import(node):
+                self._imports[name] = module, attribute
+            for target, registers in _changed_by(node):
+                module = self._owner(target, namespace, registers=registers)
+                if module:
+                    dotted, line = ast.unparse(target).rstrip("."), getattr(target, "lineno", node.lineno)
+                    dotted = dotted if "." in dotted else f"{module}.{dotted}"
+                    self._found[dotted] = Change(
+                        target=dotted, module=module, cell=cell, line=line, registers=registers
+                    )
+
+    def _owner(self, target: ast.expr, namespace: Mapping[str, Any], *, registers: bool) -> str:
+        """Return the name of the module that has the target; empty if it travels or is the notebook's own."""
+        names = _chain(target)
+        if names[:1] == [] or names[0] not in self._imports:
+            return ""
+        home, attribute = self._imports[names[0]]
+        value: Any = namespace.get(names[0])
+        with suppress(Exception):  # a module may compute its attributes
+            if attribute and getattr(sys.modules.get(home), attribute, None) is not value:
+                return ""
+        if len(names) == 1:
+            return _of_ranks(home) if registers else ""
+        for name in names[1:-1]:
+            try:
+                value = vars(value)[name] if isinstance(value, ModuleType) else getattr(value, name)
+            except Exception:  # noqa: BLE001 - foreign code
+                return ""
+            home = value.__name__ if isinstance(value, ModuleType) else home
+        if registers:
+            return _of_ranks(home)
+        if isinstance(value, type):
+            return _of_ranks(value.__module__)
+        is_plain_module = isinstance(value, ModuleType)
+        return _of_ranks(home) if is_plain_module or (_is_local(home) and not attribute) else ""
+
+    def _matters(self, change: Change, touched: set[str], namespace: Mapping[str, Any]) -> bool:
+        if change.key in self._said or not _near(change.module, touched):
+            return False
+        self._said.add(change.key)
+        return change.registers or not (self._is_as_in_file(change) or self._was_restored(change, namespace))
+
+    def _was_restored(self, change: Change, namespace: Mapping[str, Any]) -> bool:
+        """Return whether the attribute has a function or class of its own library again."""
+        value: Any = namespace.get(change.target.partition(".")[0])
+        for name in change.target.split(".")[1:]:
+            value = getattr(value, name, None)
+        home = getattr(value, "__module__", None)
+        return callable(value) and isinstance(home, str) and _top(home) == _top(change.module)
+
+    def _is_as_in_file(self, change: Change) -> bool:
+        module = sys.modules.get(change.module)
+        name, constants = change.name, self._constants(module) if module is not None else {}
+        return name in constants and _same(constants[name], getattr(module, name, None))
+
+    def _told(self, change: Change) -> str:
+        place = f"{change.cell}, line {change.line}"
+        cure = "put that line into a cell with %%distributed_setup"
+        if change.registers:
+            return f"{change.target} was called in the notebook ({place}), and not on the ranks: {cure}"
+        module, name = sys.modules.get(change.module), change.name
+        constants = self._constants(module) if module is not None else {}
+        self._said.add((f"{change.module}.{name}", repr(getattr(module, name, None))))
+        there = f"have {constants[name]!r}" if name in constants else "have it as it is when it is imported"
+        return f"{change.target} was changed in the notebook ({place}), and the ranks {there}: {cure}"
+
+    def _other_constants(self, touched: set[str], done: Sequence[str]) -> Iterator[str]:
+        """Yield a sentence on each constant of a local module that the notebook has changed in another way."""
+        for name in touched:
+            module = sys.modules.get(name)
+            if module is None or not _is_local(name):
+                continue
+            for constant, there in self._constants(module).items():
+                here = vars(module).get(constant, there)
+                key = f"{name}.{constant}", repr(here) if type(here) in _PLAIN else ""
+                if type(here) in _PLAIN and not _same(here, there) and key not in self._said:
+                    self._said.add(key)
+                    if constant in _names_changed_by(done):
+                        continue
+                    yield (
+                        f"{name}.{constant} is {here!r} in the notebook, and {there!r} on the ranks, which import "
+                        f"{name} anew: set it in a cell with %%distributed_setup"
+                    )
+
+    def _constants(self, module: ModuleType) -> dict[str, Any]:
+        """Return the constants that a local module's file binds once; empty if the file has changed since it was
+        first read, as ranks then have the new ones."""
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or not path.endswith(".py") or not _is_local(module.__name__):
+            return {}
+        try:
+            changed_ns = os.stat(path).st_mtime_ns
+            if path not in self._files:
+                with open(path, encoding="utf-8") as file:
+                    self._files[path] = changed_ns, dict(_constants_in(ast.parse(file.read())))
+        except (OSError, SyntaxError, ValueError):
+            return {}
+        known_ns, constants = self._files[path]
+        return constants if known_ns == changed_ns else {}
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None), tuple)
+
+
+def _home(value: object) -> str:
+    """Return the module that a value of the notebook comes from; empty if it is the notebook's own."""
+    cls = type(value)  # `isinstance` would read the `__class__` of proxies, which loads their target
+    if issubclass(cls, ModuleType):
+        return str(getattr(value, "__name__", ""))
+    is_definition = issubclass(cls, (type, FunctionType, BuiltinFunctionType))
+    home = getattr(value, "__module__", None) if is_definition else cls.__module__
+    return "" if not isinstance(home, str) or home in ("__main__", "builtins") else home
+
+
+def _same(here: object, there: object) -> bool:
+    return type(here) is type(there) and here == there
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _of_ranks(module: str) -> str:
+    """Return the module; empty if what is set in it travels, or has no meaning on a rank."""
+    travels = _top(module) in _NOT_ON_RANKS or module == "__main__"
+    return (
+        "" if travels or any(module == each or module.startswith(f"{each}.") for each in _KNOWN_TO_TRAVEL) else module
+    )
+
+
+def _is_local(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and file_owner.is_users(file)
+
+
+def _near(module: str, touched: set[str]) -> bool:
+    """Return whether a cell that touches these modules may come to this one: in the same library, or both local."""
+    top, local = _top(module), _is_local(module)
+    return any(_top(each) == top or (local and _is_local(each)) for each in touched)
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements that run when the cell runs, also those inside others."""
+    for node in body:
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, field, ()))
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _body_of_magic(node: ast.stmt) -> str:
+    """Return the text that a cell magic of IPython runs in the notebook; empty for other statements."""
+    match node:
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(attr="run_cell_magic"),
+                args=[ast.Constant(value=str(name)), _, ast.Constant(value=str(text))],
+            )
+        ) if name in _MAGICS_THAT_RUN:
+            return text
+    return ""
+
+
+def _bound_by_import(node: ast.stmt) -> Iterator[tuple[str, str, str]]:
+    """Yield the names that an import binds, each with the module, and the name in it or an empty string."""
+    match node:
+        case ast.Import():
+            for alias in node.names:
+                yield alias.asname or _top(alias.name), alias.name if alias.asname else _top(alias.name), ""
+        case ast.ImportFrom(module=str(module)):
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                yield alias.asname or alias.name, *((inner, "") if inner in sys.modules else (module, alias.name))
+
+
+def _names_changed_by(sources: Sequence[str]) -> set[str]:
+    """Return the last names of what these programs change."""
+    found: set[str] = set()
+    for source in sources:
+        with suppress(SyntaxError, ValueError):
+            changes = (each for node in _statements(ast.parse(source).body) for each in _changed_by(node))
+            found |= {ast.unparse(target).rstrip(".").rpartition(".")[2] for target, _ in changes}
+    return found
+
+
+def _changed_by(node: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield what a statement may change outside of the notebook, and whether it does so by registering."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            yield from ((part, False) for target in targets for part in _attributes(target))
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            yield from ((part, False) for part in _attributes(target))
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            for decorator in node.decorator_list:
+                called = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if _registers(called):
+                    yield called, True
+        case ast.Expr(value=ast.Call(func=func, args=args)):
+            yield from _changed_by_call(func, args)
+
+
+def _changed_by_call(func: ast.expr, args: Sequence[ast.expr]) -> Iterator[tuple[ast.expr, bool]]:
+    match func, args:
+        case ast.Name(id="setattr"), [owner, ast.Constant(value=str(name)), _]:
+            yield ast.Attribute(value=owner, attr=name, ctx=ast.Load()), False
+        case ast.Attribute(value=ast.Attribute() as container, attr=method), _ if method in _CHANGES_CONTAINER:
+            yield ast.Attribute(value=container, attr="", ctx=ast.Load()), False
+        case _ if _registers(func):
+            yield func, True
+        case ast.Call(), _ if _registers(func.func):  # `register("name")(thing)`
+            yield func.func, True
+
+
+def _attributes(target: ast.expr) -> Iterator[ast.expr]:
+    match target:
+        case ast.Attribute():
+            yield target
+        case ast.Subscript(value=ast.Attribute() as container):
+            yield ast.Attribute(value=container, attr="", ctx=ast.Load())
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            for part in parts:
+                yield from _attributes(part)
+
+
+def _registers(called: ast.expr) -> bool:
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    return bool(_REGISTERS.search(name))
+
+
+def _chain(node: ast.expr) -> list[str]:
+    """Return the names of `base.attribute.attribute`; none for anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def _imported_modules(source: str) -> Iterator[str]:
+    """Yield the names of the modules that the text of a cell imports."""
+    for match in re.finditer(r"(?:^|;)\s*(?:from\s+([\w.]+)\s+import\b|import\s+([\w., ]+))", source, re.MULTILINE):
+        if match[1]:
+            yield match[1]
+        yield from (part.split()[0] for part in (match[2] or "").split(",") if part.strip())
+
+
+def _constants_in(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the constants that a module binds once, by a literal, and that none of its functions binds anew."""
+    bound: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            for name in node.names:
+                bound.setdefault(name, []).extend((None, None))
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    bound.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            bound.setdefault(node.target.id, []).append(node.value)
+    for name, values in bound.items():
+        if len(values) == 1 and values[0] is not None and name.isupper() and name[0] != "_":
+            with suppress(ValueError, TypeError, SyntaxError, MemoryError):
+                value = ast.literal_eval(values[0])
+                if type(value) in _PLAIN:
+                    yield name, value

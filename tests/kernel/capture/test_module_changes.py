@@ -1,0 +1,189 @@
+"""What the notebook has changed in modules, classes and registries is said once, in the first cell that may notice it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.kernel.capture.capture import Input
+from jupyter_distrib.kernel.capture.module_changes import ModuleChanges
+from tests.notebook import ROOT, Notebook
+
+ORDINARY = """
+import os, sys, random, warnings, logging, numpy as np, torch, torch.nn as nn, matplotlib.pyplot as plt, sklearn, PIL.Image
+from PIL import Image, ImageFile
+from torch.nn import functional as F
+from types import SimpleNamespace
+from IPython.core.interactiveshell import InteractiveShell
+%matplotlib inline
+InteractiveShell.ast_node_interactivity = "all"
+plt.style.use("ggplot"); plt.rcParams["figure.figsize"] = 3, 4; plt.rcParams.update({"font.size": 9})
+np.random.seed(0); torch.manual_seed(0); random.seed(0)
+torch.set_float32_matmul_precision("high"); torch.set_printoptions(precision=2)
+torch.backends.cudnn.benchmark = True; torch.backends.cudnn.deterministic = False
+torch.backends.cuda.matmul.allow_tf32 = True
+os.environ["A"] = "b"; sys.path.append("src"); sys.argv = [""]
+warnings.filterwarnings("ignore"); logging.root.handlers = []
+Image.MAX_IMAGE_PIXELS = None; ImageFile.LOAD_TRUNCATED_IMAGES = True
+model = nn.Linear(2, 2); model.training = True; model.register_buffer("b", torch.zeros(1))
+model.register_forward_hook(lambda *a: None); model.weight.grad = None; model.weight.data[:] = 1
+args = SimpleNamespace(); args.lr = 1; x = torch.zeros(3); x[0] = 1; x.requires_grad = True; x.register_hook(print)
+optimizer = torch.optim.SGD(model.parameters(), lr=1); optimizer.param_groups[0]["lr"] = 2
+class Own(nn.Module): LR = 1
+Own.LR = 2; Own.forward = lambda self, x: x
+@torch.no_grad()
+def evaluate(): pass
+for name in ("a", "b"): args.name = name
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names of a notebook with modules of the user's own."""
+    (tmp_path / "own_config.py").write_text(
+        "LR = 1\nLEVEL = 2\nTABLE = {}\nCOUNT = 0\n_x = 1\ndef count():\n    global COUNT\n    COUNT += 1\n"
+    )
+    (tmp_path / "own_registry.py").write_text(
+        "class Registry:\n    def register(self, x): return x\nMODELS = Registry()\ndef register(x): return x\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield {"In": [""]}
+    for name in ("own_config", "own_registry"):
+        sys.modules.pop(name, None)
+
+
+def ran(names: dict[str, Any], *cells: str) -> None:
+    for cell in cells:
+        names["In"].append(cell)
+        exec(cell, names)
+
+
+def said(
+    changes: ModuleChanges, names: dict[str, Any], source: str, reads: str = "", setups: tuple[str, ...] = ()
+) -> list[str]:
+    inputs = [Input(name=each, value=names[each], line=2, certain=True, reason="") for each in reads.split()]
+    return changes.sentences(source, inputs, names, setups)
+
+
+def test_a_constant_is_said_once_with_its_cell_and_line(modules: dict[str, Any]) -> None:
+    changes = ModuleChanges()
+    ran(modules, "import own_config", "x = 1\nown_config.LR = 3")
+
+    first = said(changes, modules, "own_config.LR", "own_config")
+
+    assert first == [
+        (
+            "own_config.LR was changed in the notebook (Cell In[2], line 2), and the ranks have 1: "
+            "put that line into a cell with %%distributed_setup"
+        )
+    ]
+    assert said(changes, modules, "own_config.LR", "own_config") == []
+    ran(modules, "own_config.LR = 4")
+    assert "Cell In[3], line 1" in said(changes, modules, "own_config.LR", "own_config")[0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("from own_registry import register\n@register\nclass A: pass", "own_registry.register was called in the notebook (Cell In[2], line 2)"),
+        ("import own_registry as r\n@r.MODELS.register\ndef f(): pass", "r.MODELS.register was called"),
+        ("from own_registry import MODELS\nMODELS.register(int)", "MODELS.register was called"),
+        ("import own_config\nown_config.TABLE['a'] = 1", "own_config.TABLE was changed"),
+        ("import own_config\nown_config.TABLE.update(a=1)", "own_config.TABLE was changed"),
+        ("import own_config\nif True:\n    setattr(own_config, 'LEVEL', 9)", "own_config.LEVEL was changed"),
+        ("import own_config\nvars(own_config)['LEVEL'] = 8", "own_config.LEVEL is 8 in the notebook, and 2 on the ranks"),
+        ("import torch.nn as nn\nkept = nn.ReLU.forward\nnn.ReLU.forward = lambda self, x: x", "nn.ReLU.forward was changed"),
+        ("import torch\nclass P: pass\ntorch.serialization.add_safe_globals([P])", "torch.serialization.add_safe_globals was called"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_change_is_found(modules: dict[str, Any], cell: str, words: str) -> None:
+    ran(modules, "import own_config, own_registry, torch", cell)
+    try:
+        texts = said(ModuleChanges(), modules, "import own_config, own_registry, torch")
+    finally:
+        if "kept" in modules:
+            modules["nn"].ReLU.forward = modules["kept"]
+
+    assert [text for text in texts if words in text] == texts != []
+
+
+def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
+    changes = ModuleChanges()
+    ran(modules, "import own_config, torch.nn as nn", "own_config.LR = 3; own_config.LR = 1; own_config.count()")
+    ran(modules, "kept = nn.ReLU.forward\nnn.ReLU.forward = None\nnn.ReLU.forward = kept")
+    assert said(changes, modules, "own_config.LR", "own_config nn") == []
+
+    ran(modules, "own_config.LR = 3")
+    assert said(changes, modules, "own_config.LR", "own_config", setups=("import own_config\nown_config.LR = 3",)) == []
+    ran(modules, "own_config.LEVEL = 3")
+    assert said(changes, modules, "own_config.LEVEL = 3\nown_config.LEVEL", "own_config") == []
+    assert said(changes, modules, "import json") == []
+
+
+def test_ordinary_notebooks_raise_no_alarm() -> None:
+    names: dict[str, Any] = {"In": [""], "__name__": "__main__"}
+    own = ModuleType("__main__")
+    names["In"].append(ORDINARY.replace("%matplotlib inline", "get_ipython().run_line_magic('matplotlib', 'inline')"))
+    for statement in ast.parse(ORDINARY.replace("%matplotlib inline", "")).body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            exec(ast.unparse(statement), names)
+    torch, nn = names["torch"], names["nn"]
+    names |= {
+        "model": nn.Linear(2, 2),
+        "x": torch.zeros(3),
+        "Own": type("Own", (nn.Module,), {"__module__": "__main__"}),
+    }
+    del own
+
+    assert said(ModuleChanges(), names, "import torch, numpy, PIL, matplotlib", "torch np nn plt Image F model") == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "example_notebooks").rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_example_notebooks_raise_no_alarm(path: Path) -> None:
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"In": ["", *(cell for cell in cells if not cell.startswith("%%"))]}
+    for cell in cells:
+        with suppress(SyntaxError):
+            for statement in ast.parse(cell).body:
+                if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                    with suppress(ImportError, ModuleNotFoundError):
+                        exec(ast.unparse(statement), names)
+    modules = [name for name, value in names.items() if isinstance(value, ModuleType)]
+
+    assert said(ModuleChanges(), names, "import torch\n" + "\n".join(cells), " ".join(modules)) == []
+
+
+def test_a_cell_without_changes_waits_less_than_two_milliseconds(modules: dict[str, Any]) -> None:
+    changes = ModuleChanges()
+    ran(modules, "import own_config, own_registry, torch", "own_config.LR = 3", *["value = torch.zeros(1)"] * 200)
+    said(changes, modules, "own_config.LR", "own_config torch")
+    times = []
+    for _ in range(20):
+        began_s = time.perf_counter()
+        said(changes, modules, "own_config.LR\n" * 20, "own_config torch")
+        times.append(time.perf_counter() - began_s)
+    assert min(times) < 0.002
+
+
+@pytest.mark.slow
+def test_the_first_cell_that_reads_it_says_it(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text("LR = 1\n")
+    notebook.ok("import config, json\nconfig.LR = 3\ndef read(): return config.LR")
+
+    assert notebook.ok("%%distributed --ranks 1\njson.dumps(1)").view == ""
+    view = notebook.ok("%%distributed --ranks 1\nread()").view
+    assert "config.LR was changed in the notebook (Cell In[" in view
+    assert "line 2), and the ranks have 1: put that line into a cell with %%distributed_setup" in view
+    assert notebook.ok("%%distributed --ranks 1\nread()").view == ""
+    notebook.ok("%%time\nconfig.LR = 4")
+    called = notebook.ok("from jupyter_distrib import distributed\ndistributed(ranks=1)(read).distributed()")
+    assert "config.LR was changed in the notebook" in called.view
