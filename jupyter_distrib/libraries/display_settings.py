@@ -73,17 +73,26 @@ _pandas_before: dict[str, Any] = {}
 """The options of this process before another one's were set."""
 
 
+_parameters_seen: list[dict[str, Any]] = [{}, {}]
+"""All parameters as they were last read, and the changed ones: comparing takes less time than reading."""
+
+
 def changed_parameters() -> dict[str, Any]:
     """Return matplotlib's parameters that differ from those after its import, if it is loaded."""
     matplotlib: Any = sys.modules.get("matplotlib")
     now, at_import = (getattr(matplotlib, name, None) for name in ("rcParams", "rcParamsOrig"))
     if now is None or at_import is None or dict.__eq__(now, at_import):
         return {}
-    return {
-        name: value
-        for name, value in dict.items(now)  # the method of the class itself checks each value again
-        if not name.startswith(_CHOOSE_BACKEND) and value != dict.get(at_import, name, _MISSING)
-    }
+    before, changed = _parameters_seen
+    if not dict.__eq__(now, before):
+        changed = {
+            name: value
+            for name, value in dict.items(now)  # the method of the class itself checks each value again
+            if not name.startswith(_CHOOSE_BACKEND) and value != dict.get(at_import, name, _MISSING)
+        }
+        copies = {name: list(value) if type(value) is list else value for name, value in dict.items(now)}
+        _parameters_seen[:] = copies, changed
+    return changed
 
 
 def parameter_as_json(value: Any) -> Any:

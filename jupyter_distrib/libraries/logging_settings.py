@@ -42,10 +42,12 @@ _before: dict[str, tuple[int, bool, list[logging.Handler]]] = {}
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
-    """Yield the root under the empty name, and the loggers that neither Python, the kernel nor torch has set up."""
+    """Yield the root under the empty name, and the other loggers that a user or a library has set up."""
     yield "", logging.root
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] not in _OWN_LOGGERS:
+        if not isinstance(logger, logging.Logger) or not (logger.level or logger.handlers or not logger.propagate):
+            continue
+        if name.partition(".")[0] not in _OWN_LOGGERS:
             yield name, logger
 
 
