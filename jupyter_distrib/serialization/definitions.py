@@ -259,6 +259,7 @@ def share(names: Iterable[str], namespace: Mapping[str, Any], prefix: str, *, se
         sent: Whether this process is the kernel.
     """
     known = _sent if sent else _received
+    _namespaces[prefix] = namespace
     for path, obj in _defined(names, namespace):
         if obj in known:
             continue  # it was not defined by this source
@@ -268,6 +269,17 @@ def share(names: Iterable[str], namespace: Mapping[str, Any], prefix: str, *, se
         if isinstance(obj, type):
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.pop(key, None)  # noqa: SLF001 - the class of an earlier execution
             cloudpickle._lookup_class_or_track(key, obj)  # noqa: SLF001
+
+
+_namespaces: dict[str, Mapping[str, Any]] = {}
+"""The names that shared sources have bound in this process, by their prefixes."""
+
+
+def shared_value(prefix: str, name: str) -> Any:
+    """Return what a shared source has bound to this name in this process. Raises `PayloadError` if it has not run."""
+    if prefix not in _namespaces or name not in _namespaces[prefix]:
+        raise PayloadError(f"`{name}` comes from a set-up that has not run on this rank")
+    return _namespaces[prefix][name]
 
 
 def _defined(names: Iterable[str], namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

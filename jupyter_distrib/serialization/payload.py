@@ -89,18 +89,27 @@ class Unreturned:
 # ------------------------------------------------------------------------------------------------ kernel to rank
 
 
-def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> Packed:
+def pack_inputs(
+    inputs: Mapping[str, object], namespace: dict[str, object], shared: Mapping[int, tuple[str, str]] | None = None
+) -> Packed:
     """Pickle captured variables together, so that a shared object or storage stays shared.
 
     Args:
         inputs: The values by name.
         namespace: The names of the notebook; functions defined in it bring along the globals that they use.
+        shared: The objects that ranks have from a set-up, by identity, if they are to be sent by their names.
 
     Raises:
         PayloadError: A value cannot be pickled; `problem` then describes it.
     """
+
+    def pickler(*arguments: Any) -> InputPickler:
+        made = InputPickler(namespace, *arguments)
+        made.shared = shared or {}
+        return made
+
     try:
-        return _packed(partial(InputPickler, namespace), inputs_in_order(inputs), results=False)
+        return _packed(pickler, inputs_in_order(inputs), results=False)
     except Exception as error:  # foreign code
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 

@@ -134,6 +134,8 @@ class InputPickler(_Pickler):
     def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
         self._namespace = namespace
+        self.shared: Mapping[int, tuple[str, str]] = {}
+        """The objects that ranks have from a set-up, by identity; they are sent by their names."""
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self.sent: list[object] = []
         self.name = ""
@@ -143,6 +145,8 @@ class InputPickler(_Pickler):
         if type(obj) is Name:
             self.name = obj.name
             return NotImplemented
+        if self.shared and (place := self.shared.get(id(obj))) is not None:
+            return definitions.shared_value, place
         return super().reducer_override(obj)
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:

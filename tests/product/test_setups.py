@@ -221,3 +221,19 @@ def test_an_exported_script_begins_with_it(book: Notebook, tmp_path: Path) -> No
         [sys.executable, "exported.py"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env
     )
     assert "exported 3 True" in done.stdout, done.stderr
+
+
+def test_what_cannot_be_sent_is_the_ranks_own(book: Notebook) -> None:
+    book.ok(
+        "%%distributed_setup\nimport threading, torch\nclass Locked:\n    lock = threading.Lock()\nlock = threading.Lock()\n"
+        "@torch.library.custom_op('own::double', mutates_args=())\n"
+        "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2"
+    )
+    book.ok("def use(x):\n    with lock: return double(x)\nthing = Locked()")
+
+    there = book.ok(
+        "%%distributed --ranks 2\nuse(torch.ones(1)).item(), double(torch.ones(2)).sum().item(), type(thing) is Locked"
+    )
+    assert there.result == "ranks 0-1: (2.0, 4.0, True)"
+    book.ok("lock = threading.Lock()")
+    assert "cannot be sent" in book.fails("%%distributed --ranks 2\nwith lock: pass").evalue

@@ -67,8 +67,15 @@ class PackedInputs:
         return {file: "".join(entry[2]) for file, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
 
-def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes: int | None = None) -> PackedInputs:
-    """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it.
+def pack(
+    inputs: tuple[Input, ...],
+    namespace: dict[str, object],
+    *,
+    most_bytes: int | None = None,
+    shared: Mapping[int, tuple[str, str]] | None = None,
+) -> PackedInputs:
+    """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it. If something cannot be
+    pickled, objects that ranks have from a set-up (`shared`) are sent by their names.
 
     Raises:
         PayloadError: It names the variable, the part that cannot be pickled, and the line that reads the variable.
@@ -77,10 +84,14 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes:
     travelling = {item.name: item.value for item in inputs}
     by_name = {item.name: item for item in inputs}
     left_out: dict[str, str] = {}
+    by_name_of_setup: Mapping[int, tuple[str, str]] = {}
     while True:
         try:
-            packed = payload.pack_inputs(_with_submodules(travelling, by_name), namespace)
+            packed = payload.pack_inputs(_with_submodules(travelling, by_name), namespace, by_name_of_setup)
         except PayloadError as error:
+            if shared and not by_name_of_setup:
+                by_name_of_setup = shared
+                continue
             problem = payload.problem(travelling, namespace)
             if problem is None or problem.name not in travelling:
                 raise

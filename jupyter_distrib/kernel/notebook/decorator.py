@@ -193,7 +193,12 @@ class DistributedFunction(Generic[P, R]):
         current, namespace = session.current(), _namespace()
         settings = current.settings
         with interrupts.WholeImports():
-            packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
+            packed_inputs = inputs_module.pack(
+                inputs,
+                namespace,
+                most_bytes=settings.max_capture(self.options),
+                shared=current.setups.shared(namespace),
+            )
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = m.Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())

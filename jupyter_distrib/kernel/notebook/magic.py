@@ -175,7 +175,12 @@ class CellMagics(Magics):
     ) -> Run:
         notebook = self.shell.user_ns
         with interrupts.WholeImports() if captured.inputs else nullcontext():
-            packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
+            packed_inputs = inputs.pack(
+                captured.inputs,
+                notebook,
+                most_bytes=settings.max_capture(options),
+                shared=current.setups.shared(notebook),
+            )
         if options.keep and (
             (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None
         ):

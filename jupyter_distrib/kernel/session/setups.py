@@ -30,6 +30,8 @@ class RegisteredSetup:
     cell_id: str
     """The front end's id of its cell; empty if there is none."""
     inputs: tuple[Input, ...]
+    made: Mapping[str, int]
+    """The identities of the objects that it has bound in the notebook, by name."""
     sent: tuple[object, ...]
     """The functions and classes among its inputs; see `Packed.sent`."""
 
@@ -47,6 +49,15 @@ class Setups:
     @property
     def sources(self) -> list[str]:
         return [each.setup.cell.source for each in self._all.values()]
+
+    def shared(self, namespace: Mapping[str, object]) -> dict[int, tuple[str, str]]:
+        """Return the objects of the notebook that each rank has from a set-up, by identity: digest and name."""
+        return {
+            identity: (each.setup.digest, name)
+            for each in self._all.values()
+            for name, identity in each.made.items()
+            if id(namespace.get(name)) == identity
+        }
 
     def to_send(self) -> tuple[m.Setup, ...]:
         return tuple(each.setup for each in self._all.values())
@@ -73,6 +84,7 @@ class Setups:
             setup=m.Setup(name=name, digest=digest, cell=cell, inputs=parcel, defines=captured.defines),
             cell_id=cell_id,
             inputs=captured.inputs,
+            made={name: id(namespace[name]) for name in captured.defines if name in namespace},
             sent=packed.packed.sent,
         )
         self._all[name] = registered
