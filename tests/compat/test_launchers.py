@@ -341,7 +341,7 @@ def test_an_estimator_says_what_takes_its_place(book: Notebook, name: str, inste
     module, kind = name.split(".")
     failed = book.fails(f"from horovod.spark.{module} import {kind}Estimator\n{kind}Estimator(num_proc=2, epochs=1)")
     assert failed.ename == "NotImplementedError"
-    assert f"{kind}Estimator of horovod.spark is not there" in failed.evalue
+    assert f"{kind}Estimator of horovod.spark is not available" in failed.evalue
     assert instead in failed.evalue
 
 
