@@ -74,6 +74,11 @@ def size_bytes(name: str, text: str) -> int:
     return size
 
 
+def size_or_none(name: str, text: str) -> int:
+    """Read a size, which may be 0."""
+    return 0 if text.strip() == "0" else size_bytes(name, text)
+
+
 def json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

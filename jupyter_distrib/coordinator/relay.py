@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
+from jupyter_distrib.coordinator.node_segments import StoredSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
 from jupyter_distrib.errors import PayloadError
-from jupyter_distrib.serialization import shared_memory
+from jupyter_distrib.serialization import shared_memory, value_cache
 from jupyter_distrib.system import confinement, network_interfaces, process, process_environment, record_file
+from jupyter_distrib.system.control_groups import free_memory_bytes
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_pid
@@ -76,6 +78,7 @@ class Relay:
         self._inbox = inbox or RelayInbox()
         self._project = ProjectCopy(self._own_folder / "project")
         self._content = IncomingContent()
+        self._segments = StoredSegments()
         hello = m.Hello(
             protocol=m.PROTOCOL,
             session=session,
@@ -139,6 +142,7 @@ class Relay:
             "machine": machine(),
             "folder": stamp(directory),
             "user": os.getuid(),
+            "cache_bytes": value_cache.own_limit_bytes(),
         }
         return json.dumps(about)
 
@@ -151,11 +155,37 @@ class Relay:
     def take(self, part: Any, start: int, size_bytes: int) -> None:
         """Receive a part of the next cell's shared memory; the last part comes with the cell, see
         `IncomingContent.add`."""
+        self._receive(part, start, size_bytes)
+
+    def _receive(self, part: Any, start: int, size_bytes: int) -> None:
+        if start == 0 and size_bytes >= free_memory_bytes():
+            self._segments.drop_all()  # a cell that needs one of them fails, and the next gets them again
         self._content.add(part, start, size_bytes)
 
     def discard(self) -> None:
-        """Discard the received content, because its cell will not come."""
+        """Discard the received content, because its cell will not come. Segments stay."""
         self._content.discard()
+
+    def store(self, segment: str, part: Any, start: int, size_bytes: int) -> None:
+        """Receive the last part of a content, and store it as a segment for the next cell and later ones."""
+        self._receive(part, start, size_bytes)
+        self._segments.add(segment, self._content.finish())
+
+    def execute(self, frame: bytes, segments: Sequence[str], dropped: Sequence[str]) -> Answer | None:
+        """Send a cell to the agent, with stored segments as its shared memory, as `send` does; then drop some.
+
+        Raises:
+            PayloadError: A segment did not arrive; says why.
+        """
+        if self._project.used:
+            frame = self._localized(frame)
+        with self._inbox.call_first():
+            fds = self._segments.of(segments)
+            if fds is None:
+                raise self._content.refusal
+            self._link.pass_on(frame, fds)
+            self._segments.drop(dropped)
+            return self._inbox.wait_for_end()
 
     def send(self, frame: bytes, *part: Any) -> Answer | None:
         """Send a command to the agent, with the last part of the content of its shared memory, see `take`. Returns the
@@ -183,7 +213,7 @@ class Relay:
     def _execute(self, frame: bytes, *part: Any) -> None:
         if not part:
             return self._link.pass_on(frame)
-        self._content.add(*part)
+        self._receive(*part)
         fd = self._content.finish()
         try:
             self._link.pass_on(frame, [fd])
@@ -267,7 +297,7 @@ class IncomingContent:
 
     def __init__(self) -> None:
         self._unfinished: shared_memory.Unfinished | None = None
-        self._refusal: Exception = PayloadError("an earlier part of this content has not arrived.")
+        self.refusal: Exception = PayloadError("an earlier part of this content has not arrived.")
         """Reason why the content is missing."""
 
     def add(self, part: Any, start: int, size_bytes: int) -> None:
@@ -281,11 +311,11 @@ class IncomingContent:
                 self.discard()
                 self._unfinished = shared_memory.Unfinished(size_bytes)
             if self._unfinished is None:
-                raise self._refusal
+                raise self.refusal
             self._unfinished.add(memoryview(_read(part) if isinstance(part, str) else part).cast("B"), start)
         except Exception as error:
             self.discard()
-            self._refusal = error
+            self.refusal = error
             raise
 
     def finish(self) -> int:

@@ -19,11 +19,13 @@ from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.engine import Channel, ContentPart, Receive, Reservation, Transfer
 from jupyter_distrib.coordinator.file_sync import FileSync
+from jupyter_distrib.coordinator.node_segments import HeldSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import decode_frame, encode
 
 LOG_PART_BYTES = 1 << 20
@@ -36,6 +38,8 @@ class _Held:
     """A cell whose content is on its way, and the commands to be sent after it."""
 
     command: m.Execute
+    missing: list[tuple[str, Descriptors]] = field(default_factory=list)
+    """The segments that the node lacks, each with the descriptors of its content; empty for a content without an id."""
     behind: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -75,6 +79,7 @@ class RemoteNode:
         self._heard = 0
         """Number of answers handled so far."""
         self._held: _Held | None = None
+        self._segments = HeldSegments(int(about.get("cache_bytes", 0)))
 
     def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, m.Execute):
@@ -85,6 +90,8 @@ class RemoteNode:
             return self._cancel(self._held)
         if isinstance(command, m.CloseWorkerGroup) and self._held is not None:
             self._cancel(self._held)
+        if fds and isinstance(command, m.Execute) and command.inputs.segments:
+            return self._send_segments(command, fds)
         frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
         if fds:
             assert isinstance(command, m.Execute)
@@ -94,6 +101,37 @@ class RemoteNode:
             self._held.behind.append(lambda: self._hand_over(command, frame))
         else:
             self._hand_over(command, frame)
+
+    def _send_segments(self, command: m.Execute, fds: Sequence[int]) -> None:
+        """Send a cell whose inputs lie in segments, one after another: those that the node lacks, then the cell."""
+        names = command.inputs.segments
+        sizes = [os.fstat(fd).st_size for fd in fds[: len(names)]]
+        telling = fds[len(names) :]  # of the first one
+        self._held = held = _Held(command)
+        for number in reversed(range(len(names))):
+            if names[number] not in self._segments:
+                parts = (fds[number], *telling) if number == 0 else (fds[number],)
+                held.missing.append((names[number], Descriptors.duplicates(parts)))
+        self._send_next(held, encode(command, len(names)), sizes)
+
+    def _send_next(self, held: _Held, frame: bytes, sizes: Sequence[int]) -> None:
+        """Send the next missing segment or, when there is none, the cell."""
+        command = held.command
+        if not held.missing:
+            segments, dropped = command.inputs.segments, self._segments.use(command.inputs, sizes)
+            self._call("execute", frame, segments, dropped, then=lambda future: self._handed_over(command, future))
+            return self._release(held)
+        name = "+".join(segment for segment, _ in held.missing)
+        segment, descriptors = held.missing.pop(0)
+
+        def take(part: ContentPart | Exception) -> Any:
+            if self._held is held and isinstance(part, ContentPart) and part.last:
+                self._order("store", segment, *part.arguments)
+                return self._send_next(held, frame, sizes)
+            return self._take_over(held, frame, part)
+
+        with descriptors:
+            self._delivery.put(f"{command.run}/{command.attempt}/{name}", tuple(descriptors), take)
 
     def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
         """Send a part of a cell's content; see `engine.Receive`."""
@@ -120,6 +158,8 @@ class RemoteNode:
 
     def _release(self, held: _Held) -> None:
         self._held = None
+        for _, descriptors in held.missing:
+            descriptors.close()
         for hand_over in held.behind:
             hand_over()
 
@@ -141,7 +181,9 @@ class RemoteNode:
         error, engine = future.exception(), self._delivery.reservation
         if error is None:
             self._take(future.result())
-        elif engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
+            return
+        self._segments.forget()
+        if engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
             self._fail(command, f"{self.name} could not receive this cell: {engine.cause(error)}")
 
     def _fail(self, command: m.Execute, reason: str) -> None:
@@ -257,7 +299,8 @@ class Delivery:
         self.shared_folder = ""
         """The notebook's folder, if all nodes share it."""
         self._told: set[str] = set()
-        self._transfer: Transfer | None = None
+        self._transfers: dict[str, Transfer] = {}
+        """Transfers that began in this iteration of the loop, to which nodes can be added."""
         self._project_files = file_sync.ProjectFiles()
         self._files: tuple[str, file_sync.Found] | None = None
         """The run for which the notebook's files were last scanned, and the result."""
@@ -269,9 +312,10 @@ class Delivery:
     def put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         """Send a content (`shared_memory.Arriving`) to one more node of a run; it passes through the engine only
         once."""
-        if self._transfer is None or self._transfer.run != run:
-            self._transfer = self.reservation.transfer(run, fds, self.given_back, self.shared_folder)
-        self._transfer.add(receive)
+        if run not in self._transfers:
+            self._transfers[run] = self.reservation.transfer(run, fds, self.given_back, self.shared_folder)
+            self.calls.put(self._transfers.clear)
+        self._transfers[run].add(receive)
 
     def files_for(self, command: m.Execute) -> file_sync.Found:
         """Scan the notebook's files, once for all nodes of a run."""

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 
-def mapped_array(size_bytes: int, protection: int, flags: int, fd: int = -1) -> Any:
+def mapped_array(size_bytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> Any:
     """Return an array over new memory, whose mapping ends with it: views of it, and tensors over those, keep it alive.
 
     Args:
@@ -17,12 +17,13 @@ def mapped_array(size_bytes: int, protection: int, flags: int, fd: int = -1) -> 
         protection: `PROT_READ` and the like; 0 for addresses that cannot be read.
         flags: `MAP_PRIVATE` and the like.
         fd: The file that is mapped, which may be closed afterwards; -1 for none.
+        offset: Where the mapped part of the file begins: a multiple of the page size.
 
     Raises:
         OSError: The system cannot map it.
     """
     libc = _libc()
-    address = libc.mmap(None, size_bytes, protection, flags, fd, 0)
+    address = libc.mmap(None, size_bytes, protection, flags, fd, offset)
     if address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -368,12 +368,15 @@ def laid_out(packed: Packed) -> tuple[m.Parcel, Sequence[memoryview]]:
     return m.Parcel(data=data, sizes=lengths), views
 
 
-def from_parcel(parcel: m.Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:
+def from_parcel(
+    parcel: m.Parcel, fd: int | None, more: Sequence[int] = ()
+) -> tuple[bytes | memoryview, list[memoryview]]:
     """Reverse `to_parcel`: return stream and writable buffers for `unpack_inputs` or `unpack_value`.
 
     Args:
         parcel: The parcel that the link delivered.
         fd: The descriptor that came with it; closed in every case. The memory is freed with the last buffer in use.
+        more: The descriptors that came after that; closed as well.
 
     Raises:
         PayloadError: The shared memory is missing or incomplete.
@@ -382,6 +385,9 @@ def from_parcel(parcel: m.Parcel, fd: int | None) -> tuple[bytes | memoryview, l
         if len(parcel.inline) != len(parcel.sizes):
             raise PayloadError("A payload arrived without its shared memory.")
         return parcel.data, [memoryview(bytearray(buffer)) for buffer in parcel.inline]
-    views = shared_memory.read(fd, parcel.sizes)
+    if parcel.segments:
+        views = shared_memory.read_places((fd, *more), parcel.sizes, parcel.places)
+    else:
+        views = shared_memory.read(fd, parcel.sizes)
     # An empty stream is no pickle: it means that the first buffer is the stream.
     return (parcel.data, views) if parcel.data else (views[0], views[1:])

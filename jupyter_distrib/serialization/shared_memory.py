@@ -34,8 +34,10 @@ STEP_BYTES = 64 << 20
 interrupt."""
 _CHECK_FROM_BYTES = 64 << 20
 """Size from which it is worth 0.1 ms to check the amount of free memory."""
-_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
-"""Seals that keep everybody, including the writer, from changing or truncating mapped memory (SIGBUS)."""
+_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+"""Seals that keep everybody, including the writer, from truncating mapped memory (SIGBUS)."""
+_NO_WRITING = (getattr(fcntl, "F_SEAL_WRITE", 0x8), getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10))
+"""Seals that keep everybody from changing it. The first is refused while a reader of `Content.early` has it mapped."""
 
 
 def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -81,18 +83,19 @@ class Content:
         reading, self._telling = os.pipe()
         return Descriptors((memory, reading))
 
-    def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Copy the buffers until `given_up` returns True."""
+    def fill(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Copy the buffers until `given_up` returns True; return whether all were copied."""
         for start, view in zip(self._starts, self._buffers, strict=True):
             read = device_memory.reader_of(view)
             for at in range(0, view.nbytes, STEP_BYTES):
                 size_bytes = min(STEP_BYTES, view.nbytes - at)
                 piece = view[at : at + size_bytes] if read is None else read(at, size_bytes)
                 if given_up():
-                    return
+                    return False
                 self._memory.add(piece, start + at)
                 self._tell((start + at + piece.nbytes) // STEP_BYTES)
         self._tell(-(-self._memory.size_bytes // STEP_BYTES))
+        return True
 
     def _tell(self, steps: int) -> None:
         if self._telling >= 0 and steps > self._told:
@@ -111,39 +114,6 @@ class Content:
             self._telling = -1
 
     def __enter__(self) -> Content:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Written:
-    """Buffers that are complete in shared memory, with the interface of a `Content` still to be filled.
-
-    Args:
-        buffers: One-dimensional views of bytes, which may change afterwards.
-    """
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._fd = write(buffers)
-
-    def early(self) -> Descriptors:
-        return Descriptors((self.finish(),))
-
-    def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Do nothing: they are complete."""
-
-    def finish(self) -> int:
-        """Return the sealed memory's descriptor, which the caller closes."""
-        fd, self._fd = self._fd, -1
-        return fd
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Written:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,7 +139,9 @@ class Arriving:
         """The number of bytes that have arrived."""
 
     def mapped(self) -> mmap.mmap:
-        return mmap.mmap(self._memory, self.size_bytes, access=mmap.ACCESS_READ)
+        # Before Linux 6.7, sealed memory can only be mapped privately.
+        flags = mmap.MAP_SHARED if self._telling else mmap.MAP_PRIVATE
+        return mmap.mmap(self._memory, self.size_bytes, flags=flags, prot=mmap.PROT_READ)
 
     def wait(self, end: int) -> None:
         """Wait until everything before `end` has arrived. Raises `GivenUp`."""
@@ -256,6 +228,38 @@ def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
+def read_places(fds: Sequence[int], sizes: Sequence[int], places: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """Map buffers that lie in several memories, and return private, writable views, one per size.
+
+    A memory that is mostly used is mapped as a whole; of others only what is used, so that nothing else stays in use
+    with it. Buffers at the same place are mapped twice: what is written to one is not seen in the other.
+
+    Args:
+        fds: The descriptors of the memories; closed in every case.
+        sizes: The sizes of the buffers.
+        places: For each buffer the number of its memory, and its offset there.
+
+    Raises:
+        PayloadError: A memory is too small, or cannot be mapped.
+    """
+    try:
+        if open_files.LOST in fds:
+            raise PayloadError(open_files.advice())
+        wholes = {number: _mapped_whole(fd, number, sizes, places) for number, fd in enumerate(fds)}
+        views = []
+        for size, (number, start) in zip(sizes, places, strict=True):
+            whole = wholes[number]
+            views.append(_map_part(fds[number], start, size) if whole is None else whole[start : start + size])
+    except OSError as error:
+        total = _readable(sum(sizes))
+        raise PayloadError(f"A payload of {total} cannot be mapped: {error.strerror}.") from error
+    finally:
+        for fd in fds:
+            if fd != open_files.LOST:
+                os.close(fd)
+    return views
+
+
 # ------------------------------------------------------------------------------------------------------- writing
 
 
@@ -285,8 +289,19 @@ def _write_at(fd: int, view: memoryview, start: int) -> None:
 
 def _seal(fd: int) -> None:
     if hasattr(fcntl, "F_ADD_SEALS"):
-        with contextlib.suppress(OSError):  # a temporary file cannot be sealed
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sum(getattr(fcntl, name) for name in _SEALS))
+        for no_writing in _NO_WRITING:
+            with contextlib.suppress(OSError):  # a temporary file cannot be sealed
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, no_writing + sum(getattr(fcntl, name) for name in _SEALS))
+                return
+
+
+def is_sealed(fd: int) -> bool:
+    """Return whether nobody can change the memory any more."""
+    if not hasattr(fcntl, "F_GET_SEALS"):
+        return False
+    with contextlib.suppress(OSError):  # a temporary file
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sum(_NO_WRITING))
+    return False
 
 
 def _no_room(size_bytes: int) -> PayloadError:
@@ -316,3 +331,25 @@ def _map(fd: int, size_bytes: int) -> memoryview:
     MADV_POPULATE_READ was measured and left out: faults around (16 pages) cost as much as it saves (0.06 s for 512 MB).
     """
     return memoryview(mapped_array(size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd)).cast("B")
+
+
+def _mapped_whole(fd: int, number: int, sizes: Sequence[int], places: Sequence[tuple[int, int]]) -> memoryview | None:
+    """Return the memory with this number, mapped; None if little of it is used, or some of it twice."""
+    used = {place[1]: size for size, place in zip(sizes, places, strict=True) if place[0] == number}
+    count = sum(place[0] == number for place in places)
+    there = os.fstat(fd).st_size
+    if any(start + size > there for start, size in used.items()):
+        raise PayloadError(f"A payload of {_readable(sum(used.values()))} arrived incomplete.")
+    if len(used) < count or 2 * sum(used.values()) < there:
+        return None
+    return _map(fd, there) if there else memoryview(bytearray())
+
+
+def _map_part(fd: int, start: int, size_bytes: int) -> memoryview:
+    """Map a part of a memory as `_map` does; only whole pages can be mapped."""
+    if not size_bytes:
+        return memoryview(bytearray())
+    begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+    length, protection = start - begin + size_bytes, mmap.PROT_READ | mmap.PROT_WRITE
+    whole = memoryview(mapped_array(length, protection, mmap.MAP_PRIVATE, fd, begin)).cast("B")
+    return whole[start - begin :]

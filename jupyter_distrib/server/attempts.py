@@ -51,7 +51,8 @@ class Attempts:
         """Start the next attempt; if the run was stopped meanwhile, or has no ranks any more, end it."""
         command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
         # What tells how much of the content is there has been read by the first attempt; all is there since it began.
-        copies = Descriptors.duplicates([*self._parcel][: 1 if self._policy.attempt else None])
+        needed = self.command.inputs.memories if self._policy.attempt else None
+        copies = Descriptors.duplicates([*self._parcel][:needed])
         if not self._stopped and self._execute(command, copies, self.send):
             return
         pending = PendingCell(command=command, descriptors=copies, tell=self.send)
@@ -70,7 +71,7 @@ class Attempts:
         self._began = self._began or isinstance(event, m.Started | m.Returned | m.Failed)
         if not isinstance(event, m.Ended):
             return self._tell(event, fds)
-        if not self._began and len(self._parcel) > 1:
+        if not self._began and len(self._parcel) > self.command.inputs.memories:
             self._policy.stop()  # not all of the content may have come from the notebook
         decision = self._policy.decide()
         if isinstance(decision, Restart):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from jupyter_distrib.coordinator import remote_node
 from jupyter_distrib.coordinator.engine import ContentPart, Receive
@@ -55,6 +58,7 @@ class NotedChannel:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...]]] = []
+        self.answers: list[Future[Any]] = []
 
     def order(self, method: str, *arguments: object) -> object:
         self.calls.append((method, arguments))
@@ -62,14 +66,16 @@ class NotedChannel:
 
     def ask(self, method: str, *arguments: object) -> Future[Any]:
         self.calls.append((method, arguments))
-        return Future()
+        self.answers.append(Future())
+        return self.answers[-1]
 
 
 class Sending:
     """A node, and a cell on its way to it whose content comes in parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: m.Parcel | None = None, fds: Sequence[int] = (0, 1)) -> None:
         self.heard: list[object] = []
+        self.put: list[str] = []
         self.channel = NotedChannel()
         self.receive: Receive
         self.delivery = SimpleNamespace(
@@ -82,13 +88,15 @@ class Sending:
             handle_event=lambda number, event, fds=(): self.heard.append(event),
         )
         self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
-        cell, inputs = m.Cell(source="", filename="cell"), m.Parcel(data=b"", sizes=())
-        self.node.send(
-            m.Execute(group="c", run="r", ranks=(0, 1), setting=m.Setting(), cell=cell, inputs=inputs), [0, 1]
-        )
+        self.execute(inputs or m.Parcel(data=b"", sizes=()), fds)
+
+    def execute(self, inputs: m.Parcel, fds: Sequence[int]) -> None:
+        cell = m.Cell(source="", filename="cell")
+        self.node.send(m.Execute(group="c", run="r", ranks=(0, 1), setting=m.Setting(), cell=cell, inputs=inputs), fds)
 
     def _put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         self.receive = receive
+        self.put.append(f"{run} {len(fds)}")
 
     @property
     def asked(self) -> list[str]:
@@ -150,6 +158,71 @@ def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
     assert [type(event) for event in sending.heard] == [m.Failed, m.Failed, m.Ended]
     assert "the values could not be put: the store is full" in str(sending.heard[0])
     assert sending.asked == ["take", "discard", "send"]
+
+
+def segments(*names: str, kept: Sequence[str] = ("s", "t", "u"), cache_bytes: int | None = 10_000) -> m.Parcel:
+    return m.Parcel(data=b"", segments=names, kept=tuple(kept), cache_bytes=cache_bytes)
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The descriptor of one part."""
+    fd = os.memfd_create("test")
+    os.truncate(fd, PART_BYTES)
+    yield fd
+    os.close(fd)
+
+
+def test_a_node_gets_the_segments_that_it_lacks_and_the_new_one_last(memory: int) -> None:
+    sending = Sending(segments("s"), [memory, memory])
+    assert sending.put == ["r/0/s 2"], "with what tells how much of it is there"
+    sending.receive(part("a", 0, PART_BYTES))
+    assert sending.channel.calls[0] == ("store", ("s", "a", 0, PART_BYTES))
+    name, (frame, *arguments) = sending.channel.calls[1]
+    assert (name, arguments) == ("execute", [("s",), []])
+    assert isinstance(frame, bytes)
+    assert decode_frame(frame)[1] == 1
+
+    sending.execute(segments("s"), [memory])
+    assert sending.asked == ["store", "execute", "execute"], "it has the segment"
+    sending.execute(segments("u", "s", "t"), [memory, memory, memory, memory])
+    assert sending.put[1:] == ["r/0/t+u 1"]
+    sending.receive(part("b", 0, PART_BYTES))
+    assert sending.put[2:] == ["r/0/u 2"]
+    sending.receive(part("c", 0, PART_BYTES))
+    assert sending.asked[3:] == ["store", "store", "execute"]
+
+
+def test_a_node_drops_what_the_kernel_has_dropped_and_what_is_over_the_limit(memory: int) -> None:
+    sending = Sending(segments("s"), [memory])
+    sending.receive(part("a", 0, PART_BYTES))
+    sending.execute(segments("t", kept=["t"]), [memory])
+    sending.receive(part("b", 0, PART_BYTES))
+    assert sending.channel.calls[-1][1][1:] == (("t",), ["s"])
+    sending.execute(segments("u", cache_bytes=PART_BYTES), [memory])
+    sending.receive(part("c", 0, PART_BYTES))
+    assert sending.channel.calls[-1][1][1:] == (("u",), ["t"])
+    sending.execute(segments("s", cache_bytes=None), [memory])  # this node says that it has no room
+    sending.receive(part("d", 0, PART_BYTES))
+    assert sending.channel.calls[-1][1][1:] == (("s",), ["u", "s"])
+
+
+def test_a_segment_whose_cell_was_stopped_is_sent_again(memory: int) -> None:
+    sending = Sending(segments("s"), [memory])
+    sending.receive(part("a", 0, 2 * PART_BYTES))
+    sending.node.send(m.Stop(run="r"))
+    sending.execute(segments("s"), [memory])
+    assert sending.put == ["r/0/s 1", "r/0/s 1"]
+
+
+def test_after_a_failure_on_the_node_everything_is_sent_again(memory: int) -> None:
+    sending = Sending(segments("s"), [memory])
+    sending.delivery.reservation = SimpleNamespace(was_raised_on_node=lambda error: True, cause=str)
+    sending.receive(part("a", 0, PART_BYTES))
+    sending.channel.answers[-1].set_exception(ValueError("it has no room"))
+    assert "it has no room" in str(sending.heard[0])
+    sending.execute(segments("s"), [memory])
+    assert sending.put == ["r/0/s 1", "r/0/s 1"]
 
 
 def test_logs_of_another_node_land_in_their_folder_and_never_through_a_link(tmp_path: Path) -> None:

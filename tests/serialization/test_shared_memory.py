@@ -197,3 +197,15 @@ def test_a_full_disk_is_the_same_error_and_leaks_nothing(monkeypatch: pytest.Mon
     with pytest.raises(PayloadError, match="are free"):
         shared_memory.write(views(b"x"))
     assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_that_a_reader_has_mapped_is_sealed_too() -> None:
+    with shared_memory.Content(views(b"a" * 5000)) as content:
+        with shared_memory.Arriving(content.early()) as arriving, arriving.mapped() as seen:
+            content.fill()
+            fd = content.finish()
+            assert seen[:3] == b"aaa"
+        assert shared_memory.is_sealed(fd)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"b", 0)
+    os.close(fd)

@@ -50,6 +50,8 @@ class Status:
     """Descriptions of the values that live on this notebook's ranks."""
     setups: tuple[tuple[str, ...], ...]
     """The set-ups of the notebook: name, cell and first line of each."""
+    cache_bytes: int
+    """Memory on this machine for large values that were sent to the ranks, so that they are not sent again."""
     runs: tuple[RunStatus, ...]
     """The last runs, oldest first."""
     others: tuple[OtherGroup, ...]
@@ -71,6 +73,7 @@ class Status:
             pools=pools,
             kept=tuple(repr(handle) for group in session.pools.groups() for handle in group.kept),
             setups=tuple(_setup_row(each.setup) for each in session.setups.registered),
+            cache_bytes=session.sent_values.size_bytes,
             runs=tuple(RunStatus.of(run) for run in session.history),
             others=other_groups(pools, session),
             detached=detached_elsewhere(session),
@@ -114,6 +117,10 @@ class Status:
         if not self.ranks:
             head.append("No ranks are up; the next %%distributed cell starts them.")
         stalls = [f"{run.label}: {run.stall}" for run in self.runs if run.state == "running" and run.stall]
+        if self.cache_bytes:
+            head.append(
+                f"{size(self.cache_bytes)} of memory hold values that are not sent again while they do not change."
+            )
         return [*head, *stalls, *self.kept, *filter(None, [self.damage])]
 
     def __repr__(self) -> str:

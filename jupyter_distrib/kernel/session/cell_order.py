@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from jupyter_distrib.kernel import trackers
+from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -21,7 +22,8 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.libraries import settings as library_settings
-from jupyter_distrib.serialization import payload, shared_memory
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization.value_cache import ValueCache
 from jupyter_distrib.system import process, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
@@ -29,7 +31,6 @@ from jupyter_distrib.wire import messages as m
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Variable that makes torch compare the ranks' calls before each collective."""
 FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
-Content = shared_memory.Content | shared_memory.Written
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
 """Prefixes of variables on communication between ranks, which are sent even if the notebook has not set them."""
 _NOWHERE = ("RAY_AUTH_",)
@@ -40,8 +41,7 @@ _NOWHERE = ("RAY_AUTH_",)
 class WrittenInputs:
     """The inputs of a queued cell: a copy, unaffected by later changes in the notebook."""
 
-    parcel: m.Parcel
-    content: shared_memory.Written | None
+    outgoing: Outgoing
     sent: tuple[object, ...]
     """The kernel's functions and classes among them; see `Packed.sent`."""
 
@@ -110,32 +110,29 @@ class Order:
     context: Mapping[str, object] = field(default_factory=dict)
     """The trackers' state in the thread that submitted the run."""
 
-    def as_it_is_now(self, *, remote: bool) -> Order:
+    def as_it_is_now(self, cache: ValueCache, *, remote: bool) -> Order:
         """Return the order with copies of everything that may change before the run begins."""
-        packed = self.request.inputs
-        assert isinstance(packed, payload.Packed)
-        parcel, views = payload.laid_out(packed)
-        content = shared_memory.Written(views) if views else None
+        packed, outgoing = self.request.inputs, self.outgoing(cache)
+        outgoing.fill()
         return replace(
             self,
-            request=replace(self.request, inputs=WrittenInputs(parcel=parcel, content=content, sent=packed.sent)),
+            request=replace(self.request, inputs=WrittenInputs(outgoing=outgoing, sent=packed.sent)),
             process_state=ProcessState.now(remote=remote),
             context=trackers.context(self.options.track),
         )
 
-    def content(self) -> tuple[m.Parcel, Content | None]:
-        """Return the parcel, and the part of the inputs that is sent through shared memory."""
+    def outgoing(self, cache: ValueCache) -> Outgoing:
+        """Return the inputs as they are sent; `cache` has the values that were sent before."""
         inputs = self.request.inputs
         if isinstance(inputs, WrittenInputs):
-            return inputs.parcel, inputs.content
-        parcel, views = payload.laid_out(inputs)
-        return parcel, shared_memory.Content(views) if views else None
+            return inputs.outgoing
+        return Outgoing(inputs, cache, self.options.cache)
 
     def drop(self) -> None:
         """Free the copies of an order that will not run."""
         inputs = self.request.inputs
-        if isinstance(inputs, WrittenInputs) and inputs.content is not None:
-            inputs.content.close()
+        if isinstance(inputs, WrittenInputs):
+            inputs.outgoing.close()
 
 
 def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:

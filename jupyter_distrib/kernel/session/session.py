@@ -22,8 +22,9 @@ from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs
-from jupyter_distrib.kernel.session.cell_order import CellRequest, Content, Order
+from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
+from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import ConcurrentStart, PoolManager, once_more
@@ -38,9 +39,10 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
 from jupyter_distrib.pools.base import capabilities_of, usable
+from jupyter_distrib.serialization.value_cache import ValueCache
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 
 STOPPED_S = 5.0
 """Maximum seconds to wait for the end of a run whose cell could not be sent completely."""
@@ -56,6 +58,7 @@ class Session:
     def __init__(self) -> None:
         self.identity = KernelIdentity()
         self.choices = Choices()
+        self.sent_values = ValueCache()
         self.pools = PoolManager(self.identity, self.choices, self.changed)
         self.on_change: Callable[[], object] = lambda: None
         """Called when worker groups or runs have come, changed or gone; from any thread."""
@@ -92,6 +95,8 @@ class Session:
         return self.runs.all
 
     def changed(self) -> None:
+        if not any(connection.groups for connection in list(self.pools.connections)):
+            self.sent_values.clear()  # there is nobody who has them
         self.on_change()
 
     def changes_for(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> list[str]:
@@ -112,7 +117,7 @@ class Session:
         capabilities = capabilities_of(self.settings.pools[order.options.pool or ""].kind)
         if capabilities.runs_in_send:
             return self._begin(order)
-        order = order.as_it_is_now(remote=capabilities.remote)
+        order = order.as_it_is_now(self.sent_values, remote=capabilities.remote)
         run = new_runs.queued(order, self._new_id())
         self._remember(run)
 
@@ -172,23 +177,25 @@ class Session:
         with self.pools.claiming(options, request.handles, concurrent=concurrent, unused=program) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
-            parcel, content = order.content()
-            with content if queued is None and content else nullcontext():
-                if content is not None and not group.connection.facts.capabilities.streams_content:
-                    content.fill()
+            outgoing = order.outgoing(self.sent_values)
+            with outgoing if queued is None else nullcontext():
+                if not group.connection.facts.capabilities.streams_content:
+                    outgoing.fill()
                 if queued is not None:
                     queued.stop_by(lambda force: self._give_up_starting(group))
                 self.pools.wait_open(group, say)
                 run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
+                run.on_ended.append(self.sent_values.hash_ahead)
                 run.values.held = request.inputs.sent
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with new_runs.reporting_a_failed_start(run):
                     facts = new_runs.observed_facts(run, request.cell, options, context=order.context)
                     given = self.observers.follow(facts, run) if request.observed else {}
-                    command = cell_order.command(order, cell_order.with_variables(options, given), parcel, run, group)
-                    self._send(run, group, command, content)
+                    options = cell_order.with_variables(options, given)
+                    command = cell_order.command(order, options, outgoing.parcel, run, group)
+                    self._send(run, group, command, outgoing)
         return run
 
     def _give_up_starting(self, group: WorkerGroup) -> None:
@@ -211,25 +218,21 @@ class Session:
     def _new_id(self) -> str:
         return f"{self.identity.name}-{next(self._numbers)}"
 
-    def _send(self, run: Run, group: WorkerGroup, command: m.Execute, content: Content | None) -> None:
-        """Send the command with its content. Once ranks may have received part of it, an interrupt cancels the run."""
+    def _send(self, run: Run, group: WorkerGroup, command: m.Execute, outgoing: Outgoing) -> None:
+        """Send the command with its inputs. Once ranks may have received part of it, an interrupt cancels the run."""
         connection = group.connection
         capabilities = connection.facts.capabilities
-        early = content is not None and capabilities.streams_content
         guard = interrupts.Uninterrupted(run.cancel)
         try:
             with nullcontext() if capabilities.runs_in_send else guard:
-                descriptors = NO_DESCRIPTORS
-                if content is not None:
-                    descriptors = content.early() if early else Descriptors((content.finish(),))
+                descriptors = NO_DESCRIPTORS if outgoing.in_parcel else outgoing.descriptors()
                 group.run = run
                 if run not in self.runs.all:
                     self._remember(run)
                 connection.add_run(run)
                 connection.node.send(command, descriptors)
                 run.sent()
-                if content is not None and early:
-                    content.fill(given_up=lambda: guard.pressed or run.interrupted)
+                outgoing.fill(given_up=lambda: guard.pressed or run.interrupted)
         except PayloadError:
             run.cancel()
             run.wait_ended(STOPPED_S)
@@ -328,4 +331,5 @@ def close() -> None:
         _current.queue.close()
         _current.history_writer.flush()
         _current.pools.close()
+        _current.sent_values.clear()
     _current = None

@@ -37,6 +37,7 @@ from jupyter_distrib.options import (
     rank_list,
     seconds,
     size_bytes,
+    size_or_none,
     split_words,
     switch,
     takes,
@@ -171,6 +172,10 @@ class Options:
     max_capture: int | None = _declared(
         None, "--max-capture", "SIZE", "refuse to send more than SIZE of the notebook's values, such as 1GB",
         read=size_bytes, default="no limit, a warning from 100 MB on")
+    cache: int | None = _declared(
+        None, "--cache", "SIZE", "memory on each machine for large values that were sent, so that unchanged ones are "
+        "not sent again; 0 for none", read=size_or_none,
+        default="a quarter of /dev/shm or of the free memory, whichever is less")
     track: tuple[str, ...] = _declared(
         (), "--track", "NAMES", "record the run in these experiment trackers: {trackers}; or `none`",
         read=_trackers, default="those with a run that is open in the notebook", repeatable=True)

@@ -15,7 +15,7 @@ from jupyter_distrib.options import Declared, Option
 from jupyter_distrib.pools.base import capabilities_of
 
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
-_DEFAULTS = ("strategy", "wait_s", "max_capture")
+_DEFAULTS = ("strategy", "wait_s", "max_capture", "cache")
 """Options of a cell, besides the size, for which a pool may give a default."""
 
 

@@ -50,7 +50,8 @@ class NamedPool:
     size: GroupSize = field(default_factory=GroupSize)
     """Size of its worker groups for cells that give none."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Values of other fields of `Options` for cells that omit them: `strategy`, `wait_s`, `max_capture`."""
+    """Values of other fields of `Options` for cells that omit them: `strategy`, `wait_s`, `max_capture`,
+    `cache`."""
     fallback: str = ""
     """The pool that its cells run on when it refuses their ranks; empty for none."""
     origin: str = BUILT_IN
@@ -155,7 +156,7 @@ class Settings:
     def filled(self, options: Options) -> Options:
         """Return the options, completed with all defaults."""
         pool = self.pools[options.pool or self.pool]
-        missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
+        missing = {name: value for name, value in pool.defaults.items() if getattr(options, name) is None}
         missing["track"] = options.track or self.track
         missing["strategy"] = options.strategy or self.strategy_for(pool.name)
         if not options.sized:

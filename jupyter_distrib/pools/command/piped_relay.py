@@ -32,7 +32,7 @@ SILENT_ALIVES = 12
 PART_BYTES = 1 << 20
 END_S = 5.0
 """Seconds to wait for the agent to end its ranks and remove its folder."""
-_CALLS = ("describe", "bring", "take", "discard")
+_CALLS = ("describe", "bring", "take", "store", "discard")
 
 
 class PipedInbox(RelayInbox):
@@ -136,6 +136,9 @@ class PipedRelay:
             case "send":
                 frame, *part = arguments
                 return self._started.send(bytes(frame), *part)
+            case "execute":
+                frame, *more = arguments
+                return self._started.execute(bytes(frame), *more)
             case method if method in _CALLS:
                 return getattr(self._started, method)(*arguments)
         raise ValueError(f"there is no call {call.method!r}")

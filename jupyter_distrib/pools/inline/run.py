@@ -155,7 +155,8 @@ class InlineRun:
         rank_environment.apply(command.setting, _environment(command.setting.env))
         sys.modules["__main__"] = module
         namespace |= rank_environment.names(command.cell, namespace)
-        data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
+        fds = list(map(os.dup, self._fds))
+        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
         reporter = reporting.Reporter(command.run, identity.rank(), self._tell)
         identity.cell = identity.CellState(strategy=strategy.load("none")(), reporter=reporter)

@@ -321,6 +321,14 @@ def actor_class() -> Any:
             self._relay.take(part, start, size_bytes)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def store(self, segment: str, part: Any, start: int, size_bytes: int) -> None:
+            self._relay.store(segment, part, start, size_bytes)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def execute(self, frame: bytes, segments: Any, dropped: Any) -> Any:
+            return self._relay.execute(frame, segments, dropped)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def discard(self) -> None:
             self._relay.discard()
 

@@ -80,6 +80,20 @@ class Parcel:
     inline: tuple[bytes, ...] = ()
     """The buffers themselves when they are small; else empty, and the frame carries one file descriptor of shared
     memory in which they lie one after another, each at the next multiple of `payload.ALIGNMENT`."""
+    segments: tuple[str, ...] = ()
+    """The ids of the segments of shared memory that hold the buffers, one for each descriptor; empty if there is at
+    most one, without an id."""
+    places: tuple[tuple[int, int], ...] = ()
+    """If there are segments: for each buffer the number of its segment, and its offset there."""
+    kept: tuple[str, ...] = ()
+    """The ids of the segments that the kernel may use again: nodes hold these, and no others."""
+    cache_bytes: int | None = None
+    """The most that a node may hold of them, in bytes; None for the node's own limit."""
+
+    @property
+    def memories(self) -> int:
+        """The number of descriptors of shared memory, if there are any."""
+        return len(self.segments) or 1
 
 
 @part

@@ -287,7 +287,7 @@ class CellRunner:
         sys.modules["__main__"] = module
         namespace = module.__dict__
         namespace |= rank_environment.names(command.cell, namespace)
-        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
+        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
         self._device.note_torn(command, namespace)
