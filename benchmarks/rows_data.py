@@ -33,7 +33,7 @@ print(time.perf_counter() - began)
 
 def captured(plan: Plan) -> Iterator[Figure]:
     """512 MB of the notebook, read by every rank."""
-    use = "%%distributed --ranks 2\nbig.sum().item()"
+    use = "%%distributed --ranks 2 --cache 0\nbig.sum().item()"
     with plan.warm() as notebook:
         notebook.good(f"import torch\nbig = torch.ones({512 * MB // 4})")
         notebook.good(use)

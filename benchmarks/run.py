@@ -26,6 +26,7 @@ import rows_start
 import rows_trackers
 import rows_training
 import rows_trouble
+import rows_unchanged
 import rows_view
 from plan import Plan
 from report import Figure
@@ -38,6 +39,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "queued": rows_queue.queued,
     "script": rows_queue.script,
     "captured": rows_data.captured,
+    "unchanged": rows_unchanged.unchanged,
     "returned": rows_data.returned,
     "prints": rows_data.prints,
     "million": rows_data.million,

@@ -13,6 +13,8 @@ import mmap
 import os
 from typing import Any
 
+from jupyter_distrib.serialization import content_hash
+
 STEP_BYTES = 1 << 20
 _SEALED = "/memfd:jupyter_distrib"
 """The beginning of the name of our own memory, which nobody can cut short."""
@@ -42,21 +44,25 @@ class FileMemory:
         number = bisect.bisect_left(self._areas, (begin + view.nbytes, 0))
         return number > 0 and self._areas[number - 1][1] > begin
 
-    def digest(self, view: memoryview, hasher: Any) -> bytes:
-        """Return the hash of such a buffer. Raises `OSError` if its file has become too short."""
+
+def digest_of_file_memory(view: memoryview, seed: int) -> bytes:
+    """Return the hash of a buffer that is mapped from a file. Raises `OSError` if the file has become too short."""
+
+    def hash_part(start: int, size_bytes: int, hasher: Any) -> None:
         fd = os.memfd_create("jupyter_distrib", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, STEP_BYTES)
             with mmap.mmap(fd, STEP_BYTES) as copied, memoryview(copied) as window:
-                for at in range(0, view.nbytes, STEP_BYTES):
-                    size_bytes = os.pwrite(fd, view[at : at + STEP_BYTES], 0)
-                    if size_bytes < min(STEP_BYTES, view.nbytes - at):
-                        raise OSError(f"the file of a buffer ends at {at + size_bytes} of {view.nbytes} bytes")
-                    with window[:size_bytes] as part:
+                for at in range(start, start + size_bytes, STEP_BYTES):
+                    wanted = min(STEP_BYTES, start + size_bytes - at)
+                    if os.pwrite(fd, view[at : at + wanted], 0) < wanted:
+                        raise OSError("the file of a buffer is too short")
+                    with window[:wanted] as part:
                         hasher.update(part)
         finally:
             os.close(fd)
-        return bytes(hasher.digest())
+
+    return content_hash.digest_of(view.nbytes, seed, hash_part)
 
 
 def address_of(view: memoryview) -> int:

@@ -249,7 +249,7 @@ def read_places(fds: Sequence[int], sizes: Sequence[int], places: Sequence[tuple
         views = []
         for size, (number, start) in zip(sizes, places, strict=True):
             whole = wholes[number]
-            views.append(_map_part(fds[number], start, size) if whole is None else whole[start : start + size])
+            views.append(map_part(fds[number], start, size) if whole is None else whole[start : start + size])
     except OSError as error:
         total = _readable(sum(sizes))
         raise PayloadError(f"A payload of {total} cannot be mapped: {error.strerror}.") from error
@@ -345,11 +345,13 @@ def _mapped_whole(fd: int, number: int, sizes: Sequence[int], places: Sequence[t
     return _map(fd, there) if there else memoryview(bytearray())
 
 
-def _map_part(fd: int, start: int, size_bytes: int) -> memoryview:
-    """Map a part of a memory as `_map` does; only whole pages can be mapped."""
+def map_part(fd: int, start: int, size_bytes: int, *, reading: bool = False) -> memoryview:
+    """Map a part of a memory as `read` does; `reading` promises that all of it is read at once, and nothing written."""
     if not size_bytes:
         return memoryview(bytearray())
     begin = start // mmap.PAGESIZE * mmap.PAGESIZE
-    length, protection = start - begin + size_bytes, mmap.PROT_READ | mmap.PROT_WRITE
-    whole = memoryview(mapped_array(length, protection, mmap.MAP_PRIVATE, fd, begin)).cast("B")
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE
+    if reading:
+        protection, flags = mmap.PROT_READ, flags | getattr(mmap, "MAP_POPULATE", 0)
+    whole = memoryview(mapped_array(start - begin + size_bytes, protection, flags, fd, begin)).cast("B")
     return whole[start - begin :]

@@ -75,6 +75,20 @@ def test_the_status_says_how_much_is_kept_and_the_end_of_the_ranks_frees_it(note
     assert segments(notebook) == set()
 
 
+def test_explain_says_what_would_be_sent_and_what_the_ranks_have(notebook: Notebook) -> None:
+    explained = "%%distributed --explain --ranks 2\n(e[0], f[0])"
+    notebook.ok("e, f = np.ones(1_000_000), np.ones(2_000_000)")
+    assert "24.0 MB would be sent: the machines of the ranks have none of it yet." in notebook.ok(explained).text
+    notebook.ok("%%distributed --ranks 2\n(e[0], f[0])")
+    notebook.ok("e += 1")
+    text = notebook.ok(explained).text
+    assert re.search(r"8\.0 MB would be sent; 16\.0 MB did not change since the machines of the ranks got it", text)
+    notebook.ok("small = np.ones(1000)")
+    assert "would be sent" not in notebook.ok("%%distributed --explain\nsmall[0]").text
+    notebook.ok("%distributed_pool stop")
+    assert "have none of it yet" in notebook.ok(explained).text
+
+
 def holders(inode: int) -> set[int]:
     """The processes that have a memory open or mapped."""
     found = set()

@@ -339,6 +339,6 @@ def test_a_change_while_the_values_are_hashed_ahead_is_seen(kernel: Kernel) -> N
     x = numbers(20 * MB)
     kernel.send(x=x)
     x[3] ^= 1
-    kernel.cache.hash_ahead()
+    kernel.cache.tidy()
     assert kernel.send(x=x)["x"][3] == x[3]
     assert kernel.written == 20 * MB

@@ -10,16 +10,18 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from types import FunctionType
 from typing import Any
 
+from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.interfaces import manual_parallelism
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization.value_cache import LARGE_BYTES
 from jupyter_distrib.system.formatting import size
 
 _HEAD = ("name", "type", "size", "why")
@@ -32,6 +34,8 @@ class Explanation:
 
     rows: tuple[Row, ...]
     """Name, type, size and reason of each variable."""
+    sent: str = ""
+    """A sentence on large values: how much would be sent, and how much the machines of the ranks have already."""
     strategy: str = "none"
     changes: tuple[Row, ...] = ()
     """Place, code and planned effect of each change by the strategy."""
@@ -44,8 +48,17 @@ class Explanation:
         *,
         strategy: str = "none",
         effects: tuple[str, str] = ("", ""),
+        unchanged_bytes: Callable[[payload.Packed], int] = lambda packed: 0,
     ) -> Explanation:
-        """Explain a captured cell. `effects` describes what the strategy does with a model and with a data loader."""
+        """Explain a captured cell.
+
+        Args:
+            captured: The cell.
+            namespace: The names of the notebook.
+            strategy: The name of its strategy.
+            effects: Descriptions of what the strategy does with a model and with a data loader.
+            unchanged_bytes: Returns how much of the inputs the machines of the ranks have already.
+        """
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))
@@ -55,16 +68,18 @@ class Explanation:
                 (name, type(value).__name__, size(sizes[name]) if sizes[name] else "cannot be sent", reason)
                 for name, (value, reason) in names.items()
             ),
+            sent=_sent(captured, dict(namespace), unchanged_bytes),
             strategy=strategy,
             changes=tuple((each.where, each.what, each.effect) for each in _preview(captured, namespace, *effects)),
         )
 
     def __repr__(self) -> str:
         travels = [] if self.rows else ["Nothing of the notebook is sent with this cell."]
-        return "\n\n".join([*travels, *(table.as_text() for table in self._tables())])
+        return "\n\n".join([*travels, *(table.as_text() for table in self._tables()), *filter(None, [self.sent])])
 
     def _repr_html_(self) -> str:
-        return "".join(table.as_html() for table in self._tables()) or escape(repr(self))
+        tables = "".join(table.as_html() for table in self._tables())
+        return tables + (f"<div>{escape(self.sent)}</div>" if self.sent else "") or escape(repr(self))
 
     def _tables(self) -> list[TextTable]:
         plan = ("where", "what", f"with --strategy {self.strategy}")
@@ -73,6 +88,22 @@ class Explanation:
             for each in (TextTable(head=_HEAD, rows=self.rows), TextTable(head=plan, rows=self.changes))
             if each.rows
         ]
+
+
+def _sent(captured: Captured, namespace: dict[str, Any], unchanged_bytes: Callable[[payload.Packed], int]) -> str:
+    try:
+        packed = payload.pack_inputs({item.name: item.value for item in captured.inputs}, namespace)
+    except PayloadError:  # the table says of which
+        return ""
+    if packed.size_bytes < LARGE_BYTES:
+        return ""
+    known_bytes = unchanged_bytes(packed)
+    if not known_bytes:
+        return f"{size(packed.size_bytes)} would be sent: the machines of the ranks have none of it yet."
+    return (
+        f"{size(packed.size_bytes - known_bytes)} would be sent; {size(known_bytes)} did not change since the machines "
+        "of the ranks got it, and is not sent again."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class CellMagics(Magics):
         with open_files.as_pool_error():
             captured = self._capture(current, options, cell, swept[0] if swept else {})
         if options.explain:
-            return self._explain(captured, options, settings)
+            return self._explain(current, captured, options, settings)
         if swept:
             return self._sweep(current, captured, options, settings, swept)
         with open_files.as_pool_error():
@@ -108,13 +108,20 @@ class CellMagics(Magics):
             self.shell.user_ns[options.out] = results or run.all_none()
         return results
 
-    def _explain(self, captured: Captured, options: Options, settings: Settings) -> Explanation:
-        strategy = settings.filled(options).strategy or "none"
+    def _explain(self, current: Session, captured: Captured, options: Options, settings: Settings) -> Explanation:
+        filled = settings.filled(options)
+        strategy = filled.strategy or "none"
         with interrupts.WholeImports():
             from jupyter_distrib.kernel.notebook.explain import Explanation
 
             effects = load_strategy(strategy).effects(options.strategy_options)
-        return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
+        return Explanation.of(
+            captured,
+            self.shell.user_ns,
+            strategy=strategy,
+            effects=effects,
+            unchanged_bytes=lambda packed: current.unchanged_bytes(packed, filled),
+        )
 
     def _sweep(
         self,

@@ -39,6 +39,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
 from jupyter_distrib.pools.base import capabilities_of, usable
+from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
@@ -149,6 +150,15 @@ class Session:
         trackers.check_installed(filled.track)
         return Order(request=request, options=filled, origins=origins, setups=self.setups.to_send())
 
+    def unchanged_bytes(self, packed: payload.Packed, options: Options) -> int:
+        """Return how much of the inputs of a cell the machines of its ranks have already; `options` are complete."""
+        if options.cache == 0:
+            return 0
+        _, views = payload.laid_out(packed)
+        groups = self.pools.groups(options.pool)
+        held = frozenset[str]().union(*(group.segments for group in groups))
+        return sum(size for name, size in self.sent_values.known(views).items() if name in held)
+
     def _begin(self, order: Order, queued: Run | None = None, concurrent: ConcurrentStart | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses, on its fallback."""
         try:
@@ -186,7 +196,7 @@ class Session:
                 self.pools.wait_open(group, say)
                 run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
-                run.on_ended.append(self.sent_values.hash_ahead)
+                run.on_ended.append(self.sent_values.tidy)
                 run.values.held = request.inputs.sent
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
@@ -233,6 +243,8 @@ class Session:
                 connection.node.send(command, descriptors)
                 run.sent()
                 outgoing.fill(given_up=lambda: guard.pressed or run.interrupted)
+                sent = command.inputs
+                group.segments = group.segments.union(sent.segments).intersection(sent.kept)
         except PayloadError:
             run.cancel()
             run.wait_ended(STOPPED_S)

@@ -385,6 +385,8 @@ class WorkerGroup:
     state: GroupState = GroupState.OPENING
     reason: str = ""
     """The reason why it was closed."""
+    segments: frozenset[str] = frozenset()
+    """The ids of the segments of shared memory that were sent to it and are kept; see `ValueCache`."""
     starting: m.WorkerGroupStarting | None = None
     """The progress of the start of its ranks, if it takes a while."""
     opened: threading.Event = field(default_factory=threading.Event)
