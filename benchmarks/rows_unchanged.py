@@ -91,7 +91,7 @@ class _Turns:
         )
 
     def first_time(self, where: str) -> Figure:
-        ratio = statistics.median(a / b for a, b in zip(self.first, self.alone, strict=True))
+        ratio = min(self.first) / min(self.alone)  # of the turns in which the machine did nothing else
         return Figure(
             what=f"512 MB for the first time, beside the same with nothing kept, {where}",
             measured=f"x{ratio:.2f}: {spread(self.first)} beside {spread(self.alone)}",

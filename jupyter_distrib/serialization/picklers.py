@@ -140,6 +140,8 @@ class InputPickler(_Pickler):
         self.sent: list[object] = []
         self.name = ""
         """Name of the last input reached."""
+        self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
+        """The only subclass of numpy's arrays that is large as a rule; numpy puts their data into the pickle itself."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
@@ -147,6 +149,8 @@ class InputPickler(_Pickler):
             return NotImplemented
         if self.shared and (place := self.shared.get(id(obj))) is not None:
             return definitions.shared_value, place
+        if type(obj) is self._memmap:
+            return rebuild_memmap, (obj.view(sys.modules["numpy"].ndarray),)
         return super().reducer_override(obj)
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
@@ -162,6 +166,12 @@ class InputPickler(_Pickler):
     def dispatching(self, function: Any) -> definitions.Reduced | None:
         self.sent.append(function)
         return definitions.dispatch_form(function, sent=True)
+
+
+def rebuild_memmap(array: Any) -> Any:
+    """Return an array as numpy itself unpickles a mapped one: of its class, without a file, and writable."""
+    own = array if array.flags.writeable else array.copy()
+    return own.view(sys.modules["numpy"].memmap)
 
 
 def _leave_out_shell(used: dict[str, object]) -> None:

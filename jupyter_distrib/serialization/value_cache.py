@@ -17,12 +17,12 @@ import secrets
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import device_memory, shared_memory
 from jupyter_distrib.serialization.content_hash import digest_of, digest_of_view
 from jupyter_distrib.serialization.file_memory import FileMemory, address_of, digest_of_file_memory
@@ -123,7 +123,11 @@ class ValueCache:
             if not limit or not hasattr(os, "memfd_create"):
                 self._shrink(0)
                 return Layout(parcel=parcel, new=views)
-            return self._laid_out(replace(parcel, cache_bytes=given_bytes), views, large, limit)
+            try:
+                return self._laid_out(replace(parcel, cache_bytes=given_bytes), views, large, limit)
+            except OSError:  # this process can open nothing more
+                self._shrink(0)
+                return Layout(parcel=parcel, new=views)
 
     def known(self, views: Sequence[memoryview]) -> dict[str, int]:
         """Return the ids of the segments that hold some of these buffers, with the size of those."""
@@ -152,11 +156,22 @@ class ValueCache:
             threading.Thread(target=_tidy, args=(unused, large), name="jupyter_distrib-hash", daemon=True).start()
 
     def _laid_out(self, parcel: m.Parcel, views: Sequence[memoryview], large: list[int], limit: int) -> Layout:
+        with ExitStack() as given_up:
+            fds = list[int]()
+            given_up.callback(lambda: Descriptors(fds).close())
+            layout = self._placed(parcel, views, large, limit, fds)
+            given_up.pop_all()
+            return layout
+
+    def _placed(
+        self, parcel: m.Parcel, views: Sequence[memoryview], large: list[int], limit: int, fds: list[int]
+    ) -> Layout:
+        """Return the layout; `fds` takes the descriptors of the memory that is reused."""
         found = self._find(views)
         changed = [number for number in large if number not in found]
         small = [number for number, view in enumerate(views) if view.nbytes < LARGE_BYTES]
         new, beside = (changed, small) if changed else (small, [])
-        ids, fds, places = list[str](), list[int](), dict[int, tuple[int, int]]()
+        ids, places = list[str](), dict[int, tuple[int, int]]()
         pieces, total = [], 0
         if new:
             starts, total = shared_memory.offsets([views[number].nbytes for number in new])
@@ -172,7 +187,7 @@ class ValueCache:
             starts, _ = shared_memory.offsets([views[number].nbytes for number in beside])
             places |= {number: (len(ids), start) for number, start in zip(beside, starts, strict=True)}
             ids.append(secrets.token_hex(8))
-            fds.append(self._written([views[number] for number in beside], fds))
+            fds.append(shared_memory.write([views[number] for number in beside]))
         if total > limit:
             pieces = []
         elif total >= _CHECK_FROM_BYTES and total >= free_memory_bytes():
@@ -191,17 +206,11 @@ class ValueCache:
             pieces=tuple(pieces),
         )
 
-    def _written(self, views: Sequence[memoryview], fds: Iterable[int]) -> int:
-        try:
-            return shared_memory.write(views)
-        except PayloadError:
-            Descriptors(fds).close()
-            raise
-
     def _shrink(self, limit_bytes: int) -> None:
         """Forget what was used longest ago until the rest is within the limit."""
-        while self._unused:
-            self._unused.pop().close()
+        unused, self._unused = self._unused, []
+        for segment in unused:
+            segment.close()
         while self._segments and (self.size_bytes > limit_bytes or len(self._segments) >= MOST_SEGMENTS):
             _, segment = self._segments.popitem(last=False)
             segment.close()
@@ -245,9 +254,11 @@ class ValueCache:
             return None
         try:
             digest = (digest_of_file_memory if from_file else digest_of_view)(view, self._seed)
+            return next(
+                ((name, piece.start) for name, segment, piece in known if segment.hashed(piece) == digest), None
+            )
         except OSError:  # a file that was cut short: who writes the buffer says so
             return None
-        return next(((name, piece.start) for name, segment, piece in known if segment.hashed(piece) == digest), None)
 
 
 class _Segment:
@@ -297,7 +308,8 @@ class _Segment:
 
 def _tidy(unused: Sequence[_Segment], large: Sequence[_Segment]) -> None:
     for segment in large:
-        segment.hash_all()
+        with suppress(OSError):  # the next cell tries again
+            segment.hash_all()
     for segment in unused:
         segment.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator import relay
+from jupyter_distrib.coordinator.node_segments import StoredSegments
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
 from tests.processes import is_alive, wait_until_gone
@@ -124,3 +125,20 @@ def test_ranks_see_the_gpus_that_the_engine_has_assigned(
     given, _ = decode_frame(node._localized(asked))
     assert isinstance(given, m.OpenWorkerGroup)
     assert given.visible == visible
+
+
+def test_a_node_knows_which_segments_it_lacks_and_closes_what_it_drops() -> None:
+    stored = StoredSegments()
+    one, two = (os.memfd_create("test") for _ in range(2))
+    stored.add("a", one)
+    stored.add("b", two)
+    assert stored.of(["b", "a"]) == [two, one]
+    assert stored.of(["a", "c"]) is None
+    stored.drop(["a", "never there"])
+    assert stored.of(["a"]) is None
+    assert stored.of(["b"]) == [two]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(one)
+    stored.drop_all()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,8 +110,11 @@ def test_the_memory_is_gone_when_the_kernel_is_killed(tmp_path: Path) -> None:
         notebook.ok("%load_ext jupyter_distrib\nimport numpy as np, os\nx = np.ones(2_000_000)\n" + SENT)
         notebook.ok("%%distributed --ranks 2\nx[0]")
         inode = int(notebook.ok("os.fstat(next(iter(_cache._segments.values())).fd).st_ino").result)
-        kernel = int(notebook.ok("os.getpid()").result)
+        kernel, fd = eval(notebook.ok("os.getpid(), next(iter(_cache._segments.values())).fd").result)
         assert kernel in holders(inode)
+        if os.getuid() == 0:
+            other = subprocess.run(["cat", f"/proc/{kernel}/fd/{fd}"], user=65534, capture_output=True, check=False)
+            assert b"Permission denied" in other.stderr, "no other user may read it"
         shm = set(os.listdir("/dev/shm"))
         os.kill(kernel, 9)
         assert wait_until(lambda: not holders(inode))

@@ -14,6 +14,7 @@ import pytest
 from jupyter_distrib.coordinator.node_agent import KEPT_S
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
+from tests.product.test_unchanged_values import WHERE
 from tests.ray.conftest import Cluster, name_it
 from tests.wheels import environment, install, wheel
 
@@ -159,6 +160,24 @@ def test_large_values_travel_both_ways(book: Notebook) -> None:
     assert book.ok("print([(s, int(t[-1])) for s, t in sums])").stdout.strip() == str(
         [(12499997500000, 4999999 + rank) for rank in range(4)]
     )
+
+
+def test_a_large_value_that_has_not_changed_goes_to_each_node_once(book: Notebook) -> None:
+    book.ok(f"import numpy as np\nv, u = np.arange(5_000_000), np.ones(1_000_000)\n{WHERE}")
+
+    def seen(code: str) -> list[tuple[int, int, int]]:
+        book.ok(f"%%distributed --ranks 4 --out o\n{code}")
+        return list(eval(book.ok("list(o)").result))
+
+    cell = "s = int(v.sum()), int(u.sum()), where(v)\nv += 1\ns"
+    first = seen(cell)
+    for number in range(3):
+        book.ok(f"u[0] = {number}")
+        assert seen(cell) == [(12499997500000, 999_999 + number, where) for _, _, where in first]
+    book.ok("v[7] = 0")
+    changed = seen(cell)
+    assert [each[:2] for each in changed] == [(12499997499993, 1_000_001)] * 4
+    assert {each[2] for each in changed}.isdisjoint(each[2] for each in first)
 
 
 def test_all_that_ranks_print_is_in_the_logs(book: Notebook) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -141,6 +142,22 @@ def test_one_large_array_of_many_is_sent_alone(kernel: Kernel) -> None:
     assert sent(kernel, x2=arrays["x2"]) == 0
 
 
+def test_a_mapped_file_is_sent_once_whatever_else_changes(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(numbers().tobytes())
+    x = np.memmap(tmp_path / "data", dtype=np.uint8, mode="r")
+    for rate in range(3):
+        got = kernel.send(x=x, rate=rate)
+        assert got["rate"] == rate
+        assert type(got["x"]) is np.memmap
+        assert np.array_equal(got["x"], numbers())
+        got["x"][0] = 1
+    assert kernel.written == 0
+    with (tmp_path / "data").open("r+b") as file:
+        file.seek(1_234_567)
+        file.write(b"\0\1")
+    assert list(kernel.send(x=x)["x"][1_234_567:1_234_569]) == [0, 1]
+
+
 def test_memory_is_bounded_and_what_was_used_longest_ago_goes_first() -> None:
     kernel = Kernel(limit_bytes=7 * MB)
     x, y, z = (numbers(seed=seed) for seed in range(3))
@@ -212,11 +229,27 @@ def test_memory_of_others_is_not_opened_and_ours_is_sealed(kernel: Kernel) -> No
 
 def test_a_file_cut_short_does_not_kill_the_kernel(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(numbers().tobytes())
-    x = np.asarray(np.memmap(tmp_path / "data", dtype=np.uint8, mode="r"))
+    x = np.memmap(tmp_path / "data", dtype=np.uint8, mode="r")
     kernel.send(x=x)
     os.truncate(tmp_path / "data", MB)
     with pytest.raises(OSError, match="Bad address"):
         kernel.send(x=x)
+
+
+def test_a_process_that_can_open_nothing_more_sends_everything(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = numbers(), numbers(10)
+    kernel.send(x=x, y=y)
+
+    def refuse(fd: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "dup", refuse)
+        for _ in range(2):
+            got = kernel.send(x=x, y=y)
+            assert np.array_equal(got["x"], x)
+            assert kernel.written >= 2 * MB
+    assert [sent(kernel, x=x) for _ in range(2)] == [2 * MB, 0]
 
 
 # --------------------------------------------------------------------------------------------------- never stale

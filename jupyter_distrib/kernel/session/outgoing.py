@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from jupyter_distrib.serialization import payload, shared_memory
@@ -57,7 +58,8 @@ class Outgoing:
         content.close()
         self._layout = replace(self._layout, new=())  # the values themselves are no longer needed
         if self._layout.pieces:
-            self._cache.keep(self._layout, os.dup(self._memory))
+            with suppress(OSError):  # this process can open nothing more: the values are sent again
+                self._cache.keep(self._layout, os.dup(self._memory))
 
     def descriptors(self) -> Descriptors:
         """Return the descriptors, to be sent once, before or after `fill`; the caller owns them."""

@@ -82,6 +82,8 @@ ACCEPTED = [
     ("--detach --fresh", {"detach": True, "fresh": True}, Options(detach=True, fresh=True)),
     ("--detach --timeout 60", {"detach": True, "timeout_s": 60, "fresh": False}, Options(detach=True, timeout_s=60.0)),
     ("--max-capture 1.5GB", {"max_capture": "1.5 gb"}, Options(max_capture=1_500_000_000)),
+    ("--cache 0", {"cache": 0}, Options(cache=0)),
+    ("--cache 2GB", {"cache": "2GB"}, Options(cache=2_000_000_000)),
     ("--max-capture 4MiB", {"max_capture": 4194304}, Options(max_capture=4_194_304)),
     ("--explain --on 0", {"explain": True, "on": "0"}, Options(explain=True, on=(0,))),
     ("--env A=1 --env=B=x=y", {"env": {"A": 1, "B": "x=y"}}, Options(env={"A": "1", "B": "x=y"})),
