@@ -196,7 +196,9 @@ HELD: dict[str, dict[str, str]] = {
             "system/test_paths.py::test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link "
             "kernel/session/test_saved_runs.py::test_after_the_loss_of_agent_ranks_and_kernel_it_is_told_which_run_was_lost"
         ),
-        "| captured values | shared memory without a name; for other hosts, as above | you |": (
+        "| captured values | sealed shared memory without a name, some of it until the next cells; for other hosts, as above | you |": (
+            "serialization/test_value_cache.py::test_memory_of_others_is_not_opened_and_ours_is_sealed "
+            "product/test_unchanged_values.py::test_the_memory_is_gone_when_the_kernel_is_killed "
             "serialization/test_shared_memory.py::test_the_memory_is_sealed_against_change_and_truncation "
             "serialization/test_shared_memory.py::test_without_memfd_an_unlinked_private_file_does "
             "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone"
