@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jupyter_distrib.compat.ray_launch import RayFunction
 from jupyter_distrib.compat.ray_launch import ray_launch as _ray_launch
+from jupyter_distrib.compat.serverless_gpu import tracked
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
@@ -33,7 +34,7 @@ def distributed(
         options: The other options of `jupyter_distrib.distributed`.
     """
     kind = None if accelerator_type is None else _kind_of(accelerator_type)
-    return _distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options)
+    return tracked(_distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options))
 
 
 def ray_launch(

@@ -63,4 +63,5 @@ class RayFunction:
             raise DistributedError(f"ray_launch needs Ray, which is not installed here: {install}.")
         # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
         launched = _distributed(**{"fresh": True, **self._options})(on_ray.member)
+        launched.subject, launched.tracked_by = self.function, ("mlflow",)
         return launched.distributed(self.function, args, kwargs, secrets.token_hex(32))[0]

@@ -28,4 +28,18 @@ def distributed(
         timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`.
     """
-    return _distributed(gpus=gpus, gpu_type=gpu_type, remote=remote, timeout=timeout, **options)
+    return tracked(_distributed(gpus=gpus, gpu_type=gpu_type, remote=remote, timeout=timeout, **options))
+
+
+def tracked(
+    decorate: Callable[[Callable[..., Any]], DistributedFunction[..., Any]],
+) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
+    """Have each run of the functions that a decorator makes tracked by MLflow if that is installed, as Databricks
+    does."""
+
+    def made(function: Callable[..., Any]) -> DistributedFunction[..., Any]:
+        distributed_function = decorate(function)
+        distributed_function.tracked_by = ("mlflow",)
+        return distributed_function
+
+    return made

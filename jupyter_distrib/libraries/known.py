@@ -13,6 +13,7 @@ from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
+from jupyter_distrib.libraries.wandb import WANDB
 
 
 def _declared_blocks(model: Any) -> Collection[str]:
@@ -47,6 +48,7 @@ LIBRARIES = (
     TQDM,
     Library(modules=("transformers",), extra="transformers", repeated_blocks=_declared_blocks),
     Library(modules=("trl",), extra="trl"),
+    WANDB,
 )
 
 _DIVIDE = {module for library in LIBRARIES if library.divides_data for module in library.modules}

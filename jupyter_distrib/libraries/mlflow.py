@@ -1,137 +1,150 @@
-"""The facts about MLflow: the runs that a cell logs to on a rank.
-
-If the run is tracked (`kernel/trackers/mlflow.py`), a cell on every rank finds its MLflow run as the active one, and
-one rank writes: `mlflow.log_metric` and its siblings do nothing on the other ranks, unless these have begun runs of
-their own. Runs that a cell leaves open are closed before the next cell.
-"""
+"""The facts about MLflow: what it keeps in a rank's process is put back after each cell, and the notebook's own choice
+of store and experiment travels. The run of a tracked cell: `mlflow_rank.py`."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from jupyter_distrib.libraries import mlflow_rank
 from jupyter_distrib.libraries.library import Library
 
-RUN_VARIABLE = "JUPYTER_DISTRIB_MLFLOW"
-"""Environment variable with the id of the tracked run, and the rank that logs to it."""
-RUN_TAG = "jupyter_distrib.run"
-"""Tag of an MLflow run with the id of the run that it tracks."""
-FIND_S = 10.0
-"""Most seconds that the first logging call on a rank waits for the kernel to create the MLflow run."""
-FIND_EVERY_S = 0.05
 END_S = 1.0
 """Most seconds to wait for the server when closing a run that a cell has left open."""
-
-
-_found: dict[str, str] = {}
-"""MLflow runs of the tracked runs on this rank, by run id."""
-
-
-def find_run(client: Any, experiments: list[str], run: str) -> Any:
-    """Return the MLflow run that tracks a run; None if there is none in these experiments."""
-    found = client.search_runs(experiments, filter_string=f"tags.`{RUN_TAG}` = '{run}'", max_results=1)
-    return found[0] if found else None
-
-
-def store_of(client: Any) -> Any:
-    """Return the store behind a client, which prints nothing."""
-    return client._tracking_client.store  # noqa: SLF001 - mlflow has no other way
+_FLUENT = "mlflow.tracking.fluent"
+_STORE = "mlflow.tracking._tracking_service.utils"
+_REGISTRY = "mlflow.tracking._model_registry.utils"
+_AUTOLOGGING = "mlflow.utils.autologging_utils"
 
 
 def active_experiment() -> str | None:
     """Return the id of the experiment that `mlflow.set_experiment` has selected in this process."""
-    chosen: str | None = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None)
+    chosen: str | None = getattr(sys.modules.get(_FLUENT), "_active_experiment_id", None)
     return chosen
 
 
-def _tracked(fluent: Any) -> str | None:
-    """Return the MLflow run of the running cell, waiting until the kernel has created it."""
-    run = os.environ.get(RUN_VARIABLE, "").partition(" ")[0]
-    until_s = time.monotonic() + FIND_S
-    while run and run not in _found and time.monotonic() < until_s:
-        client = fluent.MlflowClient()
-        if (made := find_run(client, _experiments(client), run)) is not None:
-            _found[run] = made.info.run_id
-        else:
-            time.sleep(FIND_EVERY_S)
-    return _found.get(run)
+def with_choices(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of ranks with those by which they find the store and the experiment that the notebook has
+    chosen."""
+    if _FLUENT not in sys.modules:
+        return variables
+    chosen = {
+        "MLFLOW_TRACKING_URI": getattr(sys.modules.get(_STORE), "_tracking_uri", None),
+        "MLFLOW_REGISTRY_URI": getattr(sys.modules.get(_REGISTRY), "_registry_uri", None),
+        "MLFLOW_EXPERIMENT_ID": active_experiment(),
+    }
+    given = {**variables, **{name: str(value) for name, value in chosen.items() if value}}
+    if chosen["MLFLOW_EXPERIMENT_ID"]:
+        given.pop("MLFLOW_EXPERIMENT_NAME", None)  # MLflow refuses an id and a name that contradict each other
+    return given
 
 
-def _experiments(client: Any) -> list[str]:
-    number, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), os.environ.get("MLFLOW_EXPERIMENT_NAME")
-    if number or not name:
-        return [number or "0"]
-    experiment = client.get_experiment_by_name(name)
-    return [] if experiment is None else [experiment.experiment_id]
+def is_autologging() -> bool:
+    """Return whether autologging is on in this process."""
+    known = getattr(sys.modules.get(_AUTOLOGGING), "AUTOLOGGING_INTEGRATIONS", {})
+    return any(settings and not settings.get("disable") for settings in list(known.values()))
 
 
-def _mended(module: ModuleType) -> None:
-    _log_from_one_rank(module)
-    fluent: Any = module
-    fluent.start_run = _in_tracked_run(fluent, fluent.start_run)
-
-
-def _in_tracked_run(fluent: Any, start_run: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(start_run)
-    def started(run_id: str | None = None, *arguments: Any, **keywords: Any) -> Any:
-        if run_id is None and not fluent._active_run_stack.get() and "MLFLOW_RUN_ID" not in os.environ:  # noqa: SLF001
-            run_id = _tracked(fluent)
-        return start_run(run_id, *arguments, **keywords)
-
-    return started
-
-
-def _log_from_one_rank(module: ModuleType) -> None:
-    """Replace the functions of `mlflow.tracking.fluent` that log to the active run."""
-    for name, function in list(vars(module).items()):
-        if inspect.isfunction(function) and (name.startswith("log_") or name in ("set_tag", "set_tags", "delete_tag")):
-            setattr(module, name, _from_one_rank(module, function))
-
-
-def _from_one_rank(fluent: Any, log: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(log)
-    def logged(*arguments: Any, **keywords: Any) -> Any:
-        run, _, rank = os.environ.get(RUN_VARIABLE, "").partition(" ")
-        if run and os.environ.get("RANK") != rank:
-            active = fluent.active_run()
-            if active is None or active.info.run_id == _found.get(run):
-                return None
-        return log(*arguments, **keywords)
-
-    return logged
+def _after_cell(fluent: Any) -> None:
+    _close_runs(fluent)
+    _put_back(fluent)
+    mlflow_rank.forget()
 
 
 def _close_runs(fluent: Any) -> None:
     """Close the runs that a cell has left open in the rank's main thread; the kernel ends the tracked one itself."""
-    tracked = _found.pop(os.environ.get(RUN_VARIABLE, "").partition(" ")[0], None)
+    run = mlflow_rank.current(fluent)
+    not_ours = set[str]() if run is None else {run.id, *run.stand_ins}
     stack = fluent._active_run_stack.get()  # noqa: SLF001 - `end_run` waits for the server
-    ids = [run.info.run_id for run in stack]
+    ids = [each.info.run_id for each in stack if each.info.run_id not in not_ours]
     stack.clear()
-    if not ids:
+    monitors = dict(fluent.run_id_to_system_metrics_monitor)
+    fluent.run_id_to_system_metrics_monitor.clear()
+    if not ids and not monitors and not (run is not None and run.is_used):
         return
 
     def end() -> None:
-        for run in reversed(ids):
-            if (monitor := fluent.run_id_to_system_metrics_monitor.pop(run, None)) is not None:
-                monitor.finish()
-            if run != tracked:
-                fluent.MlflowClient().set_terminated(run)
+        fluent.flush_async_logging()
+        for monitor in monitors.values():
+            monitor.finish()
+        for each in reversed(ids):
+            fluent.MlflowClient().set_terminated(each)
 
     closing = threading.Thread(target=end, name="jupyter_distrib-mlflow", daemon=True)
     closing.start()
     closing.join(END_S)
 
 
+def _put_back(fluent: Any) -> None:
+    """Put back what MLflow keeps in the process; the next cell has variables of its own."""
+    fluent._active_experiment_id = None  # noqa: SLF001 - mlflow has no way to choose none
+    for name in ("_last_active_run_id", "_last_logged_model_id", "_ACTIVE_MODEL_CONTEXT"):
+        if (kept := getattr(fluent, name, None)) is not None:
+            kept.reset()
+    _forget(_STORE, "_tracking_uri")
+    _forget(_REGISTRY, "_registry_uri")
+    for variable in ("MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID"):
+        os.environ.pop(variable, None)
+    _stop_autologging()
+    _reset_tracing()
+
+
+def _forget(module: str, name: str) -> None:
+    if getattr(sys.modules.get(module), name, None) is not None:
+        setattr(sys.modules[module], name, None)
+
+
+def _stop_autologging() -> None:
+    module: Any = sys.modules.get(_AUTOLOGGING)
+    if module is None or not is_autologging():
+        return
+    from mlflow.utils import import_hooks
+
+    for name, settings in list(module.AUTOLOGGING_INTEGRATIONS.items()):
+        if settings:
+            module.revert_patches(name)
+            module.AUTOLOGGING_INTEGRATIONS[name] = {}
+    getattr(import_hooks, "_post_import_hooks", {}).clear()  # `mlflow.autolog` waits there for libraries
+
+
+def _reset_tracing() -> None:
+    provider: Any = sys.modules.get("mlflow.tracing.provider")
+    once = getattr(getattr(provider, "provider", None), "once", None)
+    if not getattr(once, "_done", False):
+        return
+    from opentelemetry import context
+
+    provider.reset()
+    context.attach(context.Context())  # a span that a cell has left open would be the parent of the next cell's
+
+
+def _named_logger(module: ModuleType) -> None:
+    """Have Lightning's `MLFlowLogger` log to the tracked run instead of a run that it makes itself."""
+    logger: Any = getattr(module, "MLFlowLogger", None)
+    if logger is None:
+        return
+    make = logger.__init__
+
+    def made(self: Any, *arguments: Any, **keywords: Any) -> None:
+        mlflow_rank.for_logger(arguments, keywords, make)
+        make(self, *arguments, **keywords)
+
+    logger.__init__ = made
+
+
 MLFLOW = Library(
     modules=("mlflow",),
     extra="mlflow",
-    mend={"mlflow.tracking.fluent": _mended},
-    after_cell={"mlflow.tracking.fluent": _close_runs},
+    mend={
+        _FLUENT: mlflow_rank.mend,
+        _STORE: mlflow_rank.mend_tracking_uri,
+        _AUTOLOGGING: mlflow_rank.mend_autologging,
+        "mlflow.models.model": mlflow_rank.mend_models,
+        "lightning.pytorch.loggers.mlflow": _named_logger,
+        "pytorch_lightning.loggers.mlflow": _named_logger,
+    },
+    after_cell={_FLUENT: _after_cell},
 )

@@ -246,9 +246,23 @@ DATASETS = Library(
 MLFLOW = Library(
     name="mlflow",
     known="3.17",
-    files=("libraries/mlflow.py",),
-    needed={"mlflow.tracking.fluent": "_active_run_stack", "mlflow:MlflowClient()": "_tracking_client"},
-    spared={"mlflow.tracking.fluent": ("_active_experiment_id", "`mlflow.set_experiment` is not followed")},
+    files=("libraries/mlflow.py", "libraries/mlflow_rank.py", "libraries/mlflow_store.py"),
+    needed={
+        "mlflow.tracking.fluent": "_active_run_stack _last_active_run_id",
+        "mlflow:MlflowClient()": "_tracking_client",
+        "mlflow.tracking": "_tracking_service _model_registry",
+    },
+    spared={
+        "mlflow.tracking.fluent": (
+            "_active_experiment_id _last_logged_model_id _ACTIVE_MODEL_CONTEXT",
+            "`mlflow.set_experiment` is not followed, and the last model of a cell is known to the next",
+        ),
+        "mlflow.tracking._tracking_service.utils": ("_tracking_uri", "only variables say where the store is"),
+        "mlflow.tracking._model_registry.utils": ("_registry_uri", "only variables say where the registry is"),
+        "mlflow.environment_variables": ("_MLFLOW_ACTIVE_MODEL_ID", "there is no such variable to forget"),
+        "mlflow.utils.import_hooks": ("_post_import_hooks", "autologging of an earlier cell begins with an import"),
+        "mlflow.tracing.provider:provider.once": ("_done", "spans that a cell leaves open are parents in the next"),
+    },
 )
 DEEPSPEED = Library(
     name="deepspeed",

@@ -150,7 +150,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/analysis": {"addresses", "errors", "kernel/record", "system", "wire"},
     "kernel/views": {"kernel/analysis", "kernel/record", "system", "wire"},
     "kernel/history": {"errors", "kernel/analysis", "kernel/record", "kernel/views", "system", "wire"},
-    "kernel/capture": {"errors", "serialization", "system", "wire"},
+    "kernel/capture": {"errors", "libraries", "serialization", "system", "wire"},
     "kernel/settings": {"errors", "interfaces", "kernel/trackers", "options", "pools", "system", "wire"},
     "kernel/session/runs": {
         "addresses",

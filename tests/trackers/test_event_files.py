@@ -54,7 +54,7 @@ def test_tensorboard_has_the_numbers_in_a_folder_for_each_run_beside_the_noteboo
     assert scalars["loss"] == [[0, 3.0], [1, 2.0], [2, 1.0]]
     assert scalars["rank_1/loss"] == [[0, 4.0], [1, 3.0], [2, 2.0]]
     assert all(scalars[f"system/rank_{rank}/memory_mb"][0][1] > 1 for rank in (0, 1))
-    assert "| strategy | none |" in texts["run/parameters"]
+    assert "| run.strategy | none |" in texts["run/parameters"]
     assert texts["run/cell"].startswith("    for step in range(3):")
     assert texts["run/state"] == "FINISHED"
     assert book.ok("import sys\n'torch' in sys.modules").result == "False"
@@ -121,7 +121,7 @@ def test_wandb_has_the_numbers_in_an_offline_run(book: Notebook, folder: Path) -
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     assert [row["rank_1/loss"] for row in rows if "rank_1/loss" in row] == [4.0, 3.0, 2.0]
     assert any("system/rank_0/memory_mb" in row for row in rows)
-    assert (name.startswith("Cell In["), config["strategy"], code) == (True, "none", 0)
+    assert (name.startswith("Cell In["), config["run.strategy"], code) == (True, "none", 0)
     assert outcome.result == f"ranks 0-1: '{group}'"
 
 

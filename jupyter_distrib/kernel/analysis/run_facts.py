@@ -31,7 +31,13 @@ def parameters(run: ObservedRun) -> dict[str, str]:
         "world_size": str(run.world_size),
         "device": "gpu" if run.gpus else "cpu",
     }
-    return facts | options | versions()
+    # With a prefix, since a cell may log a `strategy` of its own, and trackers refuse a second value.
+    return {f"run.{name}": value for name, value in facts.items()} | options | versions()
+
+
+def arguments(run: ObservedRun) -> dict[str, str]:
+    """Return the values of the function's call or of the sweep."""
+    return {name: _text(value) for name, value in run.arguments.items()}
 
 
 @cache

@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import CaptureError, PayloadError
+from jupyter_distrib.kernel.capture import mlflow_use
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input, global_names, reachable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.picklers import InputPickler, Name, inputs_in_order
@@ -53,6 +54,11 @@ class PackedInputs:
     packed: payload.Packed
     left_out: dict[str, str]
     """The names that are not sent, since the cell may not need them, each with the reason."""
+
+    def uses(self, source: str) -> dict[str, object]:
+        """Return the trackers that a program with these inputs uses, each with what its code says about it."""
+        use = mlflow_use.of(source, self.packed.data, self.packed.sent, self.values)
+        return {} if use is None else {"mlflow": use}
 
     def names_in_code(self) -> set[str]:
         """Return the names that the notebook's travelling functions look up or bind as globals, and their

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -126,6 +127,10 @@ class DistributedFunction(Generic[P, R]):
         self._path = _path(function)
         self._name = self._path.rpartition(".")[2]
         self.function, self.options = function, options
+        self.subject: Callable[..., Any] = function
+        """The function that views and trackers name, if this one only calls it."""
+        self.tracked_by: tuple[str, ...] = ()
+        """The trackers that record its runs if they are installed, though its code may not use them."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
@@ -210,6 +215,9 @@ class DistributedFunction(Generic[P, R]):
             handles=handles,
             settings=settings,
             notes=current.changes_for(_CALL, inputs, namespace),
+            shown=_source_of(self.subject) or _call(name, args, kwargs),
+            arguments=_plain_arguments(self.function, args, kwargs),
+            uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
         )
         run = current.submit(request) if submitted else current.start(request)
         run.program = current.setups.before(Program.of(cell, inputs, self.options, settings))
@@ -239,6 +247,28 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     `train(lr=0.1)`."""
     shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
     return formatting.short(without_secrets(f"{name}({', '.join(shown)})"), LABEL_CHARACTERS)
+
+
+def _source_of(function: Callable[..., Any]) -> str:
+    """Return the source of a function; empty if there is none to be read."""
+    try:
+        return textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    except (OSError, TypeError, ValueError):
+        return ""
+
+
+def _plain_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+    """Return the numbers and texts among the arguments of a call, defaults included, by parameter."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(parameter.name)
+    return {name: value for name, value in given.items() if _is_plain(value)}
 
 
 def _brief(value: object) -> str:

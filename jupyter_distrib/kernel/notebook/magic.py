@@ -139,7 +139,9 @@ class CellMagics(Magics):
             for configuration in swept:
                 given = replace(captured, inputs=sweep.inputs_with(captured, configuration))
                 label = f"{captured.cell.filename}, {sweep.label_of(configuration)}"
-                runs.append(self._start(current, given, options, settings, label=label, submitted=True))
+                runs.append(
+                    self._start(current, given, options, settings, label=label, swept=configuration, submitted=True)
+                )
             made = sweep.SweepRuns(swept, runs)
             if options.out:
                 self.shell.user_ns[options.out] = made
@@ -178,6 +180,7 @@ class CellMagics(Magics):
         settings: Settings,
         *,
         label: str = "",
+        swept: sweep.Configuration | None = None,
         submitted: bool = False,
     ) -> Run:
         notebook = self.shell.user_ns
@@ -205,6 +208,8 @@ class CellMagics(Magics):
             cell_id=cell_outputs.cell_id(self.shell),
             settings=settings,
             notes=current.changes_for(source, captured.inputs, notebook),
+            arguments=swept or {},
+            uses=packed_inputs.uses(source),
         )
         concurrent = submitted or options.detach
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)

@@ -23,7 +23,8 @@ class ObservedRun:
     label: str
     """The run's name in lists: `Cell In[5]`."""
     source: str
-    """The cell as the ranks execute it, with an empty line in place of the magic's; empty for an attached run."""
+    """The cell as the ranks execute it, with an empty line in place of the magic's, or the source of the function;
+    empty for an attached run."""
     options: Mapping[str, object]
     """The options of the cell that are set, including defaults of the settings, by their names as keywords; without
     `env`, which may hold secrets. Of an attached run, only `track`: the trackers to which no other kernel writes."""
@@ -41,6 +42,10 @@ class ObservedRun:
     """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
     context: Mapping[str, Any] = field(default_factory=dict)
     """Results of each tracker's `active_run` in the thread that submitted the run, by tracker name."""
+    uses: Mapping[str, Any] = field(default_factory=dict)
+    """The trackers that the code itself uses, by name, with what it says about them."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """The plain values with which a function was called, or that the run of a sweep has, by name."""
 
     @property
     def trackers(self) -> tuple[str, ...]:

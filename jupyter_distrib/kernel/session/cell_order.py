@@ -21,6 +21,7 @@ from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.libraries import mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
@@ -61,7 +62,7 @@ class ProcessState:
         directory = os.getcwd()
         path = [folder or directory for folder in sys.path]
         return cls(
-            env=travelling_variables() if remote else process_environment.variables(),
+            env=mlflow.with_choices(travelling_variables() if remote else process_environment.variables()),
             directory=directory,
             umask=process.umask(),
             path=tuple(path),
@@ -92,6 +93,12 @@ class CellRequest:
     """Whether observers may follow the run."""
     notes: Sequence[str] = ()
     """Sentences for the head of the run."""
+    shown: str = ""
+    """The source of the function that the cell calls; empty for other cells, which show their own."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """The plain values of the function's call, or of the sweep, by name."""
+    uses: Mapping[str, object] = field(default_factory=dict)
+    """The trackers that the code itself uses, by name, with what it says about them."""
 
 
 @data_class
@@ -118,7 +125,7 @@ class Order:
             self,
             request=replace(self.request, inputs=WrittenInputs(outgoing=outgoing, sent=packed.sent)),
             process_state=ProcessState.now(remote=remote),
-            context=trackers.context(self.options.track),
+            context=trackers.context(self.options.track, self.request.uses),
         )
 
     def outgoing(self, cache: ValueCache) -> Outgoing:
@@ -137,6 +144,8 @@ class Order:
 
 def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` include the observers' variables."""
+    if trackers.NONE not in options.track and order.request.observed:
+        options = with_variables(options, {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))})
     return m.Execute(
         run=run.record.run,
         group=group.name,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.cell_order import Order
+from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.settings.cell_options import Options
@@ -114,19 +114,19 @@ def _debug(group: WorkerGroup, run: str) -> Callable[[int, str, str], object]:
 
 def observed_facts(
     run: Run,
-    cell: m.Cell | None = None,
+    request: CellRequest | None = None,
     options: Options | None = None,
     *,
     track: tuple[str, ...] = (),
     context: Mapping[str, object] | None = None,
 ) -> ObservedRun:
-    """Return the facts about a run for its observers. A run without a cell is an attached one; `track` then lists the
-    trackers that it writes to."""
+    """Return the facts about a run for its observers. A run without a request is an attached one; `track` then lists
+    the trackers that it writes to."""
     record = run.record
     return ObservedRun(
         id=record.run,
         label=record.label,
-        source=cell.source if cell is not None else "",
+        source=(request.shown or request.cell.source) if request is not None else "",
         options=({"track": track} if track else {}) if options is None else options.given(),
         strategy=record.strategy,
         pool=run.link.pool,
@@ -134,10 +134,12 @@ def observed_facts(
         world_size=record.world_size,
         gpus=record.gpus,
         detached=run.detached,
-        attached=cell is None,
+        attached=request is None,
         began_at_s=run.clock.began_at_s,
         note=run.note,
         context=context or {},
+        uses=request.uses if request is not None else {},
+        arguments=request.arguments if request is not None else {},
     )
 
 

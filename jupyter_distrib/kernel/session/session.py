@@ -201,7 +201,7 @@ class Session:
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with new_runs.reporting_a_failed_start(run):
-                    facts = new_runs.observed_facts(run, request.cell, options, context=order.context)
+                    facts = new_runs.observed_facts(run, request, options, context=order.context)
                     given = self.observers.follow(facts, run) if request.observed else {}
                     options = cell_order.with_variables(options, given)
                     command = cell_order.command(order, options, outgoing.parcel, run, group)

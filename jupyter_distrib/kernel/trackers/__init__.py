@@ -9,6 +9,7 @@ A new tracker needs one module and no other change. It has
     library = "aim"  the module that it writes with; left out if it needs none
     active_run()     returns what of the thread that submits a run `follow` has to know, since another thread will begin
                      the run: `ObservedRun.context` has it, by the tracker's name; may be left out
+    unrecorded(run)  returns variables for the ranks of a run that the observer cannot follow; may be left out
 
 Other packages add trackers by an entry point, which names the function in such a module:
 
@@ -36,7 +37,7 @@ from jupyter_distrib.system import entry_points
 from jupyter_distrib.system.data_class import data_class
 
 if TYPE_CHECKING:
-    from jupyter_distrib.kernel.record.observer import Follow
+    from jupyter_distrib.kernel.record.observer import Follow, ObservedRun
 
 ENTRY_POINTS = "jupyter_distrib.trackers"
 NONE = "none"
@@ -48,19 +49,19 @@ def names() -> tuple[str, ...]:
     return (*_built_in(), *(name for name in _points() if name not in _built_in()))
 
 
-def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
-    """Return the trackers that may follow a run: the requested ones and, unless the run is attached, any whose library
-    is loaded here, since the notebook may have started a run with it."""
+def wanted(asked: Collection[str], used: Collection[str] = (), *, attached: bool = False) -> list[str]:
+    """Return the trackers that may follow a run: the requested ones and, unless the run is attached, any that its code
+    uses or whose library is loaded here, since the notebook may have started a run with it."""
     if NONE in asked:
         return []
-    return [name for name in names() if name in asked or (not attached and _is_in_use(name))]
+    return [name for name in names() if name in asked or (not attached and _is_in_use(name, used))]
 
 
-def context(asked: Collection[str]) -> dict[str, object]:
+def context(asked: Collection[str], used: Collection[str] = ()) -> dict[str, object]:
     """Return each tracker's active run in this thread, by tracker name, for the thread that will start the submitted
     run."""
     found: dict[str, object] = {}
-    for name in wanted(asked):
+    for name in wanted(asked, used):
         tracker = _loaded(name)
         if tracker is not None and tracker.active_run is not None:
             with suppress(Exception):  # of foreign code; `follow` says what is wrong
@@ -85,6 +86,12 @@ def load(name: str) -> Follow:
     return _tracker(name).follow
 
 
+def unrecorded(name: str, run: ObservedRun) -> Mapping[str, str]:
+    """Return the variables for the ranks of a run that a tracker was to follow and cannot."""
+    tracker = _loaded(name) if name in names() else None
+    return {} if tracker is None or tracker.unrecorded is None else tracker.unrecorded(run)
+
+
 @data_class
 class _Tracker:
     """The names of a tracker's module."""
@@ -92,6 +99,7 @@ class _Tracker:
     follow: Follow
     library: str
     active_run: Callable[[], object] | None
+    unrecorded: Callable[[ObservedRun], Mapping[str, str]] | None
 
 
 @cache
@@ -103,7 +111,10 @@ def _tracker(name: str) -> _Tracker:
         follow = _points()[name].load()
         module = sys.modules[_points()[name].module]
     return _Tracker(
-        follow=follow, library=getattr(module, "library", ""), active_run=getattr(module, "active_run", None)
+        follow=follow,
+        library=getattr(module, "library", ""),
+        active_run=getattr(module, "active_run", None),
+        unrecorded=getattr(module, "unrecorded", None),
     )
 
 
@@ -115,12 +126,14 @@ def _loaded(name: str) -> _Tracker | None:
         return None
 
 
-def _is_in_use(name: str) -> bool:
-    """Return whether the library of a tracker is loaded in the notebook."""
+def _is_in_use(name: str, used: Collection[str]) -> bool:
+    """Return whether the code uses a tracker that is installed, or its library is loaded in the notebook."""
     if name not in _built_in() and name not in sys.modules:
         return False  # a module of another package is not imported to see what its library is
     tracker = _loaded(name)
-    return tracker is not None and tracker.library in sys.modules
+    if tracker is None:
+        return False
+    return tracker.library in sys.modules or (name in used and _is_installed(tracker.library))
 
 
 def _is_installed(library: str) -> bool:

@@ -19,6 +19,7 @@ from jupyter_distrib.addresses import shown
 from jupyter_distrib.kernel.analysis import git_folder, run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.libraries.wandb import GROUP_VARIABLE
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire import messages as m
 
@@ -55,7 +56,7 @@ class WandbObserver(Observer):
         self._mode = os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")
         if self._mode == "offline":
             self._run.note(f"W&B: run {self._id}, offline; `wandb sync wandb/offline-run-*-{self._id}` uploads it")
-        return {"WANDB_RUN_GROUP": self._group}
+        return {"WANDB_RUN_GROUP": self._group, GROUP_VARIABLE: self._group}
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         if self._writer is None:
@@ -83,7 +84,12 @@ class WandbObserver(Observer):
             job_type="distributed",
             mode=self._mode,
             reinit="create_new",
-            config={**run_facts.parameters(self._run), "git": git_folder.state("."), "cell": self._run.source},
+            config={
+                **run_facts.parameters(self._run),
+                **run_facts.arguments(self._run),
+                "git": git_folder.state("."),
+                "cell": self._run.source,
+            },
             settings=settings,
         )
         if writer.url:

@@ -21,6 +21,7 @@ from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options, parse_line
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.trackers import mlflow, wandb
+from jupyter_distrib.libraries.mlflow_store import MLflowUse
 from jupyter_distrib.wire import messages as m
 from tests.installed_package import bring
 from tests.notebook import Notebook
@@ -54,6 +55,10 @@ def observed(notes: list[str], **options: Any) -> ObservedRun:
     )  # fmt: skip
 
 
+def here(uri: str) -> mlflow.Here:
+    return mlflow.Here(parent=None, uri=uri, experiment="", resumed="")
+
+
 @pytest.mark.parametrize(
     ("address", "told"),
     [
@@ -63,7 +68,7 @@ def observed(notes: list[str], **options: Any) -> ObservedRun:
     ],
 )
 def test_the_note_of_mlflow_has_no_password(address: str, told: str) -> None:
-    assert mlflow.MLflowObserver(observed([]), None, address)._where("7") == told
+    assert mlflow.MLflowObserver(observed([]), here(address), MLflowUse())._where("7") == told
 
 
 @pytest.mark.parametrize("address", ["http://u:hunter2@127.0.0.1:1", "http://u:12/hunter2@h:x", "http://u:hunter2/@h"])
@@ -74,7 +79,7 @@ def test_neither_has_the_error_about_a_server_that_is_away(address: str) -> None
 
 
 def test_neither_has_the_error_about_a_run_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    observer = mlflow.MLflowObserver(observed([]), None, "postgresql://u:hunter2@db/x")
+    observer = mlflow.MLflowObserver(observed([]), here("postgresql://u:hunter2@db/x"), MLflowUse())
     observer._client = SimpleNamespace(search_experiments=list)
     monkeypatch.setattr(mlflow, "find_run", lambda *_: None)
     with pytest.raises(LookupError, match=r"in postgresql://db/x$"):

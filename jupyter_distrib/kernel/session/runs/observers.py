@@ -114,25 +114,33 @@ class Observers:
         for observer in own:
             observer.begin()
         run.observers.add(*own)
-        tracking = trackers.wanted(facts.trackers, attached=facts.attached)
+        tracking = trackers.wanted(facts.trackers, facts.uses, attached=facts.attached)
         tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
-        threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
+        given: list[Mapping[str, str]] = []
+        threads = []
+        for name in names:
+            if (thread := self._thread(name, facts, run.record, given.append)) is not None:
+                threads.append(thread)
         for thread in threads:
             run.observers.add_thread(thread)
             thread.start()
         until_s = time.monotonic() + BEGIN_S
-        given = [{} if facts.attached else thread.environment(until_s) for thread in threads]
+        given += [{} if facts.attached else thread.environment(until_s) for thread in threads]
         self._behind = [each for each in (*self._behind, *threads) if each.is_behind]
         return {name: value for each in given for name, value in each.items()}
 
-    def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
-        if (hung := self._hung.get(name)) is not None and hung.hangs:
-            run.note(f"The observer {name} does not follow this run: it is still hanging in an earlier one.")
-            return None
+    def _thread(
+        self, name: str, run: ObservedRun, record: RunRecord, give: Callable[[Mapping[str, str]], object]
+    ) -> ObserverThread | None:
+        """Return the thread of an observer, not yet started; None if it does not follow the run. `give` is then called
+        with variables for its ranks."""
+        hung = self._hung.get(name)
         behind = [thread for thread in self._behind if thread.name == name and thread.is_behind]
-        if len(behind) >= MOST_BEHIND or any(thread.hangs for thread in behind):
+        is_hung = (hung is not None and hung.hangs) or any(thread.hangs for thread in behind)
+        if is_hung or len(behind) >= MOST_BEHIND:
             run.note(f"The observer {name} does not follow this run: it is still hanging in an earlier one.")
+            give(trackers.unrecorded(name, run))
             return None
         make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
         if not run.attached:  # the pool's own thread, in which a run is attached, must not wait for foreign code
@@ -140,6 +148,7 @@ class Observers:
                 observer = make()
             except Exception as error:  # noqa: BLE001 - foreign code
                 run.note(_dropped(name, _reason(error)))
+                give(trackers.unrecorded(name, run))
                 return None
             if observer is None:
                 return None
@@ -179,7 +188,8 @@ class ObserverThread(Observer):
         self._record = copy.deepcopy(record)
         self._backlog = Backlog()
         self._environment: dict[str, str] = {}
-        self._ends_in_background = False
+        self._ends_in_background = self.is_tracker
+        """Known once the observer is made; a tracker whose library is still being imported is not dropped for it."""
         self._called_at_s = math.inf
         """Time at which the current call of the observer began; None outside a call."""
         self._begun, self._finished = threading.Event(), threading.Event()
