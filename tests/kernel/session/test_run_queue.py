@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity, RunQueue, Submission
@@ -137,7 +137,7 @@ def test_a_queued_run_is_cancelled_at_once_and_never_begins(bed: Bed) -> None:
 
     assert (runs[2].done(), runs[2].state, runs[3].place) == (True, "interrupted", 1)
     assert bed.dropped == [runs[2]]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(CancelledError):
         runs[2].result()
     bed.end(runs[0])
     assert bed.next() == "d"
@@ -174,8 +174,21 @@ def test_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) -> N
     async def main() -> object:
         return await queued
 
-    with pytest.raises(CancelledError, match="Stopped by you"):
+    with pytest.raises(CancelledError, match="cancelled before it began"):
         asyncio.run(main())
+
+
+def test_the_result_of_a_run_that_was_cancelled_in_the_queue_is_an_ordinary_exception(bed: Bed) -> None:
+    for name in "ab":
+        bed.submit(name)
+    assert {bed.next(), bed.next()} == {"a", "b"}
+    queued = bed.submit("c")
+    queued.cancel()
+
+    with pytest.raises(CancelledError, match="cancelled before it began, so there is no result: submit it") as raised:
+        queued.result(5)
+    assert isinstance(raised.value, Exception)
+    assert isinstance(raised.value, DistributedError)
 
 
 def test_what_is_still_queued_when_the_extension_is_unloaded_says_so(bed: Bed) -> None:

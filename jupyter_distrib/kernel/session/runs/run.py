@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.runs import interrupt_presses
+from jupyter_distrib.kernel.session.runs import cancelled, interrupt_presses
 from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
 from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.runs.program import Program
@@ -115,6 +115,8 @@ class Run:
         self._seen: Callable[[], Results | None] = lambda: None
         """The results, for as long as the notebook has them."""
         self._sources = CellSources(cell or {})
+        self._is_cancelled = False
+        """Whether it was cancelled before it had ranks."""
         self._thread = threading.current_thread()
         self._lock = threading.Lock()
 
@@ -209,6 +211,7 @@ class Run:
     def end_unplaced(self, refusal: BaseException | None) -> None:
         """End the run, which has no ranks: refused, or cancelled if `refusal` is None."""
         self.start.refuse(refusal)
+        self._is_cancelled = refusal is None
         self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
         self.deliver(m.Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
         self.start.wake_waiting()
@@ -256,6 +259,8 @@ class Run:
 
         Raises:
             TimeoutError: The run has not ended after `timeout_s` seconds; it goes on.
+            concurrent.futures.CancelledError: The run was cancelled while it was queued.
+            KeyboardInterrupt: The run was stopped while its ranks executed it.
             BaseException: The exception of the first rank that failed.
         """
         if not self.wait_ended(timeout_s):
@@ -311,7 +316,8 @@ class Run:
             return Shares.of(self.record)
 
     def cancel(self, *, force: bool = False) -> None:
-        """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""
+        """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt, or
+        `CancelledError` for a run that was still queued."""
         self.stop_order.give(force=force)
 
     def wait(self, view: View | None = None) -> Any:
@@ -394,6 +400,8 @@ class Run:
         """Return the results of a successful run, else raise its exception, outside any `except` block."""
         if self.refusal is not None:
             raise self.refusal
+        if self._is_cancelled:
+            raise cancelled.before_it_began(self.record.label)
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         succeeded = self.record.ok and not self.interrupted
         try:
