@@ -6,8 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 from jupyter_distrib.agent.ranks import usage
+from jupyter_distrib.agent.ranks.rank import Rank
+from jupyter_distrib.agent.runs.watch import UsageSampler
 from jupyter_distrib.system import reap
 
 
@@ -51,3 +55,42 @@ def test_a_signal_is_sent_only_to_who_handles_it() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         assert not usage.catches(process.pid, signal.SIGRTMIN + 10)
         process.kill()
+
+
+CHILD = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the child, so its time is lost with it
+child = os.fork()
+if not child:
+    while time.process_time() < 0.3:
+        pass
+    print("used", flush=True)
+    signal.pause()
+input()
+os.kill(child, signal.SIGKILL)
+try:
+    os.wait()
+except ChildProcessError:
+    print("ended", flush=True)
+input()
+"""
+
+
+def test_a_child_that_ends_makes_no_negative_processor_time() -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"used\n"
+        sampler, rank = UsageSampler("r-1", {}), cast(Rank, SimpleNamespace(pid=process.pid))
+        first = usage.read(process.pid)
+        sampler.sample(0, rank)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ended\n"
+        sampled, then = sampler.sample(0, rank), usage.read(process.pid)
+        process.communicate(b"\n")
+    assert first is not None
+    assert then is not None
+    assert then.cpu_s < first.cpu_s
+    assert sampled is not None
+    assert sampled.cpu_percent == 0

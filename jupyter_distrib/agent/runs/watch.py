@@ -187,7 +187,8 @@ class UsageSampler:
             run=self._run,
             rank=number,
             rss_bytes=used.rss_bytes,
-            cpu_percent=100 * (used.cpu_s - before.cpu_s) / (now_s - before_s) if now_s > before_s else 0.0,
+            # A child that ended takes its time with it if nobody waited for it.
+            cpu_percent=max(0.0, 100 * (used.cpu_s - before.cpu_s) / (now_s - before_s)) if now_s > before_s else 0.0,
             gpu_memory_bytes=reserved if told is None else told,
             gpu_memory_total_bytes=None if gpu is None else gpu.total_bytes,
             gpu_percent=None if gpu is None else gpu.percent,
