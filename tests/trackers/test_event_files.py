@@ -132,3 +132,35 @@ def test_wandb_follows_the_runs_of_a_notebook_that_has_one_open(book: Notebook, 
     assert book.ok("wandb.run is open_run, open_run.id").result == f"(True, {outcome.result.removeprefix('rank 0: ')})"
     book.ok("open_run.finish()")
     assert len(set((folder / "wandb").glob("offline-run-*")) - before) == 2
+
+
+def offline_runs(folder: Path) -> set[Path]:
+    return set((folder / "wandb").glob("offline-run-*"))
+
+
+def test_a_run_that_a_cell_begins_is_one_from_its_first_rank_and_is_closed_with_it(
+    book: Notebook, folder: Path
+) -> None:
+    for value in (1.0, 2.0):
+        before = offline_runs(folder)
+        book.ok(
+            "@jupyter_distrib.distributed(ranks=2)\ndef train(value):\n    import wandb\n"
+            "    run = wandb.init(project='p', settings=wandb.Settings(console='off'))\n"
+            "    wandb.log({'loss': value + int(os.environ['RANK'])})\n"
+        )
+        book.ok(f"train.distributed({value})")
+        (made,) = offline_runs(folder) - before
+        (file,) = made.glob("*.wandb")
+        book.ok("%%distributed --ranks 2\nimport wandb\nassert wandb.run is None")
+        done = subprocess.run([sys.executable, "-c", HISTORY, str(file)], capture_output=True, text=True, check=True)
+        assert [row["loss"] for row in json.loads(done.stdout)[0] if "loss" in row] == [value]
+
+
+@pytest.mark.parametrize("line", ["group='all'", ""])
+def test_a_group_means_a_run_for_each_rank_and_so_does_no_tracking(book: Notebook, folder: Path, line: str) -> None:
+    before = offline_runs(folder)
+    book.ok(
+        f"%%distributed --ranks 2{'' if line else ' --track none'}\nimport wandb\n"
+        f"wandb.init(project='p', settings=wandb.Settings(console='off'), {line}).finish()"
+    )
+    assert len(offline_runs(folder) - before) == 2
