@@ -423,7 +423,9 @@ def test_the_package_asks_for_no_other_rights() -> None:
 
 def test_the_package_opens_no_other_ports() -> None:
     """Servers on TCP, in whatever way they are made here."""
-    server = re.compile(r"\bnetwork_interfaces\.listen\(|\bcreate_server\(|\bstart_server\(|TCPServer\(|HTTPServer\(|\.bind\(\(")
+    server = re.compile(
+        r"\bnetwork_interfaces\.listen\(|\bcreate_server\(|\bstart_server\(|TCPServer\(|HTTPServer\(|\.bind\(\("
+    )
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if server.search(path.read_text("utf-8"))}
     assert found - {"system/network_interfaces.py"} == PORTS.keys(), "but for the function that these call"
 
