@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor, series
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.output import reporting
 
@@ -60,7 +61,7 @@ def test_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytes
         if len(sent) == 2:
             came.set()
 
-    monkeypatch.setattr(reporting, "current", reporting.Reporter("r-1", 0, send))
+    monkeypatch.setattr(identity.cell, "reporter", reporting.Reporter("r-1", 0, send))
     monitor = RayMetricsMonitor(None, False, "127.0.0.1", "n1", port, sampling_interval=0.1)
     monitor.start()
     assert came.wait(10)

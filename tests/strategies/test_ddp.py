@@ -470,7 +470,7 @@ def test_a_model_that_has_to_be_called_first_says_so(book: Notebook, options: st
     assert told in book.fails(f"{DDP.replace('ddp', options)}\n{body}").evalue
 
 
-BY_HAND = {
+TRAINED_BY_HAND = {
     "data": """
 model = Net()
 for x, y in batches:
@@ -532,10 +532,10 @@ train()""",
 
 
 @pytest.mark.parametrize("seed", ["0", "rank"])
-@pytest.mark.parametrize("what", BY_HAND)
+@pytest.mark.parametrize("what", TRAINED_BY_HAND)
 def test_training_without_an_optimizer_is_said_in_one_sentence(book: Notebook, what: str, seed: str) -> None:
     batches = "batches = [(features[i : i + 8], targets[i : i + 8]) for i in range(0, 32, 8)]"
-    view = book.ok(f"{DDP}\ntorch.manual_seed({seed})\n{batches}{BY_HAND[what]};").view
+    view = book.ok(f"{DDP}\ntorch.manual_seed({seed})\n{batches}{TRAINED_BY_HAND[what]};").view
     same, apart = "each rank has trained by itself, all of them identically", "the ranks have trained different weights"
     assert (same in view, apart in view) == (seed == "0", seed == "rank"), view
 
