@@ -22,6 +22,12 @@ _MB = 1_000_000
 
 
 def parameters(run: ObservedRun) -> dict[str, str]:
+    """Return how a run was set up, for a tracker. The names of its strategy, pool and ranks have a prefix, since a cell
+    may log a `strategy` of its own, and trackers refuse a second value."""
+    return {name if "." in name else f"run.{name}": value for name, value in setting(run).items()}
+
+
+def setting(run: ObservedRun) -> dict[str, str]:
     """Return how a run was set up: strategy, pool, ranks, the options that were given, and versions."""
     options = {f"option.{name}": _text(value) for name, value in run.options.items() if name != "track"}
     facts = {
@@ -31,8 +37,7 @@ def parameters(run: ObservedRun) -> dict[str, str]:
         "world_size": str(run.world_size),
         "device": "gpu" if run.gpus else "cpu",
     }
-    # With a prefix, since a cell may log a `strategy` of its own, and trackers refuse a second value.
-    return {f"run.{name}": value for name, value in facts.items()} | options | versions()
+    return facts | options | versions()
 
 
 def arguments(run: ObservedRun) -> dict[str, str]:
