@@ -187,7 +187,7 @@ command = cell_order.command
 def with_the_agent_lost(order, options, inputs, run, group):
     cell_order.command = command
     os.kill(group.connection.ask().pid, signal.SIGKILL)
-    while not group.connection.lost or group.connection.groups:
+    while group.connection.state.name != "LOST" or group.connection.groups:
         time.sleep(0.01)
     return command(order, options, inputs, run, group)
 cell_order.command = with_the_agent_lost
