@@ -133,7 +133,7 @@ def test_one_that_fails_in_the_notebook_changes_nothing(book: Notebook) -> None:
     assert "----> 3 value / 0" in failed.traceback
     assert "setup_cell.py" not in failed.traceback
     assert "run_cell_magic" not in failed.traceback
-    assert "line 2: %timeit" in book.fails("%%distributed_setup mine\n%timeit 1").evalue
+    assert "line 2: %prun" in book.fails("%%distributed_setup mine\n%prun 1").evalue
     assert "more than 1.0 MB" in book.fails("big = bytes(2_000_000)\nget_ipython().run_cell_magic('distributed_setup', 'mine', 'len(big)')").evalue  # fmt: skip
     assert "the old one" in book.ok("%%distributed --ranks 1\npass").view
 
