@@ -108,7 +108,15 @@ def test_a_password_in_an_address_is_neither_shown_nor_saved(
             shown += outcome.text
         for op in ("overview", "history"):
             assert CANARY not in str(ask(book, op=op))
-    for word in ("mlflow was dropped", "wandb.example", "head", "127.0.0.1:1", "sc://host:15002", "proxy:1", "train("):
+    for word in (
+        "MLflow: nothing is recorded",
+        "wandb.example",
+        "head",
+        "127.0.0.1:1",
+        "sc://host:15002",
+        "proxy:1",
+        "train(",
+    ):
         assert word in shown, "it was tried"
     files = [path for folder in (tmp_path, runtime) for path in folder.rglob("*") if path.is_file()]
     written = [path for path in files if path.suffix not in (".py", ".toml") and ".git" not in path.parts]
