@@ -41,12 +41,12 @@ print(*s.that_stay())
 """
     applied = """
 import json, sys
-from jupyter_distrib.libraries import settings as s
+from jupyter_distrib.libraries import setting, settings as s
 applied = s.Applied()
 applied.apply(json.loads(sys.argv[1]))
 assert "pandas" not in sys.modules
 import pandas
-s.set_at_import(pandas)
+setting.imported(pandas)
 assert s.read() == json.loads(sys.argv[1]), s.read()
 assert pandas.options.display.float_format(1 / 3) == "0.33"
 applied.apply({})
@@ -54,7 +54,7 @@ assert s.read() == {}, s.read()
 """
     out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     settings, sentence = out.splitlines()
-    assert json.loads(settings)["pandas display"]["display.max_rows"] == 6
+    assert json.loads(settings)["pandas"]["display.max_rows"] == 6
     assert sentence.startswith("the function in pandas.options.display.float_format of the notebook is not set")
     subprocess.run([sys.executable, "-c", applied, settings], check=True, cwd=ROOT)
 
