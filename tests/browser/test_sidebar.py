@@ -161,7 +161,7 @@ from jupyter_distrib.kernel.sidebar import bridge as frontend
 told = json.loads(pathlib.Path({str(TOP / "tests/kernel/sidebar/golden_overview.json")!r}).read_text())
 told["next"] |= {{"gpus": 1, "ranks": None}}
 front = frontend._installed
-front._look = front._news._look = lambda: {{**told, "route": "control", "doing": None, "trouble": None}}
+front._overview = front._news._overview = lambda: {{**told, "route": "control", "doing": None, "trouble": None}}
 front._news.changed()"""
 """From here on the kernel tells of a machine with a GPU."""
 

@@ -212,6 +212,17 @@ def test_pods_without_a_node_are_told_with_the_schedulers_words(cluster: Cluster
     assert wait_until(lambda: not cluster.get("jobs"), 5)
 
 
+def test_pods_that_are_free_make_room_for_another_notebook(cluster: Cluster, client: Open) -> None:
+    """They would stay for as long as the other one waits."""
+    one, other = client(gpus_per_pod="3"), client(gpus_per_pod="3")
+    one.send(m.OpenWorkerGroup(group="first", size=6, gpus=True))
+    one.close_group(one.wait(m.WorkerGroupOpened))
+    assert len(cluster.get("jobs")) == 1, "the pods are held"
+    other.send(m.OpenWorkerGroup(group="second", size=6, gpus=True))
+    answer = other.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+    assert isinstance(answer, m.WorkerGroupOpened), answer
+
+
 # ------------------------------------------------------------------------------------------------ losses
 
 Do = Callable[[Cluster, str, str], None]

@@ -176,6 +176,8 @@ def test_values_that_the_object_store_cannot_take_fail_their_cell_alone(tmp_path
             assert first.status == "ok", first.text
             book.ok("large = bytearray(300 << 20)")
             assert book.cell(f"{line}len(large)", timeout_s=100).result == "rank 0: 314572800", "twice the store"
+            book.ok("large = bytearray(300 << 20)")  # a value that is there already is not sent again
+            book.ok("large[0] = 1")
             with filled(own.address):
                 outcome = book.cell(f"{line}len(large)", timeout_s=100)
                 assert "could not be put into Ray's object store" in outcome.traceback, outcome.text

@@ -186,3 +186,13 @@ def test_setting_up_without_a_new_enough_python_is_one_sentence(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert "needs Python 3.11 or newer" in done.stderr
+
+
+def test_no_large_file_is_committed() -> None:
+    """A clone brings every version of it for ever."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    sizes = {name: (TOP / name).stat().st_size for name in listed.stdout.split("\0") if (TOP / name).is_file()}
+    assert len(sizes) > 500
+    assert {name: size for name, size in sizes.items() if size > 300_000} == {}

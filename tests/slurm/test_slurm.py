@@ -149,6 +149,15 @@ def test_the_status_tells_nodes_holders_queue_and_the_next_rank(bed: SlurmBed) -
         other.communicate(b"")
 
 
+def test_nodes_that_are_free_make_room_for_another_notebook(bed: SlurmBed) -> None:
+    """They would stay for as long as the other one waits."""
+    with client(nodes="2") as one:
+        one.close_group(one.group(8))
+        assert bed.jobs(), "the nodes are held"
+        with client(nodes="2") as other:
+            assert len(other.group(8).workers) == 8
+
+
 def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:
     with subprocess.Popen(["salloc", "-N2", "--exclusive", "sh", "-c", "cat"], stdin=subprocess.PIPE) as other:
         assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)

@@ -181,6 +181,13 @@ class PodJob:
 
     # ------------------------------------------------------------------------------------------ its end
 
+    def is_another_waiting(self) -> bool:
+        """Return whether pods of another worker group wait for a node, as far as the cluster tells."""
+        with suppress(PoolError, KeyError, TypeError):
+            pods = self._kubectl.asked("pods", f"--selector={manifest.REQUEST}", limit_s=WHY_S)["items"]
+            return not all(map(words.has_node, pods))
+        return False
+
     def end_of(self) -> str:
         """Return how it, or one of its pods, has ended; empty if it goes on, or if the cluster does not tell soon."""
         if self._watch is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 MOST_RANKS = 100_000
+ASK_S = 2.0
+"""Seconds between questions whether somebody waits for pods that are free."""
 
 
 class KubernetesCluster:
@@ -103,6 +106,7 @@ class KubernetesReservation:
         self._given_up = threading.Event()
         self._job = PodJob(of.kubectl, of.options, say, self._given_up)
         self._nodes: HostsReservation | None = None
+        self._asked_s = 0.0
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         try:
@@ -135,7 +139,11 @@ class KubernetesReservation:
         ending.join()
 
     def is_room_wanted(self) -> bool:
-        return False
+        """Return whether pods of another notebook of this namespace wait for a node."""
+        if time.monotonic() < self._asked_s + ASK_S:
+            return False
+        self._asked_s = time.monotonic()
+        return self._job.is_another_waiting()
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
         return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))

@@ -176,6 +176,14 @@ def end_of(job: str) -> str:
     return ""
 
 
+def is_another_queued() -> bool:
+    """Return whether a job of this user waits for nodes."""
+    with suppress(PoolError):
+        reasons = output("squeue", "--noheader", f"--user={os.getuid()}", "--states=PENDING", "--format=%r").split()
+        return bool({"Resources", "Priority"}.intersection(reasons))
+    return False
+
+
 def _reason(job: str) -> str:
     """Return why a job waits, and until when, as far as Slurm tells."""
     with suppress(PoolError):

@@ -27,6 +27,9 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
+ASK_S = 2.0
+"""Seconds between questions whether somebody waits for nodes that are free."""
+
 
 class SlurmCluster:
     """Slurm, for one coordinator; `options` are the pool's, and `job` the notebook's own allocation, if any."""
@@ -71,6 +74,7 @@ class SlurmReservation:
         self._allocation = Allocation(of.options, say, self._given_up)
         self._nodes: HostsReservation | None = None
         self._job = ""
+        self._asked_s = 0.0
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         job, hosts = self._found()
@@ -114,7 +118,11 @@ class SlurmReservation:
         self._allocation.release()
 
     def is_room_wanted(self) -> bool:
-        return False
+        """Return whether another job of this user waits for nodes; those of others wait all the time in most places."""
+        if self._of.options.get("job") or time.monotonic() < self._asked_s + ASK_S:
+            return False
+        self._asked_s = time.monotonic()
+        return allocation.is_another_queued()
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
         return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
