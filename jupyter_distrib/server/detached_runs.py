@@ -18,6 +18,9 @@ from jupyter_distrib.wire import messages as m
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
 
+_WORST = ("lost", "failed", "interrupted", "done")
+"""The ways in which a rank can end, the worst first: that of a run is the worst of its ranks."""
+
 Tell = Callable[[Client[Any], m.Event, tuple[int, ...]], None]
 
 
@@ -66,14 +69,18 @@ class DetachedRuns:
         seen = last_seen.of(listed, self._directory)
         last_seen.write(seen)
         folders: list[str] = []
+        states = {"done"}
 
         def tell(event: m.Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
+            _follow(states, event)
             if isinstance(event, m.Saving) and event.folder not in folders:
                 folders.append(event.folder)
                 last_seen.write(replace(seen, checkpoints=folders))
             if journal.ended:
-                run_list.write(self._directory, replace(listed, ended=True))
+                run_list.write(
+                    self._directory, replace(listed, ended=True, state=next(each for each in _WORST if each in states))
+                )
                 last_seen.write(replace(seen, checkpoints=folders, ended=True))
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
@@ -124,3 +131,18 @@ class DetachedRuns:
             (run for run in newest_first if notebook and self._journals[run].notebook == notebook),
             next(iter(newest_first), ""),
         )
+
+
+def _follow(states: set[str], event: m.Event) -> None:
+    """Add the way in which a rank has ended to those of the others; a restart makes them void."""
+    match event:
+        case m.Failed():
+            states.add("failed")
+        case m.Interrupted() | m.Exited(asked=True):
+            states.add("interrupted")
+        case m.Exited():
+            states.add("lost")
+        case m.Restarted():
+            states.intersection_update({"done"})
+        case _:
+            pass

@@ -272,6 +272,7 @@ class Server(Generic[G]):
         self._closed[group.name] = reason
         for client in self.clients:
             client.groups.pop(group.name, None)
+            client.began_at_s.pop(group.name, None)
         self._service.on_group_closed(group, force=force)
         self.count_idle()
 
@@ -285,6 +286,7 @@ class Server(Generic[G]):
             for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
                 self.send(client, event)
             return
+        client.began_at_s[group.name] = time.time()
         frame = client.link.frame
         tell: Tell = lambda event, out: self.send(client, event, out)  # noqa: E731
         if command.detached:

@@ -187,6 +187,8 @@ class Client(Generic[G]):
     hello: m.Hello | None = None
     pidfd: int = -1
     groups: dict[str, G] = field(default_factory=dict)
+    began_at_s: dict[str, float] = field(default_factory=dict)
+    """Start of the last run on each worker group, in seconds since 1970."""
     gathering: Timer | None = None
     """Timer for sending the queued events, if all of them can wait for what follows."""
 
@@ -208,6 +210,7 @@ class Client(Generic[G]):
                 workers=group.infos(),
                 run=group.current.run if group.current else "",
                 label=group.current.label if group.current else "",
+                began_at_s=self.began_at_s.get(group.name, 0.0) if group.current else 0.0,
                 kept=dict(group.kept),
             )
             for group in self.groups.values()

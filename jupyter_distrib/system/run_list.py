@@ -42,6 +42,8 @@ class ListedRun:
     """Protocol that this process speaks."""
     pid_namespace: str = ""
     """The PID namespace of the process; empty if unknown."""
+    state: str = ""
+    """The way in which it ended: `done`, `failed`, `lost` or `interrupted`; empty before."""
     where: str = ""
     """Place of the run, in words: `n1, Slurm job 17`; empty if it is not known."""
 

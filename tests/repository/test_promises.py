@@ -287,6 +287,11 @@ HELD: dict[str, dict[str, str]] = {
             "repository/test_readme.py::test_every_line_magic_and_error_that_the_docs_name_exists"
         ),
         "| what `import jupyter_distrib` gives ([API](api.md)) | stays |": "repository/test_promises.py::test_the_api_page_has_what_the_package_gives",
+        "| [`jupyter distrib`](command-line.md): commands, exit statuses, keys of declared runs and of its JSON | stay; keys may be added |": (
+            "product/test_shell_runs.py::test_a_detached_run_is_listed_followed_and_attached_with_the_status_of_its_end "
+            "product/test_shell_runs.py::test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2 "
+            "product/test_shell_runs.py::test_a_declared_script_has_its_arguments_environment_and_options"
+        ),
         "| keys of [`--json`](headless.md#what-a-program-reads) and of [the notebook file](notebook-file.md) | stay; keys may be added |": (
             "product/test_headless.py::test_each_run_is_one_line_of_json_with_the_documented_keys "
             "kernel/notebook/test_live_view.py::test_a_run_is_watched_in_a_widget_and_leaves_static_output"

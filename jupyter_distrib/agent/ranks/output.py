@@ -67,14 +67,14 @@ class RunOutput:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
+        for log in self._logs.values():  # first, since who hears of output may read it there
+            log.flush()
         for (rank, stream), batch in self._batches.items():
             for text, skipped in (batch.pop_first(), batch.pop()):
                 if text or skipped:
                     self._send(
                         m.Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
                     )
-        for log in self._logs.values():
-            log.flush()
 
     def end(self) -> None:
         """Close the logs at the end of the run; later output is appended to them."""

@@ -1,25 +1,34 @@
-"""The shell's command `jupyter distrib run [OPTION]... train.py [ARGUMENT]...`: what `%distributed_run` does, without a
-notebook. Its exit status is the script's.
+"""The shell's command `jupyter distrib`. `run` does what `%distributed_run` does, without
+a notebook; `status`, `logs`, `stop` and `attach` are in `shell_runs.py`. docs/command-line.md has the exit statuses.
 
 The agent and its forkserver stay for a while, so the ranks of the next script start at once.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.kernel.notebook import script
+from jupyter_distrib.kernel.notebook import script, shell_runs
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import help_text
+from jupyter_distrib.system import interrupts
 
-USAGE = "usage: jupyter distrib run [OPTION]... SCRIPT|-m MODULE [ARGUMENT]..."
-WRONG_USAGE, INTERRUPTED = 2, 130
+USAGE = "usage: jupyter distrib run [OPTION]... SCRIPT|-m MODULE|RUN.toml [ARGUMENT]..."
+OTHERS = "".join(f"\n       {usage}" for usage in shell_runs.USAGE.values())
+WRONG_USAGE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+HELP = {"--help", "-h"}
+PACKAGE = str(Path(__file__).parents[2])
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -29,28 +38,60 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def status_of(words: list[str]) -> int:
     """Run the command. Return its exit status."""
-    if not words or words[0] != "run" or "--help" in words[:2] or "-h" in words[:2]:
-        known = bool(words) and words[0] in ("run", "--help", "-h")
-        print(USAGE, _options_help() if known else "", sep="\n", file=sys.stdout if known else sys.stderr)
-        return 0 if known else WRONG_USAGE
+    name = next(iter(words), "")
+    if name not in ("run", *shell_runs.USAGE, *HELP):
+        print(USAGE + OTHERS, file=sys.stderr)
+        return WRONG_USAGE
     try:
-        options, (path, *arguments) = session.current().settings.command(words[1:])
-        if options.detach:
-            raise OptionsError("--detach needs a notebook, which can attach the run: leave it out")
-        given = shlex.join(words[1 : len(words) - len(arguments) - 1])
-        script.run(path, arguments, options, command="jupyter distrib run", given=given)
+        if HELP.intersection((name, *words[1:2])):
+            print(_help(name), flush=True)
+            return 0
+        return _run(words[1:]) if name == "run" else shell_runs.command(name, words[1:], session.current())
     except (OptionsError, PoolError) as error:
         print(f"jupyter distrib: {error}", file=sys.stderr)
         return WRONG_USAGE
     except KeyboardInterrupt as error:
         print(f"jupyter distrib: {error}", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except BaseException as error:  # noqa: BLE001 - the script's own
         _print(error)
         return _status(error)
     finally:
         session.close()
+
+
+def _run(words: list[str]) -> int:
+    """Run a script, a module or a declared run. Return 0; raises whatever ends it otherwise."""
+    options, (path, *arguments) = session.current().settings.command(words)
+    if path.endswith(".toml"):
+        from jupyter_distrib.kernel.notebook import declared_run
+
+        run = declared_run.run(path, arguments, options)
+    else:
+        given = shlex.join(words[: len(words) - len(arguments) - 1])
+        run = script.run(path, arguments, options, command="jupyter distrib run", given=given)
+    if run is not None:
+        _leave(run)
     return 0
+
+
+def _leave(run: Run) -> None:
+    """Wait until a detached run has its ranks, which it needs this process for, and say how to come back to it."""
+    while run.state in ("queued", "starting"):
+        run.wait_ended(interrupts.HEAR_S)
+    if run.refusal is not None:
+        raise run.refusal
+    print(f"run {run.id} goes on: `jupyter distrib attach {run.id}` shows it.")
+
+
+def _help(name: str) -> str:
+    if name in shell_runs.USAGE:
+        options = "".join(f"\n  {option.flag:<12}{option.meaning}" for option in shell_runs.OPTIONS[name])
+        return f"usage: {shell_runs.USAGE[name]}\n{options}"
+    return f"{USAGE}{'' if name == 'run' else OTHERS}\n{_options_help()}"
 
 
 def _options_help() -> str:
@@ -62,9 +103,19 @@ def _print(error: BaseException) -> None:
     render = getattr(error, "_render_traceback_", None)
     if render is None and "_render_traceback_" in vars(error):
         render = vars(error)["_render_traceback_"]
-    lines = render() if callable(render) else traceback.format_exception(error)
+    lines = render() if callable(render) else traceback.format_exception(None, error, _outside(error.__traceback__))
     text = "\n".join(line.rstrip("\n") for line in lines)
     print(text if sys.stderr.isatty() else without_codes(text), file=sys.stderr)
+
+
+def _outside(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame outside this package and the import system; all of it without one."""
+    rest = frames
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(
+        (PACKAGE, "<frozen ", importlib.__path__[0])
+    ):
+        rest = rest.tb_next
+    return rest or frames
 
 
 def _status(error: BaseException) -> int:

@@ -79,7 +79,7 @@ class LineMagics(Magics):
 
         request = magic_requests.parse_status(line)
         if request.json:
-            from jupyter_distrib.kernel.notebook import json_lines
+            from jupyter_distrib.kernel.session.runs import json_lines
 
             print("".join(json_lines.status_line(run) + "\n" for run in session.current().history), end="")
             return None
@@ -102,7 +102,7 @@ class LineMagics(Magics):
                 f"run {run.id} has no rank {request.rank}: it was on {formatting.rank_list(run.record.ranks)}."
             )
         if request.json:
-            from jupyter_distrib.kernel.notebook import json_lines
+            from jupyter_distrib.kernel.session.runs import json_lines
 
             print(json_lines.logs_line(run, request.rank))
             return

@@ -209,6 +209,17 @@ class Options:
         gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
         return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
+    def over(self, others: Options) -> Options:
+        """Return these options, completed by others where they are not given; a size is taken as a whole."""
+        if others == Options():
+            return self
+        if self.sized:
+            others = others.resized(GroupSize())
+        given = {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+        for name in _MAPPINGS:
+            given[name] = {**getattr(others, name), **getattr(self, name)}
+        return replace(others, **given)
+
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
@@ -220,6 +231,7 @@ OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(O
 _BY_NAME = {option.name: option for option in OPTIONS}
 _TOLD = tuple(name for name in _BY_NAME if name != "env")
 _told = attrgetter(*_TOLD)
+_MAPPINGS = ("env", "strategy_options", "pool_options")
 
 
 # ------------------------------------------------------------------------------------------------ in and out

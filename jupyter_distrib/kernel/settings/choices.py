@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
-from jupyter_distrib.kernel.settings.cell_options import GroupSize
+from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, Settings
 from jupyter_distrib.system.data_class import data_class
@@ -31,6 +31,8 @@ class Choices:
         """The pools that only this notebook has, by name."""
         self.sizes: dict[str, ChosenSize] = {}
         """The chosen sizes, by pool."""
+        self.options = Options()
+        """The options of the declared run that this process executes."""
         self._pool: str | None = None
         self._pool_by = ""
         self._own_pool: tuple[str | None, str] = (None, "")
@@ -50,7 +52,7 @@ class Choices:
             OptionsError: A file has an error.
         """
         settings = self._from_files()
-        choices = self._pool, self._pool_by, self._strategy, self.added.copy(), self.sizes.copy()
+        choices = self._pool, self._pool_by, self._strategy, self.added.copy(), self.sizes.copy(), self.options
         if self._chosen is None or self._chosen[0] is not settings or self._chosen[1] != choices:
             self._chosen = settings, choices, self._applied_to(settings)
         return self._chosen[2]
@@ -58,6 +60,8 @@ class Choices:
     def _applied_to(self, settings: Settings) -> Settings:
         if self.added:
             settings = replace(settings, pools=settings.pools | self.added)
+        if self.options != Options():
+            settings = replace(settings, declared_options=self.options)
         if self._pool in settings.pools:
             settings = replace(settings, pool=self._pool, pool_origin=self._pool_by)
         if self._strategy is not None and self._strategy in settings.strategies:

@@ -70,13 +70,13 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
 def _over(settings: Settings, file: File) -> Settings:
     """Return the settings, overridden by this file's content."""
     text, content = _read(file)
-    shown = _shown(Path(file.path))
+    shown = shown_path(Path(file.path))
     for key in content:
         if key not in KEYS:
-            raise _wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, _as_key))
+            raise wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, _as_key))
     tables = content.get("pools", {})
     if not isinstance(tables, dict):
-        raise _wrong(shown, text, "", "pools", "write a table [pools.NAME] for each pool")
+        raise wrong(shown, text, "", "pools", "write a table [pools.NAME] for each pool")
     defined = {
         name: _with_absolute_paths(_pool(name, table, settings, shown, text), settings.kinds, file)
         for name, table in tables.items()
@@ -90,7 +90,7 @@ def _over(settings: Settings, file: File) -> Settings:
             try:
                 check_choice(str(content[key]), choices, f"{key} = {content[key]!r}")
             except OptionsError as error:
-                raise _wrong(shown, text, "", key, error) from None
+                raise wrong(shown, text, "", key, error) from None
     values = _values(content, file, text)
     if file.of_project:
         settings, content = _of_project(settings, file, text, content, defined)
@@ -108,7 +108,7 @@ def _of_project(
     """Return the settings with the pools of a project's file, and the accepted part of its content."""
     settings = replace(settings, project=os.path.dirname(file.path))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    source = ProjectFile(path=file.path, digest=digest, shown=_shown(Path(file.path)))
+    source = ProjectFile(path=file.path, digest=digest, shown=shown_path(Path(file.path)))
     taken = project_files.without_trust(
         content,
         defined,
@@ -131,7 +131,7 @@ def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[s
             try:
                 (value,) = gather([(option, _as_text(option, content[key]))], _as_key).values()
             except OptionsError as error:
-                raise _wrong(_shown(Path(file.path)), text, "", key, error) from None
+                raise wrong(shown_path(Path(file.path)), text, "", key, error) from None
             of_own_runs = file.of_project and option in (HISTORY, HISTORY_DAYS)
             found[f"project_{key}" if of_own_runs else key] = key, value
     return found
@@ -143,7 +143,7 @@ def _check_fallback(name: str, fallback: str, pools: dict[str, NamedPool], shown
             raise OptionsError(f"fallback = {fallback!r} is the pool itself: name another one")
         check_choice(fallback, pools, f"fallback = {fallback!r}")
     except OptionsError as error:
-        raise _wrong(shown, text, f"pools.{name}", "fallback", error) from None
+        raise wrong(shown, text, f"pools.{name}", "fallback", error) from None
 
 
 def _with_default(settings: Settings, key: str, value: str, origin: str) -> Settings:
@@ -156,24 +156,27 @@ def _with_default(settings: Settings, key: str, value: str, origin: str) -> Sett
 
 @lru_cache(maxsize=8)
 def _read(file: File) -> tuple[str, dict[str, Any]]:
-    """Return the text of a file and its parsed content."""
+    return read_toml(Path(file.path))
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a file and its parsed content. Raises `OptionsError`."""
     import tomllib  # most notebooks have no file
 
-    path = Path(file.path)
     try:
         text = record_file.text_of(path, LARGEST_BYTES, through_links=True)
-        _check_keys(text, _shown(path))
+        _check_keys(text, shown_path(path))
         content = tomllib.loads(text)
-        _check_values(content, _shown(path))
+        _check_values(content, shown_path(path))
         return text, content
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
         what, line = (match[1], f", line {match[2]}") if match else (str(error), "")
-        raise OptionsError(f"{_shown(path)}{line}: not valid TOML: {what}") from None
+        raise OptionsError(f"{shown_path(path)}{line}: not valid TOML: {what}") from None
     except (OSError, DamagedFile) as error:
-        raise OptionsError(f"{_shown(path)} cannot be read: {error}") from None
+        raise OptionsError(f"{shown_path(path)} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # a number with too many digits, or brackets in brackets
-        raise OptionsError(f"{_shown(path)}: not valid TOML: {error}") from None
+        raise OptionsError(f"{shown_path(path)}: not valid TOML: {error}") from None
 
 
 def _check_keys(text: str, shown: str) -> None:
@@ -200,20 +203,20 @@ def _check_values(content: dict[str, Any], shown: str) -> None:
 def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -> NamedPool:
     header = f"pools.{name}"
     if not isinstance(table, dict):
-        raise _wrong(shown, text, "pools", name, f"write a table [{header}]")
+        raise wrong(shown, text, "pools", name, f"write a table [{header}]")
     kinds = settings.kinds
     kind = str(table.get("kind", ""))
     try:
         check_name(name, kind, kinds)
     except OptionsError as error:
-        raise _wrong(shown, text, header, "", error) from None
+        raise wrong(shown, text, header, "", error) from None
     try:
         if not kind:
             raise OptionsError(f"[{header}] has no kind: write kind = {' or '.join(map(json.dumps, nameable(kinds)))}")
         if kind not in kinds or not capabilities_of(kind).nameable:
             check_choice(kind, nameable(kinds), f"kind = {kind!r}")
     except OptionsError as error:
-        raise _wrong(shown, text, header, "kind" if kind else "", error) from None
+        raise wrong(shown, text, header, "kind" if kind else "", error) from None
     declared = options_of(kind, kinds, settings.strategies)
     known = {option.name: option for option in declared}
     values: dict[str, Any] = {}
@@ -225,10 +228,10 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
                 raise unknown_option(key, (*declared, *_as_options(KEYS_OF_A_POOL)), partial(_owners, kinds), _as_key)
             read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], _as_key)
         except OptionsError as error:
-            raise _wrong(shown, text, header, key, error) from None
+            raise wrong(shown, text, header, key, error) from None
         values |= {field_of(known[key]): each for each in read.values()}
     if values.get("gpus") and values.get("ranks"):
-        raise _wrong(shown, text, header, "ranks", "gpus and ranks exclude each other: leave one out")
+        raise wrong(shown, text, header, "ranks", "gpus and ranks exclude each other: leave one out")
     own = {option.name for option in kinds[kind]}
     return NamedPool(
         name=name,
@@ -277,7 +280,8 @@ def _as_text(option: Option, value: object) -> str:
             return str(value)
 
 
-def _wrong(shown: str, text: str, header: str, key: str, why: object) -> OptionsError:
+def wrong(shown: str, text: str, header: str, key: str, why: object) -> OptionsError:
+    """Return the error on a key in a table of a file with this text, with its line."""
     line = _line_of(text, header, key)
     told = f"{shown}{f', line {line}' if line else ''}: {why}"
     return OptionsError("".join(each if each.isprintable() else "?" for each in told))
@@ -300,7 +304,7 @@ def _line_of(text: str, header: str, key: str) -> int:
     return found
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return the path in the form that a person would write: with `~`, or relative to the notebook's folder."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):

@@ -93,6 +93,8 @@ class Settings:
     """Number of the project's own runs to keep; 0 to save none; None if the project's file does not set it."""
     project_history_days: float | None = None
     """Age in days after which a saved run of the project is removed."""
+    declared_options: Options = field(default_factory=Options)
+    """The options of the declared run that this process executes, for cells and calls that do not set them."""
     waiting: ProjectFile | None = None
     """The project's file, if something of it waits for trust."""
     ignored: tuple[str, ...] = ()
@@ -155,6 +157,7 @@ class Settings:
 
     def filled(self, options: Options) -> Options:
         """Return the options, completed with all defaults."""
+        options = options.over(self.declared_options)
         pool = self.pools[options.pool or self.pool]
         missing = {name: value for name, value in pool.defaults.items() if getattr(options, name) is None}
         missing["track"] = options.track or self.track

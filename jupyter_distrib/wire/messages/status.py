@@ -63,6 +63,8 @@ class GroupStatus:
     """The run that it executes; empty if it is idle."""
     label: str = ""
     """The label of that run: `Cell In[5]`."""
+    began_at_s: float = 0.0
+    """Start of that run in seconds since 1970; 0 if it is idle."""
     kept: dict[str, float] = field(default_factory=dict)
     """Creation time of each value kept on its ranks (seconds since 1970), by key: `run/name`."""
 

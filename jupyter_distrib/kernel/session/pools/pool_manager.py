@@ -57,8 +57,8 @@ class Connections:
     def __init__(self, identity: KernelIdentity, choices: Choices, on_change: Callable[[], object]) -> None:
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._open: list[Connection] = []
-        self._of_attached: list[Connection] = []
-        """Connections to processes that hold detached runs and are not a pool of this notebook."""
+        self._of_others: dict[str, Connection] = {}
+        """Connections to processes that serve other notebooks or hold detached runs, by the name of their socket."""
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Connection]:
@@ -107,33 +107,40 @@ class Connections:
     def reach(self, run: ListedRun) -> Connection:
         """Return a connection to the process that holds this detached run. Raises `PoolError`."""
         with self._lock:
-            for connection in (*self._open, *self._of_attached):
+            for connection in (*self._open, *self._of_others.values()):
                 if connection.process == (run.pid_namespace, run.pid):
                     return connection
-            kind = run.server.partition("-")[0]
+            return self.reach_server(run.server)
+
+    def reach_server(self, server: str) -> Connection:
+        """Return a connection to the running agent or coordinator whose socket has this name. Raises `PoolError`."""
+        with self._lock:
+            if (known := self._of_others.get(server)) is not None:
+                return known
+            kind = server.partition("-")[0]
             name = DEFAULT_POOL if kind == AGENT_NAME else kind
             connection = Connection(
                 PoolAddress(name=name, kind=name, options={}),
                 self._identity.hello(),
-                opened=RunningServer(run.server),
+                opened=RunningServer(server),
                 on_lost=self._drop,
                 on_change=self._on_change,
             )
-            self._of_attached.append(connection)
+            self._of_others[server] = connection
             return connection
 
     def remove_all(self) -> list[Connection]:
         """Return all connections and forget them."""
         with self._lock:
-            connections = [*self._open, *self._of_attached]
-            self._open, self._of_attached = [], []
+            connections = [*self._open, *self._of_others.values()]
+            self._open, self._of_others = [], {}
             return connections
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:
-            for connections in (self._open, self._of_attached):
-                if connection in connections:
-                    connections.remove(connection)
+            if connection in self._open:
+                self._open.remove(connection)
+            self._of_others = {name: each for name, each in self._of_others.items() if each is not connection}
         self._on_change()
 
 

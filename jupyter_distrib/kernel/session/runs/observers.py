@@ -62,6 +62,9 @@ class RunObservers:
     def add(self, *observers: Observer) -> None:
         self._observers = (*self._observers, *observers)
 
+    def remove(self, observer: Observer) -> None:
+        self._observers = tuple(each for each in self._observers if each is not observer)
+
     def add_thread(self, thread: ObserverThread) -> None:
         """Add an observer with a thread of its own."""
         self._threads = (*self._threads, thread)

@@ -17,13 +17,14 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -40,6 +41,7 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.analysis.metrics import Metrics
     from jupyter_distrib.kernel.analysis.shares import Shares
+    from jupyter_distrib.kernel.session.runs.following import Feed
 
 _UNANSWERED_S = 1.0
 """Seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
@@ -267,11 +269,27 @@ class Run:
             raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
         return self._conclude()
 
-    def logs(self, rank: int | None = None) -> str:
-        """Return the output of a rank so far, or of all ranks, one after another."""
-        ranks = sorted(self.record.ranks) if rank is None else [rank]
+    @overload
+    def logs(self, rank: int | None = None, *, follow: Literal[False] = False) -> str: ...
+    @overload
+    def logs(self, rank: int | None = None, *, follow: Literal[True]) -> Iterator[str]: ...
+    def logs(self, rank: int | None = None, *, follow: bool = False) -> str | Iterator[str]:
+        """Return the output of a rank so far, or of all ranks, one after another.
+
+        With `follow`, return an iterator over its lines, which waits for new ones and ends with the run; those of all
+        ranks begin with the rank: `[1] loss 0.3`.
+        """
+        if follow:
+            from jupyter_distrib.kernel.session.runs import following
+
+            if rank is not None and self.record.ranks and rank not in self.record.ranks:
+                raise PoolError(
+                    f"run {self.id} has no rank {rank}: it is on {formatting.rank_list(self.record.ranks)}."
+                )
+            return following.lines(self, rank)
+        numbers = sorted(self.record.ranks) if rank is None else [rank]
         texts = []
-        for number in ranks:
+        for number in numbers:
             with suppress(OSError):
                 with record_file.opened(self.log_file(number)) as file:
                     text = file.read().decode("utf-8", "backslashreplace")
@@ -283,6 +301,30 @@ class Run:
         folder = Path(self.record.log_directory or paths.log_directory() / self.id)
         log_folder.check(folder)
         return folder / f"rank{rank}.log"
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Return an iterator over what has happened and what happens in the run, which ends with the run.
+
+        Each event is a dictionary of JSON values with its kind as `event`: `state`, `output`, `metrics`, `progress`,
+        `rank`, `note`, `stall`, `restart`, and `ended` as the last one.
+        """
+        from jupyter_distrib.kernel.session.runs import following
+
+        return following.events(self)
+
+    @contextmanager
+    def feeding(self) -> Iterator[Feed]:
+        """Provide a feed with what is known of the run and what happens in it, within the block."""
+        from jupyter_distrib.kernel.session.runs.following import Feed
+
+        with self._lock:
+            feed = Feed(self.record)
+            self.observers.add(feed)
+        try:
+            yield feed
+        finally:
+            with self._lock:
+                self.observers.remove(feed)
 
     def stacks(self, timeout_s: float = STACKS_S) -> dict[int, m.StackSeen]:
         """Return the Python stack of each rank that is executing the cell, as soon as all have answered.
@@ -331,6 +373,11 @@ class Run:
             self.observers.finish(given_up=lambda: self.stop_order.late)
             self._draw(view, at_end=True)
         return self._conclude()
+
+    def show(self, view: View) -> None:
+        """Show the run until its end; an interrupt is raised, and the run goes on."""
+        self._show_until_ended(view)
+        self._draw(view, at_end=True)
 
     def all_none(self) -> Results:
         """Return the results of a run whose ranks have all returned None, in which case `wait` and `result` return

@@ -1,4 +1,4 @@
-"""Runs as lines of JSON, for programs that drive notebooks: `%distributed_status --json`, `%distributed_logs --json`.
+"""Runs as lines of JSON, for programs: `%distributed_status --json`, `%distributed_logs --json`, the shell's command.
 
 One line for each run. The keys are documented in docs/headless.md: more may come, those that are there stay. Kernel
 side.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from jupyter_distrib.kernel.analysis.failures import cause, in_brief
 from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
@@ -17,22 +18,54 @@ from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session.runs.results import short_text
-from jupyter_distrib.kernel.session.runs.run import Run
 
 
-def status_line(run: Run) -> str:
+class Clock(Protocol):
+    """The part of a run's clock that these lines need."""
+
+    @property
+    def began_at_s(self) -> float: ...
+
+
+class ToldRun(Protocol):
+    """The part of a run that these lines need."""
+
+    record: RunRecord
+    detached: bool
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def place(self) -> int: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def elapsed_s(self) -> float: ...
+    @property
+    def refusal(self) -> BaseException | None: ...
+    def seen_values(self) -> dict[int, Any]: ...
+    def log_file(self, rank: int) -> Path: ...
+    def logs(self, rank: int | None = None) -> str: ...
+
+
+def status_line(run: ToldRun) -> str:
     """Return the state of a run, with its values and errors, in one line."""
-    return _line(status_of(run))
+    return line(status_of(run))
 
 
-def logs_line(run: Run, rank: int | None) -> str:
+def logs_line(run: ToldRun, rank: int | None) -> str:
     """Return the state of a run with the complete output of one rank, or of all of them, in one line."""
     ranks = list(run.record.ranks) if rank is None else [rank]
     logs = {str(each): without_codes(run.logs(each)) for each in ranks}
-    return _line({"run": run.id, "state": run.state, "logs": logs})
+    return line({"run": run.id, "state": run.state, "logs": logs})
 
 
-def status_of(run: Run) -> dict[str, Any]:
+def status_of(run: ToldRun) -> dict[str, Any]:
     """Return the state of a run as JSON values."""
     record = run.record
     refusal = run.refusal
@@ -75,16 +108,18 @@ def _error(record: RunRecord, rank: RankRecord) -> dict[str, Any]:
 
 
 def _numbers(rank: RankRecord) -> dict[str, float | str]:
-    return {name: _number(value) for name, value in rank.metrics.items()}
+    return {name: number(value) for name, value in rank.metrics.items()}
 
 
 def _loops(rank: RankRecord) -> list[dict[str, Any]]:
     return [{"label": bar.label, "step": bar.step, "total": bar.total} for bar in rank.progress]
 
 
-def _number(value: float) -> float | str:
+def number(value: float) -> float | str:
+    """Return a number, as a text if JSON does not have it: `"nan"`."""
     return value if math.isfinite(value) else str(value)
 
 
-def _line(values: dict[str, Any]) -> str:
+def line(values: dict[str, Any]) -> str:
+    """Return values as one line of JSON."""
     return json.dumps(values, ensure_ascii=False)

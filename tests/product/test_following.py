@@ -1,0 +1,74 @@
+"""`run.logs(follow=True)` and `run.events()`: what a program hears of a run while it goes on, up to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+WAITS_FOR_A_FILE = """\
+%%distributed --ranks 2 --detach --out job
+import jupyter_distrib, os, sys, time
+print('first')
+jupyter_distrib.report(loss=0.5 + rank)
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+print('second')
+sys.stdout.write('unfinished')
+jupyter_distrib.report(loss=float('nan'))
+if {fails}:
+    raise LookupError('nothing there')
+rank
+"""
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    yield shared_notebook
+    shared_notebook.forget()
+
+
+def cell(go: Path, *, fails: bool = False) -> str:
+    return WAITS_FOR_A_FILE.format(go=str(go), fails=fails)
+
+
+def test_followed_logs_give_each_line_as_it_comes_and_end_with_the_run(book: Notebook, tmp_path: Path) -> None:
+    book.ok(cell(tmp_path / "go"))
+    book.ok(f"go = {str(tmp_path / 'go')!r}")
+    followed = book.ok(
+        "lines = job.logs(1, follow=True)\nseen = [next(lines)]\nstill = job.done()\nopen(go, 'w').close()\n"
+        "seen += lines\nprint(seen, still, job.done())"
+    )
+    assert followed.stdout == "['first', 'second', 'unfinished'] False True\n"
+    again = book.ok("print(sorted(job.logs(follow=True)))")
+    assert again.stdout.startswith("['[0] first', '[0] second', '[0] unfinished', '[1] first'")
+    assert "has no rank 7: it is on rank" in book.fails("job.logs(7, follow=True)").evalue
+
+
+def test_events_are_json_from_the_first_report_to_the_end(book: Notebook, tmp_path: Path) -> None:
+    book.ok(cell(tmp_path / "go", fails=True))
+    book.ok(f"go = {str(tmp_path / 'go')!r}")
+    followed = book.ok(
+        "import json, os\nseen = []\nfor event in job.events():\n    seen.append(json.loads(json.dumps(event)))\n"
+        "    if event['event'] == 'metrics' and not os.path.exists(go):\n        open(go, 'w').close()\n"
+        "kinds = [each['event'] for each in seen]\n"
+        "print(kinds[-1], kinds.count('ended'), seen[-1]['state'], seen[-1]['errors'][0]['type'])\n"
+        "print([each['values'] for each in seen if each['event'] == 'metrics' and each['rank'] == 1])\n"
+        "print([each['text'] for each in seen if each['event'] == 'output' and each['rank'] == 0])\n"
+        "print({each['run'] for each in seen} == {job.id}, [e['state'] for e in seen if e['event'] == 'state'][0])\n"
+        "print([each['message'] for each in seen if each['event'] == 'rank' and each['state'] == 'failed'][:1])"
+    )
+    assert followed.stdout.splitlines() == [
+        "ended 1 failed LookupError",
+        "[{'loss': 1.5}, {'loss': 'nan'}]",
+        "['first', 'second', 'unfinished']",
+        "True running",
+        "['nothing there']",
+    ]
+    later = book.ok("after = [e['event'] for e in job.events()]\nprint(after[-1], after.count('metrics'))")
+    assert later.stdout == "ended 4\n"
