@@ -101,7 +101,7 @@ class MultiNodeRun:
 
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
-        whole = replace(self.command, run_size=len(self.command.ranks), detached=False, timeout_s=None)
+        whole = replace(self.command, run_size=len(self.command.ranks), detached=False, notify="", timeout_s=None)
         for node, node_ranks in self.ranks.items():
             part = replace(whole, ranks=tuple(sorted(node_ranks)))
             self._nodes[node].send(part, fds)

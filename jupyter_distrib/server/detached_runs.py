@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.server.journal import Journal
+from jupyter_distrib.server.outcome import Outcome
 from jupyter_distrib.server.worker_group import Client
-from jupyter_distrib.system import confinement, confinement_report, last_seen, run_list
+from jupyter_distrib.system import confinement, confinement_report, last_seen, notification, run_list
+from jupyter_distrib.system.notification import Notification
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
-
-_WORST = ("lost", "failed", "interrupted", "done")
-"""The ways in which a rank can end, the worst first: that of a run is the worst of its ranks."""
 
 Tell = Callable[[Client[Any], m.Event, tuple[int, ...]], None]
 
@@ -69,18 +69,17 @@ class DetachedRuns:
         seen = last_seen.of(listed, self._directory)
         last_seen.write(seen)
         folders: list[str] = []
-        states = {"done"}
+        outcome = Outcome()
 
         def tell(event: m.Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
-            _follow(states, event)
+            outcome.follow(event)
             if isinstance(event, m.Saving) and event.folder not in folders:
                 folders.append(event.folder)
                 last_seen.write(replace(seen, checkpoints=folders))
             if journal.ended:
-                run_list.write(
-                    self._directory, replace(listed, ended=True, state=next(each for each in _WORST if each in states))
-                )
+                run_list.write(self._directory, replace(listed, ended=True, state=outcome.state))
+                _notify(command, listed, outcome)
                 last_seen.write(replace(seen, checkpoints=folders, ended=True))
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
@@ -133,16 +132,20 @@ class DetachedRuns:
         )
 
 
-def _follow(states: set[str], event: m.Event) -> None:
-    """Add the way in which a rank has ended to those of the others; a restart makes them void."""
-    match event:
-        case m.Failed():
-            states.add("failed")
-        case m.Interrupted() | m.Exited(asked=True):
-            states.add("interrupted")
-        case m.Exited():
-            states.add("lost")
-        case m.Restarted():
-            states.intersection_update({"done"})
-        case _:
-            pass
+def _notify(command: m.Execute, listed: ListedRun, outcome: Outcome) -> None:
+    """Tell of the end of a run, whose kernel may have gone, where the user's settings say how."""
+    elapsed_s = time.time() - listed.began_at_s
+    if command.notify and elapsed_s >= command.notify_after_s:
+        news = Notification(
+            run=listed.run,
+            label=listed.label,
+            notebook=listed.notebook,
+            state=outcome.state,
+            began_at_s=listed.began_at_s,
+            elapsed_s=elapsed_s,
+            metrics=outcome.metrics,
+            error=without_secrets(outcome.error),
+        )
+        notification.send_later(
+            command.notify, news, lambda problem: print(problem, flush=True)
+        )  # in the process's log

@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker/pytorch",
     },
     # a node, and several nodes
-    "server": {"system", "wire"},
+    "server": {"addresses", "system", "wire"},
     "agent/gpus": {"system", "wire"},
     "agent/ranks": {"agent/gpus", "server", "system", "wire"},
     "agent/runs": {"agent/gpus", "agent/ranks", "server", "system", "wire"},
@@ -166,6 +166,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "kernel/session/pools": {"errors", "kernel/session/runs", "kernel/settings", "pools", "system", "wire"},
     "kernel/session": {
+        "addresses",
         "errors",
         "kernel/analysis",
         "kernel/capture",

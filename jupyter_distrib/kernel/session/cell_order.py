@@ -142,7 +142,9 @@ class Order:
             inputs.outgoing.close()
 
 
-def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
+def command(
+    order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup, *, settings: Settings
+) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` include the observers' variables."""
     if trackers.NONE not in options.track and order.request.observed:
         options = with_variables(options, {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))})
@@ -155,6 +157,8 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
         setting=setting(order, options, group.connection),
         setups=order.setups,
         detached=options.detach,
+        notify=settings.notify if options.detach else "",
+        notify_after_s=settings.notify_after,
         timeout_s=options.timeout_s,
         hang_timeout_s=options.hang_timeout_s,
         max_restarts=options.max_restarts or 0,

@@ -24,6 +24,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
 from jupyter_distrib.kernel.session.handles import KeptValues
+from jupyter_distrib.kernel.session.notifier import Notifier
 from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
@@ -71,6 +72,8 @@ class Session:
         self.observers = Observers()
         self.history_writer = HistoryWriter(self._save)
         self.observers.own.append(self.history_writer.follow)
+        self.notifier = Notifier(lambda: self.settings, lambda: self.identity.notebook)
+        self.observers.own.append(self.notifier.follow)
         self.queue = RunQueue(self.pools.capacity, self.changed)
         self._numbers = itertools.count(1)
         self.queries = RankQueries(self.start, self.runs, self.pools)
@@ -204,7 +207,7 @@ class Session:
                     facts = new_runs.observed_facts(run, request, options, context=order.context)
                     given = self.observers.follow(facts, run) if request.observed else {}
                     options = cell_order.with_variables(options, given)
-                    command = cell_order.command(order, options, outgoing.parcel, run, group)
+                    command = cell_order.command(order, options, outgoing.parcel, run, group, settings=self.settings)
                     self._send(run, group, command, outgoing)
         return run
 
@@ -342,6 +345,7 @@ def close() -> None:
     if _current is not None and _current.identity.pid == os.getpid():
         _current.queue.close()
         _current.history_writer.flush()
+        _current.notifier.flush()
         _current.pools.close()
         _current.sent_values.clear()
     _current = None

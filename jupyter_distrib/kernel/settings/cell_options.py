@@ -36,6 +36,7 @@ from jupyter_distrib.options import (
     parse_arguments,
     rank_list,
     seconds,
+    shown,
     size_bytes,
     size_or_none,
     split_words,
@@ -44,6 +45,7 @@ from jupyter_distrib.options import (
     variable,
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
+from jupyter_distrib.system import notification
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -97,6 +99,18 @@ def _platforms(name: str, text: str) -> tuple[str, ...]:
 HISTORY = Option(flag="--history", metavar="N", meaning="saved runs that are kept, 0 for none", read=at_least_zero)
 HISTORY_DAYS = Option(flag="--history-days", metavar="DAYS", meaning="how long a run is kept", read=at_least_zero)
 """The history options of the settings files."""
+
+
+def _notify(name: str, text: str) -> str:
+    if not text.isprintable():
+        raise OptionsError(f"{name} must be a command or an address of one line; got {shown(text)}")
+    if "://" in text.split(maxsplit=1)[0] and not notification.is_address(text):
+        raise OptionsError(f"{name} must be a command, or an address that begins with https://; got {shown(text)}")
+    return text
+
+
+NOTIFY = Option(flag="--notify", metavar="TARGET", meaning="command or webhook told of each end", read=_notify)
+NOTIFY_AFTER = Option(flag="--notify-after", metavar="S", meaning="only of runs of S seconds", read=at_least_zero)
 COMPAT = Option(flag="--compat", metavar="NAMES", meaning="platforms whose import names are served", read=_platforms)
 """The option of the settings files that `%distributed_compat` sets in a notebook."""
 

@@ -4,6 +4,7 @@
     remote = "cluster"            # for functions with `remote=True`
     track = ["mlflow"]            # the experiment trackers of cells that name none
     compat = ["spark"]            # the platforms whose import names are served
+    notify = "notify-send"        # a command or webhook that is told of the end of runs
     history = 500                 # the saved runs that are kept; `history_days = 90` for how long
 
     [pools.lab]
@@ -29,7 +30,7 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings import find_files, project_files
-from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, OPTIONS
+from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, NOTIFY, NOTIFY_AFTER, OPTIONS
 from jupyter_distrib.kernel.settings.find_files import LARGEST_BYTES, VARIABLES, File
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
 from jupyter_distrib.kernel.settings.settings import NamedPool, ProjectFile, Settings, without_files
@@ -93,6 +94,7 @@ def _over(settings: Settings, file: File) -> Settings:
                 raise wrong(shown, text, "", key, error) from None
     values = _values(content, file, text)
     if file.of_project:
+        settings, content = _without_own(settings, content, shown)
         settings, content = _of_project(settings, file, text, content, defined)
     else:
         settings = replace(settings, pools=every)
@@ -100,6 +102,17 @@ def _over(settings: Settings, file: File) -> Settings:
         if key in content:
             settings = _with_default(settings, key, str(content[key]), shown)
     return replace(settings, **{field: value for field, (key, value) in values.items() if key in content})
+
+
+def _without_own(settings: Settings, content: dict[str, Any], shown: str) -> tuple[Settings, dict[str, Any]]:
+    """Return the content of a project's file without the keys of the user's own file, and the settings with a sentence
+    on those: the file came with the folder, and its author would hear of the user's runs."""
+    found = [key for key in project_files.OF_USER if key in content]
+    if not found:
+        return settings, content
+    told = f"{' and '.join(found)} in {shown} is not followed: only your own file, {find_files.user_file()}, sets it."
+    left = {key: value for key, value in content.items() if key not in found}
+    return replace(settings, ignored=(*settings.ignored, told)), left
 
 
 def _of_project(
@@ -126,7 +139,7 @@ def _of_project(
 def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[str, Any]]:
     """Return the keys other than pools and strategies, with their values, by the fields of `Settings`."""
     found: dict[str, tuple[str, Any]] = {}
-    for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS):
+    for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS, NOTIFY, NOTIFY_AFTER):
         if (key := option.name) in content:
             try:
                 (value,) = gather([(option, _as_text(option, content[key]))], _as_key).values()

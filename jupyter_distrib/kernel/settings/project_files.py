@@ -59,8 +59,12 @@ KEYS = (
     Key(name="compat"),
     Key(name="history", unasked=_saves_nothing),
     Key(name="history_days"),
+    Key(name="notify"),
+    Key(name="notify_after"),
     Key(name="pools", unasked=_always),  # each pool by itself
 )
+OF_USER = ("notify", "notify_after")
+"""The keys that a project's file never sets, trusted or not."""
 
 
 @data_class

@@ -83,6 +83,10 @@ class Settings:
     """The platforms whose import names are served: `spark`."""
     track: tuple[str, ...] = ()
     """The trackers of cells that name none."""
+    notify: str = ""
+    """The command or webhook for news of runs that have ended; empty for none."""
+    notify_after: float = 0.0
+    """Minimum duration in seconds of such a run."""
     history: float = 500
     """Number of saved runs to keep; 0 to save none."""
     history_days: float = 90.0

@@ -112,6 +112,10 @@ class Execute(Command):
     run_size: int = 0
     """Number of ranks of the run on all nodes, if `ranks` are only those of one node; 0: there is no coordinator."""
     detached: bool = False
+    notify: str = field(default="", repr=False)
+    """The command or webhook for the news that a detached run has ended; empty for none."""
+    notify_after_s: float = 0.0
+    """Minimum duration of the run for that."""
     timeout_s: float | None = None
     """Seconds after which the agent stops the run and reports it with `TimedOut`."""
     hang_timeout_s: float | None = None
