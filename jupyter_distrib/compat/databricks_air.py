@@ -5,46 +5,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from jupyter_distrib.compat.ray_launch import RayFunction
+from jupyter_distrib.compat.ray_launch import check_ray
 from jupyter_distrib.compat.ray_launch import ray_launch as _ray_launch
 from jupyter_distrib.compat.serverless_gpu import tracked
-from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
 
 __all__ = ["distributed", "ray_init", "ray_launch"]
 
 
 def distributed(
-    num_accelerators: int | None = None,
+    num_accelerators: int | Callable[..., Any] | None = None,
     accelerator_type: str | None = None,
     *,
     timeout: float | None = None,
     **options: Any,
-) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
+) -> Any:
     """Give a function the method `distributed`, which runs it on this machine's accelerators and returns the value of
     each rank, by rank.
 
     Args:
-        num_accelerators: The number of ranks; by default one for each accelerator of this machine.
+        num_accelerators: The number of ranks; by default one for each accelerator of this machine. The function itself,
+            where the decorator stands without parentheses.
         accelerator_type: The type, with the number on a node, as in `GPU_8xH100`; the number is ignored.
         timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`.
     """
+    if callable(num_accelerators):
+        return distributed()(num_accelerators)
     kind = None if accelerator_type is None else _kind_of(accelerator_type)
     return tracked(_distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options))
 
 
 def ray_launch(
-    num_accelerators: int | None = None,
+    num_accelerators: int | Callable[..., Any] | None = None,
     accelerator_type: str | None = None,
     *,
     timeout: float | None = None,
     **options: Any,
-) -> Callable[[Callable[..., Any]], RayFunction]:
+) -> Any:
     """Give a function the method `distributed`, which runs it on the head of a Ray cluster on these accelerators."""
+    if callable(num_accelerators):
+        return ray_launch()(num_accelerators)
     kind = None if accelerator_type is None else _kind_of(accelerator_type)
     return _ray_launch(num_accelerators, kind, timeout=timeout, **options)
 
@@ -57,6 +60,14 @@ def _kind_of(accelerator_type: str) -> str:
     return match[2]
 
 
-def ray_init(*args: Any, **options: Any) -> NoReturn:
-    """Raise `DistributedError`: in a function of `ray_launch`, Ray itself finds its cluster."""
-    raise DistributedError("ray_init has no stand-in: call ray.init() of Ray itself, in a function with @ray_launch.")
+def ray_init(*args: Any, **options: Any) -> Any:
+    """Connect to Ray, as `ray.init`: in a function of `ray_launch` to its cluster, elsewhere to one on this machine,
+    which is started if there is none. What is connected already stays.
+
+    Raises:
+        DistributedError: Ray is not installed.
+    """
+    check_ray("ray_init")
+    import ray
+
+    return ray.init(*args, **{"ignore_reinit_error": True, **options})

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.compat.driver_lines import MARK, log_to_driver
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -18,18 +19,6 @@ from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.wire import messages as m
 
 __all__ = ["HorovodRunner", "log_to_driver"]
-
-MOST_CHARACTERS = 4000
-"""Longest message, as in sparkdl."""
-_MARK = "[log_to_driver] "
-
-
-def log_to_driver(message: str) -> None:
-    """Show a message in the notebook; called on a rank."""
-    if not isinstance(message, str):
-        raise TypeError(f"log_to_driver takes a text; got {type(message).__name__}")
-    for line in message[:MOST_CHARACTERS].splitlines():
-        print(_MARK + line, flush=True)
 
 
 class HorovodRunner:
@@ -83,6 +72,6 @@ class DriverLines(Observer):
     def draw(self, record: RunRecord, elapsed_s: float) -> None:
         lines, self._entry = record.lines_since(self._entry), record.entry_count
         for line in lines:
-            if line.text.startswith(_MARK):
-                print(line.text.removeprefix(_MARK))
+            if line.text.startswith(MARK):
+                print(line.text.removeprefix(MARK))
         sys.stdout.flush()

@@ -10,30 +10,34 @@ from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.compat import on_ray
+from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.gpu_types import GPUType
 from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
 
-__all__ = ["RayFunction", "ray_launch"]
+__all__ = ["RayFunction", "RayMetricsMonitor", "ray_launch"]
 
 
 def ray_launch(
-    gpus: int | None = None,
+    gpus: int | Callable[..., Any] | None = None,
     gpu_type: GPUType | str | None = None,
     remote: bool = False,
     timeout: float | None = None,
     **options: Any,
-) -> Callable[[Callable[..., Any]], RayFunction]:
+) -> Any:
     """Give a function the method `distributed`, which runs it on the head of a Ray cluster of its own, with one member
     for each node of `gpus` ranks. `RAY_ADDRESS` is set there; Ray is shut down afterwards.
 
     Args:
-        gpus: The number of ranks, whose GPUs, or CPUs, the cluster has; by default one for each GPU.
+        gpus: The number of ranks, whose GPUs, or CPUs, the cluster has; by default one for each GPU. The
+            function itself, where the decorator stands without parentheses.
         gpu_type: The type of GPUs, such as `A10`.
         remote: True for the pool that the settings name as `remote`, False for this machine.
         timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`; with `pool`, `remote` is left out.
     """
+    if callable(gpus):
+        return ray_launch()(gpus)
     chosen: dict[str, Any] = {} if "pool" in options else {"remote": remote}
     return lambda function: RayFunction(
         function, {"gpus": gpus, "gpu_type": gpu_type, "timeout": timeout, **chosen, **options}
@@ -58,10 +62,15 @@ class RayFunction:
             DistributedError: Ray is not installed; nothing was started.
             BaseException: The function's own exception, or `RuntimeError` if Ray did not start on some node.
         """
-        if not importlib.util.find_spec("ray"):
-            install = 'pip install "jupyter_distrib[ray]"'
-            raise DistributedError(f"ray_launch needs Ray, which is not installed here: {install}.")
+        check_ray("ray_launch")
         # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
         launched = _distributed(**{"fresh": True, **self._options})(on_ray.member)
         launched.subject, launched.tracked_by = self.function, ("mlflow",)
         return launched.distributed(self.function, args, kwargs, secrets.token_hex(32))[0]
+
+
+def check_ray(name: str) -> None:
+    """Raise `DistributedError` if Ray is not installed."""
+    if not importlib.util.find_spec("ray"):
+        install = 'pip install "jupyter_distrib[ray]"'
+        raise DistributedError(f"{name} needs Ray, which is not installed here: {install}.")

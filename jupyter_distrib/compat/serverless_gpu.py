@@ -13,21 +13,24 @@ __all__ = ["DistributedFunction", "GPUType", "distributed"]
 
 
 def distributed(
-    gpus: int | None = None,
+    gpus: int | Callable[..., Any] | None = None,
     gpu_type: GPUType | str | None = None,
     remote: bool = False,
     timeout: float | None = None,
     **options: Any,
-) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
+) -> Any:
     """Give a function the method `distributed`, which runs it on `gpus` ranks and returns the value of each, by rank.
 
     Args:
-        gpus: The number of ranks; by default one for each GPU.
+        gpus: The number of ranks; by default one for each GPU. The function itself, where the decorator stands without
+            parentheses.
         gpu_type: The type of GPUs, such as `A10`.
         remote: True for the pool that the settings name as `remote`, False for this machine.
         timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`.
     """
+    if callable(gpus):
+        return distributed()(gpus)
     return tracked(_distributed(gpus=gpus, gpu_type=gpu_type, remote=remote, timeout=timeout, **options))
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "get_local_rank",
     "get_local_world_size",
     "get_node_rank",
+    "get_replica_rank",
     "get_world_size",
 ]
 
@@ -28,3 +29,8 @@ def get_global_rank(group: Any = None) -> int:
     from torch import distributed
 
     return distributed.get_rank(group)
+
+
+def get_replica_rank() -> int:
+    """Return the number of this rank's node: each node has one replica of the launched program."""
+    return get_node_rank()

@@ -3,7 +3,8 @@
     %distributed_compat spark    then    from pyspark.ml.torch.distributor import TorchDistributor
 
 An installed package always takes precedence. Names at the top (`horovod`) are served by a finder at the end of
-`sys.meta_path`, to import statements only: a library that merely looks whether the package is there finds nothing.
+`sys.meta_path`, to import statements only: a library that merely looks whether the package is there finds nothing, also
+after such an import.
 Names inside a package of which we provide one part (`pyspark.ml.torch.distributor`) are only put into `sys.modules`, so
 that the package itself stays missing.
 
@@ -31,6 +32,7 @@ PLATFORMS: dict[str, dict[str, str]] = {
         "serverless_gpu.compute": "serverless_gpu",
         "serverless_gpu.runtime": "serverless_gpu_runtime",
         "serverless_gpu.ray": "ray_launch",
+        "databricks": "databricks",
         "databricks.air": "databricks_air",
     },
     "spark": {
@@ -42,7 +44,10 @@ PLATFORMS: dict[str, dict[str, str]] = {
     "horovod": {
         "sparkdl": "horovod_runner",
         "sparkdl.horovod": "horovod_runner",
+        "sparkdl.horovod.tensorflow": "horovod_log_callback",
+        "sparkdl.horovod.tensorflow.keras": "horovod_log_callback",
         "horovod": "horovod_run",
+        "horovod.runner": "horovod_run",
         "horovod.torch": "horovod.torch",
         "horovod.torch.elastic": "horovod.elastic",
         "horovod.spark": "horovod_spark",
@@ -52,6 +57,8 @@ PLATFORMS: dict[str, dict[str, str]] = {
     },
 }
 """Import names of each platform, with the module of `compat/` that serves each."""
+_NAMESPACES = ("databricks",)
+"""The names at the top that are namespaces: those of an installed part of them are served beside it."""
 _on: dict[str, str] = {}
 """The names that are served in this process."""
 _followed = ""
@@ -77,6 +84,7 @@ def follow_environment() -> None:
         _on.update(PLATFORMS.get(platform, {}))
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+        importlib.util.find_spec = _find_no_stand_in
     for name in _on:
         if "." in name and name.partition(".")[0] not in _on and not _is_installed(name):
             sys.modules.setdefault(name, StandInModule(name))
@@ -84,13 +92,14 @@ def follow_environment() -> None:
 
 def top_names() -> dict[str, str]:
     """Return the packages that are replaced as a whole, each with its platform."""
-    return {name: platform for platform, names in PLATFORMS.items() for name in names if "." not in name}
+    every = ((name, platform) for platform, names in PLATFORMS.items() for name in names)
+    return {name: platform for name, platform in every if "." not in name and name not in _NAMESPACES}
 
 
 def real_packages(platform: str) -> list[str]:
     """Return the packages of a platform that are installed here, so that nothing stands in for them."""
     tops = dict.fromkeys(name.partition(".")[0] for name in PLATFORMS[platform])
-    return [top for top in tops if top != "databricks" and _is_installed(top)]
+    return [top for top in tops if top not in _NAMESPACES and _is_installed(top)]
 
 
 def _is_installed(name: str) -> bool:
@@ -98,10 +107,10 @@ def _is_installed(name: str) -> bool:
     namespace."""
     top = name.partition(".")[0]
     try:
-        spec = importlib.util.find_spec(top)
+        spec = _find_spec(top)
         if spec is None or spec.origin is not None:
             return spec is not None and not isinstance(spec.loader, StandInLoader)
-        return importlib.util.find_spec(name) is not None
+        return _find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 
@@ -112,8 +121,12 @@ class StandInModule(types.ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name, f"jupyter_distrib's stand-in for {name}.")
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="jupyter_distrib")
-        if any(other.startswith(f"{name}.") for other in _on):
-            self.__path__: list[str] = []
+        self.__path__: list[str] = []  # so that the import of a missing part asks the finder, which says what is there
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names that the module has."""
+        ours = importlib.import_module(f"{_HOME}.{_on[self.__name__]}")
+        return tuple(ours.__all__)
 
     def __reduce__(self) -> tuple[object, ...]:
         return importlib.import_module, (self.__name__,)
@@ -125,10 +138,7 @@ class StandInModule(types.ModuleType):
         try:
             return getattr(ours, name)
         except AttributeError:
-            raise AttributeError(
-                f"{self.__name__}.{name} is not there: jupyter_distrib stands in for {self.__name__} "
-                f"(%distributed_compat) and has {', '.join(ours.__all__)} of it"
-            ) from None
+            raise AttributeError(_missing(self.__name__, name, ours.__all__)) from None
 
 
 class StandInLoader(importlib.abc.Loader):
@@ -150,19 +160,59 @@ class StandInFinder(importlib.abc.MetaPathFinder):
         if not _is_import():
             return None
         if fullname in _on:
-            package = any(other.startswith(f"{fullname}.") for other in _on) or "." not in fullname
-            return importlib.machinery.ModuleSpec(
-                fullname, StandInLoader(), origin="jupyter_distrib", is_package=package
-            )
+            return importlib.machinery.ModuleSpec(fullname, StandInLoader(), origin="jupyter_distrib", is_package=True)
         top = fullname.partition(".")[0]
+        if (found := _found_since(top, fullname)) is not None:
+            return found
+        parent, _, part = fullname.rpartition(".")
+        if (
+            isinstance(served := sys.modules.get(parent), StandInModule)
+            and parent not in _NAMESPACES
+            and not _more(parent)
+        ):
+            raise ModuleNotFoundError(_missing(parent, part, served.names()), name=top)  # as `from parent import part`
         ours = [name for name in _on if name == top or name.startswith(f"{top}.")]
         if ours and (top not in sys.modules or isinstance(sys.modules[top], StandInModule)):
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: {top} is not installed, and jupyter_distrib stands in for "
                 f"{', '.join(ours)} only (%distributed_compat)",
-                name=fullname,
+                name=top,
             )
         return None
+
+
+def _missing(module: str, name: str, names: Iterable[str]) -> str:
+    return (
+        f"{module}.{name} is not there: jupyter_distrib stands in for {module} (%distributed_compat) and has "
+        f"{', '.join(names)} of it"
+    )
+
+
+def _more(module: str) -> bool:
+    """Return whether modules inside this one are served."""
+    return any(other.startswith(f"{module}.") for other in _on)
+
+
+def _found_since(top: str, fullname: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module in a namespace that was installed after our stand-in for it was imported."""
+    package = sys.modules.get(top)
+    if top not in _NAMESPACES or not isinstance(package, StandInModule) or fullname == top:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(top)
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    package.__path__ = list(spec.submodule_search_locations)
+    return importlib.machinery.PathFinder.find_spec(fullname, package.__path__)
+
+
+_find_spec = importlib.util.find_spec
+
+
+def _find_no_stand_in(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:
+    """Find a module as `importlib.util.find_spec`, but none of ours: who looks for a package wants the package."""
+    if isinstance(sys.modules.get(name), StandInModule):
+        return None
+    return _find_spec(name, package)
 
 
 def _is_import() -> bool:

@@ -68,7 +68,7 @@ except AttributeError as error:
         "jupyter_distrib.compat.horovod.differentiable True",
         (
             "No module named 'horovod.tensorflow': horovod is not installed, and jupyter_distrib stands in for horovod, "
-            "horovod.torch, horovod.torch.elastic, horovod.spark, horovod.spark.torch, horovod.spark.keras, "
+            "horovod.runner, horovod.torch, horovod.torch.elastic, horovod.spark, horovod.spark.torch, horovod.spark.keras, "
             "horovod.spark.lightning only (%distributed_compat)"
         ),
         "horovod.spark is not there: jupyter_distrib stands in for horovod (%distributed_compat) and has run of it",
@@ -106,6 +106,107 @@ def test_air_is_found_beside_another_part_of_its_namespace(tmp_path: Path) -> No
         tmp_path,
     )
     assert printed == "True jupyter_distrib.compat.databricks_air"
+
+
+def test_air_is_a_module_of_its_own_and_of_a_namespace_that_comes_later(tmp_path: Path) -> None:
+    printed = python(
+        """
+stand_ins.enable(["databricks"])
+print(importlib.util.find_spec("databricks"))
+import databricks.air
+print(databricks.air.distributed.__module__, importlib.util.find_spec("databricks"))
+import os
+os.makedirs(sys.path[1] + "/later/databricks/sdk")
+open(sys.path[1] + "/later/databricks/sdk/__init__.py", "w").write("real = True")
+sys.path.insert(0, sys.path[1] + "/later")
+import databricks.sdk
+print(databricks.sdk.real, databricks.air.distributed.__module__)
+""",
+        tmp_path,
+    )
+    assert printed.splitlines() == [
+        "None",
+        "jupyter_distrib.compat.databricks_air None",
+        "True jupyter_distrib.compat.databricks_air",
+    ]
+
+
+def test_air_is_an_attribute_of_a_namespace_that_is_installed(tmp_path: Path) -> None:
+    for regular in ("", "name = 'regular'"):
+        (tmp_path / "databricks" / "sdk").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "databricks" / "sdk" / "__init__.py").write_text("real = True")
+        if regular:
+            (tmp_path / "databricks" / "__init__.py").write_text(regular)
+        printed = python(
+            "stand_ins.enable(['databricks'])\nimport databricks.sdk\nimport databricks.air\n"
+            "print(databricks.sdk.real, databricks.air.distributed.__module__)",
+            tmp_path,
+        )
+        assert printed == "True jupyter_distrib.compat.databricks_air"
+
+
+def test_an_installed_air_wins(tmp_path: Path) -> None:
+    (tmp_path / "databricks").mkdir()
+    (tmp_path / "databricks" / "air.py").write_text("distributed = 'real'")
+    assert (
+        python("stand_ins.enable(['databricks'])\nimport databricks.air\nprint(databricks.air.distributed)", tmp_path)
+        == "real"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "import databricks.air.data",
+            "databricks.air.data is not there: jupyter_distrib stands in for databricks.air",
+        ),
+        ("from databricks.air import data", "has distributed, ray_init, ray_launch of it"),
+        ("import serverless_gpu.data", "stands in for serverless_gpu, serverless_gpu.launcher, serverless_gpu.compute"),
+        ("from serverless_gpu.data import UCVolumeDataset", "No module named 'serverless_gpu.data'"),
+        ("from serverless_gpu import data", "No module named 'serverless_gpu.data': serverless_gpu is not installed"),
+        ("from serverless_gpu.ray import Nothing", "serverless_gpu.ray has RayFunction, RayMetricsMonitor, ray_launch"),
+        ("from databricks import sql", "stands in for databricks, databricks.air only"),
+        ("import sparkdl.xgboost", "stands in for sparkdl, sparkdl.horovod, sparkdl.horovod.tensorflow"),
+    ],
+)
+def test_a_part_that_is_missing_says_what_is_served(line: str, told: str) -> None:
+    printed = python(
+        f"stand_ins.enable(['databricks', 'horovod'])\ntry:\n    {line}\nexcept ImportError as e:\n    print(e)"
+    )
+    assert told.replace("serverless_gpu.ray has ", "has ") in printed, printed
+
+
+@pytest.mark.parametrize("name", ["horovod", "sparkdl", "serverless_gpu", "databricks", "horovod.torch"])
+def test_a_library_that_looks_after_an_import_does_not_find_ours_either(name: str) -> None:
+    printed = python(
+        "stand_ins.enable(['horovod', 'databricks'])\nimport horovod.torch, sparkdl, serverless_gpu.runtime, databricks.air\n"
+        f"print(importlib.util.find_spec({name!r}), importlib.util.find_spec('json').name)"
+    )
+    assert printed == "None json"
+
+
+def test_names_of_the_platforms_are_there() -> None:
+    printed = python("""
+stand_ins.enable(["databricks", "horovod"])
+import horovod, horovod.runner
+from serverless_gpu.runtime import get_replica_rank
+from serverless_gpu.ray import RayMetricsMonitor, ray_launch
+from sparkdl.horovod.tensorflow.keras import LogCallback
+print(horovod.runner.run is horovod.run, get_replica_rank(), RayMetricsMonitor.__name__)
+callback = LogCallback(per_batch_log=True)
+callback.on_train_begin()
+callback.on_epoch_begin(3)
+callback.on_train_batch_end(7, {"loss": 0.25})
+callback.on_epoch_end(3, {"loss": 0.125, "accuracy": 1})
+print("keras" in sys.modules)
+""")
+    assert printed.splitlines() == [
+        "True 0 RayMetricsMonitor",
+        "[log_to_driver] epoch 3, batch 7, loss 0.25",
+        "[log_to_driver] epoch 3, loss 0.125, accuracy 1",
+        "False",
+    ]
 
 
 def test_nothing_is_served_before_it_is_asked_for() -> None:
@@ -176,6 +277,24 @@ def test_the_lines_of_air(book: Notebook) -> None:
             "from databricks.air import ray_launch\nray_launch(num_accelerators=2)(lambda: 1).distributed()"
         ).traceback
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["from serverless_gpu import distributed as d", "from databricks.air import distributed as d"]
+)
+def test_a_decorator_without_parentheses_takes_the_defaults(book: Notebook, line: str) -> None:
+    book.ok(f"%distributed_compat databricks\n{line}\n@d\ndef two(x): return x\nvalues = two.distributed(3)")
+    assert book.ok("list(values), two.__name__").result == "([3, 3], 'two')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["from serverless_gpu.ray import ray_launch", "from databricks.air import ray_launch"])
+def test_ray_launch_without_parentheses_takes_the_defaults(book: Notebook, line: str) -> None:
+    book.ok("%distributed_compat databricks")
+    failed = book.fails(f"{line}\n@ray_launch\ndef one(): return 1\none.distributed()")
+    assert "ray_launch needs Ray, which is not installed here" in failed.traceback
+    assert "ray_init needs Ray" in book.fails("from databricks.air import ray_init\nray_init()").traceback
 
 
 @pytest.mark.slow
