@@ -35,7 +35,8 @@ def distributed(
     if callable(num_accelerators):
         return distributed()(num_accelerators)
     kind = None if accelerator_type is None else _kind_of(accelerator_type)
-    return tracked(_distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options))
+    decorate = _distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options)
+    return tracked(decorate, {"gpus": "num_accelerators", "gpu_type": "accelerator_type"})
 
 
 def ray_launch(

@@ -27,7 +27,11 @@ class DeepspeedTorchDistributor:
 
     Raises:
         ValueError: A number is below 1, or `localMode` is combined with several nodes.
+        RuntimeError: There is no GPU, or there are fewer GPUs than ranks.
     """
+
+    backend_fallback = False
+    """Whether a function on CPU ranks that asks for NCCL gets gloo."""
 
     def __init__(
         self,
@@ -43,6 +47,13 @@ class DeepspeedTorchDistributor:
             raise ValueError(f"localMode=True is one node; got nnodes={nnodes}: give localMode=False")
         self.num_processes, self.local_mode, self.use_gpu = numGpus * nnodes, localMode, useGpu
         self._text = None if deepspeedConfig is None else _as_text(deepspeedConfig)
+        if useGpu:
+            otherwise = ", or localMode=False for another pool" if localMode else ", or choose another pool"
+            there = launching.check_gpus("useGpu", local=localMode, otherwise=otherwise)
+            if localMode and there is not None and numGpus > there:
+                raise RuntimeError(
+                    f"numGpus={numGpus} is more than the {there} GPUs of this machine: give numGpus={there}."
+                )
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """Run a function and return rank 0's value; or a script, and return None.
@@ -52,7 +63,9 @@ class DeepspeedTorchDistributor:
         """
         options = launching.pool_of(local=self.local_mode)
         options["gpus" if self.use_gpu else "ranks"] = self.num_processes
+        options["backend_fallback"] = self.backend_fallback
         name = type(self).__name__
+        options["names"] = launching.names_for(name, "numGpus")
         if callable(train_object):
             given = train_object, args, kwargs, self._text
             return launching.launch(name, on_ranks.with_arguments, given, {}, **options)[0]

@@ -20,6 +20,7 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
+from jupyter_distrib.pools.base import capabilities_of
 
 LAST_LINES = 100
 """Number of output lines in the error of a failed launch."""
@@ -31,15 +32,19 @@ def launch(
     args: Sequence[Any],
     keywords: Mapping[str, Any],
     view: Callable[[Run], View] = LiveView,
+    *,
+    names: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Results:
-    """Run a function on every rank of a pool, and return the value of each.
+    """Run a function on every rank of a pool, and return the value of each. `names` are the caller's for options, for
+    advice.
 
     Raises:
         RuntimeError: It failed on a rank: exit code and last lines, with the rank's own exception as the cause.
         DistributedError: Nothing was started.
     """
     launched = distributed(**options)(function)
+    launched.names = dict(names or {})
     with _failing_as(name):
         run = launched.start(tuple(args), dict(keywords))
         results: Results | None = run.wait(view(run))
@@ -127,7 +132,33 @@ def check_script(name: str, path: object, keywords: Mapping[str, Any]) -> str:
     return found
 
 
-def gpu_count() -> int:
-    """Return the number of GPUs that this machine can use."""
-    status = session.current().pools.connect("local").ask()
+def check_gpus(keyword: str, *, local: bool, otherwise: str = "") -> int | None:
+    """Return the number of GPUs of this machine, if the pool of a launch is on it; None for another pool, which knows
+    what it has.
+
+    Args:
+        keyword: The caller's keyword for ranks with GPUs.
+        local: Whether the launch is to run on this machine.
+        otherwise: Advice on another pool.
+
+    Raises:
+        RuntimeError: This machine has no GPU.
+    """
+    pool = session.current().settings.pools[pool_of(local=local).get("pool") or session.current().settings.pool]
+    if capabilities_of(pool.kind).remote:
+        return None
+    there = gpu_count(pool.name)
+    if not there:
+        raise RuntimeError(f"{keyword}=True needs GPUs, and this machine has none: give {keyword}=False{otherwise}.")
+    return there
+
+
+def gpu_count(pool: str = DEFAULT_POOL) -> int:
+    """Return the number of GPUs that this machine can use for a pool on it."""
+    status = session.current().pools.connect(pool).ask()
     return 0 if status.gpu_problem else len(status.gpus)
+
+
+def names_for(launcher: str, number: str) -> dict[str, str]:
+    """Return what the caller of a launcher writes for options; `number` is its keyword for the number of ranks."""
+    return {"gpus": number, "ranks": number, "backend_fallback": f"{launcher}.backend_fallback = True"}

@@ -26,6 +26,7 @@ class MirroredStrategyRunner:
 
     Raises:
         ValueError: `num_slots` is below 1, or above 1 in local mode without GPUs.
+        RuntimeError: There is no GPU, but `use_gpu` is True.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class MirroredStrategyRunner:
         launching.check_whole("num_slots", num_slots)
         if local_mode and not use_gpu and num_slots > 1:
             raise ValueError(f"local_mode=True without GPUs is one slot; got num_slots={num_slots}: give num_slots=1")
+        if use_gpu:
+            launching.check_gpus("use_gpu", local=local_mode, otherwise=", or choose another pool")
         self.num_slots, self.local_mode, self.use_gpu = num_slots, local_mode, use_gpu
         self.gpu_resource_name, self.use_custom_strategy = gpu_resource_name, use_custom_strategy
 

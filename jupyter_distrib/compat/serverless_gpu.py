@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jupyter_distrib.gpu_types import GPUType
@@ -35,14 +35,15 @@ def distributed(
 
 
 def tracked(
-    decorate: Callable[[Callable[..., Any]], DistributedFunction[..., Any]],
+    decorate: Callable[[Callable[..., Any]], DistributedFunction[..., Any]], names: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
     """Have each run of the functions that a decorator makes tracked by MLflow if that is installed, as Databricks
-    does."""
+    does. `names` are the decorator's for options, for advice."""
 
     def made(function: Callable[..., Any]) -> DistributedFunction[..., Any]:
         distributed_function = decorate(function)
         distributed_function.tracked_by = ("mlflow",)
+        distributed_function.names = dict(names or {})
         return distributed_function
 
     return made

@@ -25,20 +25,20 @@ class TorchDistributor:
     """
 
     shrinks = False
+    backend_fallback = False
+    """Whether a function on CPU ranks that asks for NCCL gets gloo."""
 
     def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True) -> None:
         launching.check_whole("num_processes", num_processes)
         self.num_processes, self.local_mode, self.use_gpu = num_processes, local_mode, use_gpu
-        if local_mode and use_gpu:
+        if use_gpu:
             self.num_processes = self._fitting()
 
     def _fitting(self) -> int:
-        there = launching.gpu_count()
-        if not there:
-            raise RuntimeError(
-                "use_gpu=True needs GPUs, and this machine has none: give use_gpu=False, or local_mode=False for "
-                "another pool."
-            )
+        otherwise = ", or local_mode=False for another pool" if self.local_mode else ", or choose another pool"
+        there = launching.check_gpus("use_gpu", local=self.local_mode, otherwise=otherwise)
+        if there is None or not self.local_mode:
+            return self.num_processes
         if self.num_processes > there and not self.shrinks:
             raise RuntimeError(
                 f"num_processes={self.num_processes} is more than the {there} GPUs of this machine: give "
@@ -56,8 +56,10 @@ class TorchDistributor:
         """
         options = launching.pool_of(local=self.local_mode)
         options["gpus" if self.use_gpu else "ranks"] = self.num_processes
+        options["backend_fallback"] = self.backend_fallback
         name = type(self).__name__
+        names = launching.names_for(name, "num_processes")
         if callable(train_object):
-            return launching.launch(name, train_object, args, kwargs, **options)[0]
+            return launching.launch(name, train_object, args, kwargs, names=names, **options)[0]
         launching.launch_script(name, launching.check_script(name, train_object, kwargs), args, **options)
         return None

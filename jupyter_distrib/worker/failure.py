@@ -25,7 +25,7 @@ ADD_STRATEGY = (
 )
 _NO_NCCL = (
     "NCCL is for GPUs, and these ranks have none: ask init_process_group for gloo, or for no backend at all, which is "
-    "gloo on CPU ranks and NCCL on GPU ranks; or run the cell with --backend-fallback."
+    "gloo on CPU ranks and NCCL on GPU ranks; or run it with --backend-fallback."
 )
 _NO_CUDA = "These ranks have no GPU: use torch.device('cuda' if torch.cuda.is_available() else 'cpu')."
 _BROKEN_HOROVOD = (

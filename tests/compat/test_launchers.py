@@ -112,8 +112,63 @@ def test_gpus_that_are_missing_are_an_error(book: Notebook) -> None:
     assert "use_gpu=True needs GPUs, and this machine has none: give use_gpu=False" in failed.evalue
 
 
+def test_gpus_are_looked_for_at_once_whatever_the_mode(book: Notebook) -> None:
+    failed = book.fails(f"{SPARK}TorchDistributor(num_processes=2, local_mode=False, use_gpu=True)")
+    assert (failed.ename, failed.evalue) == (
+        "RuntimeError",
+        "use_gpu=True needs GPUs, and this machine has none: give use_gpu=False, or choose another pool.",
+    )
+    failed = book.fails(f"{DEEPSPEED}DeepspeedTorchDistributor(numGpus=2, nnodes=2, localMode=False)")
+    assert (failed.ename, failed.evalue) == (
+        "RuntimeError",
+        "useGpu=True needs GPUs, and this machine has none: give useGpu=False, or choose another pool.",
+    )
+    failed = book.fails(f"{DEEPSPEED}DeepspeedTorchDistributor()")
+    assert failed.evalue.endswith("give useGpu=False, or localMode=False for another pool.")
+    failed = book.fails(
+        "from spark_tensorflow_distributor import MirroredStrategyRunner\nMirroredStrategyRunner(num_slots=2)"
+    )
+    assert (failed.ename, "use_gpu=True needs GPUs" in failed.evalue) == ("RuntimeError", True)
+
+
+NCCL = "def train():\n    import torch.distributed as dist\n    dist.init_process_group('nccl')\n    return dist.get_backend()\n"
+
+
+def test_advice_on_options_is_in_the_words_of_the_caller(book: Notebook) -> None:
+    failed = book.fails(f"{SPARK}{NCCL}{TWO}.run(train)")
+    assert "or run it with TorchDistributor.backend_fallback = True." in failed.evalue
+    assert "--backend" not in failed.evalue + failed.traceback
+    book.ok("TorchDistributor.backend_fallback = True")
+    assert book.ok(f"{TWO}.run(train)").result == "'gloo'"
+    book.ok("TorchDistributor.backend_fallback = False")
+    failed = book.fails(f"import jupyter_distrib\n{NCCL}jupyter_distrib.distributed(ranks=2)(train).distributed()")
+    assert "or run it with backend_fallback=True." in failed.text
+    assert "--backend" not in failed.text
+    failed = book.fails("%%distributed --ranks 2\nimport torch.distributed as dist\ndist.init_process_group('nccl')")
+    assert "or run it with --backend-fallback." in failed.text
+
+
+@pytest.mark.parametrize(
+    ("decorate", "why"),
+    [
+        ("jupyter_distrib.distributed(gpus=2, gpu_type='A10')", "gpu_type='A10'"),
+        ("jupyter_distrib.distributed(gpus=2, gpu_type='a10')", "gpu_type='a10'"),
+        ("serverless_gpu.distributed(gpus=2, gpu_type='A10')", "gpu_type='A10'"),
+        ("databricks.air.distributed(2, 'GPU_1xA10')", "accelerator_type='A10'"),
+    ],
+)
+def test_a_type_of_gpu_that_is_missing_is_refused_in_the_words_of_the_caller(
+    book: Notebook, decorate: str, why: str
+) -> None:
+    book.ok("%distributed_compat databricks\nimport jupyter_distrib, serverless_gpu, databricks.air")
+    for call in ("distributed()", "submit().result()"):
+        failed = book.fails(f"{decorate}(lambda: 1).{call}")
+        assert why in failed.evalue
+        assert "--gpu" not in failed.evalue
+
+
 def test_more_processes_than_gpus_are_an_error_unless_it_is_to_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_distrib.compat.launching.gpu_count", lambda: 2)  # the rest needs no GPU
+    monkeypatch.setattr("jupyter_distrib.compat.launching.gpu_count", lambda pool: 2)  # the rest needs no GPU
     with pytest.raises(RuntimeError, match="num_processes=4 is more than the 2 GPUs of this machine"):
         TorchDistributor(4)
     monkeypatch.setattr(TorchDistributor, "shrinks", True)

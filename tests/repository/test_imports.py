@@ -191,6 +191,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/session",
         "kernel/session/runs",
         "kernel/settings",
+        "pools",
         "runtime",
         "system",
         "wire",

@@ -129,6 +129,8 @@ class DistributedFunction(Generic[P, R]):
         self.function, self.options = function, options
         self.subject: Callable[..., Any] = function
         """The function that views and trackers name, if this one only calls it."""
+        self.names: dict[str, str] = {}
+        """The names that the caller writes for options, where they are not the keywords: for advice."""
         self.tracked_by: tuple[str, ...] = ()
         """The trackers that record its runs if they are installed, though its code may not use them."""
 
@@ -218,6 +220,7 @@ class DistributedFunction(Generic[P, R]):
             shown=_source_of(self.subject) or _call(name, args, kwargs),
             arguments=_plain_arguments(self.function, args, kwargs),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
+            keywords=self.names,
         )
         run = current.submit(request) if submitted else current.start(request)
         run.program = current.setups.before(Program.of(cell, inputs, self.options, settings))

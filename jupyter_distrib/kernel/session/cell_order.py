@@ -20,6 +20,7 @@ from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.keywords import in_call
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.libraries import mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
@@ -99,6 +100,12 @@ class CellRequest:
     """The plain values of the function's call, or of the sweep, by name."""
     uses: Mapping[str, object] = field(default_factory=dict)
     """The trackers that the code itself uses, by name, with what it says about them."""
+    keywords: Mapping[str, str] | None = None
+    """The caller's names for keywords, for advice in a caller's words; None for a cell or script, which has flags."""
+
+    def in_words(self, text: str) -> str:
+        """Return a sentence about options in the words of who began the run."""
+        return text if self.keywords is None else in_call(text, self.keywords)
 
 
 @data_class

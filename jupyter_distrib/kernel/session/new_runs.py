@@ -36,6 +36,7 @@ def queued(order: Order, run_id: str) -> Run:
         detached=options.detach,
         awaited=False,
         cell_id=request.cell_id,
+        in_words=request.in_words,
     )
     run.move_on("queued", "queued")
     return run
@@ -78,6 +79,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
         cell={request.cell.filename: request.cell.source.splitlines(keepends=True)},
         detached=options.detach,
         cell_id=request.cell_id,
+        in_words=request.in_words,
     )
 
 

@@ -113,7 +113,11 @@ class Session:
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
-        return self._begin(self._order(request))
+        try:
+            return self._begin(self._order(request))
+        except PoolError as error:
+            error.args = tuple(request.in_words(str(each)) for each in error.args)
+            raise
 
     def submit(self, request: CellRequest, *, here: bool = False) -> Run:
         """Queue the cell, which then runs without the notebook waiting for it, and return its run at once."""
@@ -127,7 +131,11 @@ class Session:
 
         def begin(patient: bool) -> None:
             wait_s = order.options.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
-            self._begin(order, run, ConcurrentStart(wait_s=wait_s, say=run.wait_for))
+            try:
+                self._begin(order, run, ConcurrentStart(wait_s=wait_s, say=run.wait_for))
+            except PoolError as error:
+                error.args = tuple(request.in_words(str(each)) for each in error.args)
+                raise
 
         filled = order.options
         self.queue.submit(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, possible
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, possible
 from jupyter_distrib.options import Declared, Option, as_keyword, expression, gather, shown, unknown_option, variable
+
+_STRATEGIES = ("none", "ddp", "fsdp", "tp", "deepspeed", "tensorflow")
 
 
 def from_keywords(
@@ -59,3 +63,32 @@ def _texts(option: Option, value: object) -> list[str]:
 def _plain(value: object) -> object:
     """Return the value of an enumeration's member, which other libraries pass; any other value unchanged."""
     return value.value if isinstance(value, Enum) else value
+
+
+def in_call(text: str, names: Mapping[str, str]) -> str:
+    """Return a sentence about options with the keywords of a call in place of the flags of a magic line:
+    `gpu_type='A10'` for `--gpu-type A10`.
+
+    Args:
+        text: The sentence.
+        names: What the caller writes for a keyword, if not the keyword itself: a name, or all of `name = value`.
+    """
+    return _flags().sub(lambda found: _call_of(found[1], found[2] or "", names), text)
+
+
+@cache
+def _flags() -> re.Pattern[str]:
+    flags = "|".join(sorted((re.escape(option.flag) for option in OPTIONS), key=len, reverse=True))
+    # A value is a number, a placeholder or a name in capitals, or stands before ", but"; else the text goes on.
+    return re.compile(rf"({flags})(?![\w-])(?: (\d+|[A-Z][\w.-]*|[\w.-]+(?=, but)|{'|'.join(_STRATEGIES)})\b)?")
+
+
+def _call_of(flag: str, value: str, names: Mapping[str, str]) -> str:
+    option = next(each for each in OPTIONS if each.flag == flag)
+    keyword = option.keyword or option.name
+    name = names.get(keyword, keyword)
+    if "=" in name or (option.metavar and not value):
+        return name
+    if not option.metavar:
+        return f"{name}=True" + (f" {value}" if value else "")
+    return f"{name}={value}" if value.isdecimal() or len(value) == 1 else f"{name}={value!r}"

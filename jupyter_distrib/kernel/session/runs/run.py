@@ -86,6 +86,7 @@ class Run:
         link: Its connection to the pool.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
+        in_words: Returns a sentence about options in the words of who began the run.
         awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
     """
 
@@ -99,6 +100,7 @@ class Run:
         detached: bool = False,
         awaited: bool = True,
         cell_id: str = "",
+        in_words: Callable[[str], str] = str,
     ) -> None:
         self.record = record
         self.link = link
@@ -117,6 +119,7 @@ class Run:
         self._seen: Callable[[], Results | None] = lambda: None
         """The results, for as long as the notebook has them."""
         self._sources = CellSources(cell or {})
+        self._in_words = in_words
         self._is_cancelled = False
         """Whether it was cancelled before it had ranks."""
         self._thread = threading.current_thread()
@@ -422,7 +425,7 @@ class Run:
 
     def deliver(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Fold one event into the record; called in the node's thread. Owns the descriptors."""
-        event = self._sources.named(self.values.keep_value(event, descriptors))
+        event = self._worded(self._sources.named(self.values.keep_value(event, descriptors)))
         with self._lock:
             self.record.apply(event)
             if not isinstance(event, m.Ended):
@@ -433,6 +436,15 @@ class Run:
         finally:
             with self._lock:
                 self.observers.notify(event, self.record)
+
+    def _worded(self, event: m.RunEvent) -> m.RunEvent:
+        """Return the event with advice on options in the words of who began the run."""
+        if isinstance(event, m.Noted):
+            return replace(event, text=self._in_words(event.text))
+        if isinstance(event, m.Failed) and event.failure.notes:
+            notes = tuple(self._in_words(note) for note in event.failure.notes)
+            return replace(event, failure=replace(event.failure, notes=notes))
+        return event
 
     def _end(self) -> None:
         self.clock.stop()
