@@ -11,6 +11,7 @@ from typing import Any
 
 from jupyter_distrib.compat import on_ray
 from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor
+from jupyter_distrib.compat.reserved_pools import remote_pool
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.gpu_types import GPUType
 from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
@@ -32,7 +33,8 @@ def ray_launch(
         gpus: The number of ranks, whose GPUs, or CPUs, the cluster has; by default one for each GPU. The
             function itself, where the decorator stands without parentheses.
         gpu_type: The type of GPUs, such as `A10`.
-        remote: True for the pool that the settings name as `remote`, False for this machine.
+        remote: True for the pool that the settings name as `reserved` or `remote`, as Databricks' variables choose at
+            each call; False for this machine.
         timeout: Time limit for a call, in seconds.
         options: The other options of `jupyter_distrib.distributed`; with `pool`, `remote` is left out.
     """
@@ -64,7 +66,10 @@ class RayFunction:
         """
         check_ray("ray_launch")
         # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
-        launched = _distributed(**{"fresh": True, **self._options})(on_ray.member)
+        options = {"fresh": True, **self._options}
+        if options.get("remote") is True:
+            options |= {"remote": None, "pool": remote_pool()}
+        launched = _distributed(**options)(on_ray.member)
         launched.subject, launched.tracked_by = self.function, ("mlflow",)
         return launched.distributed(self.function, args, kwargs, secrets.token_hex(32))[0]
 

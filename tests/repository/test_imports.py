@@ -185,6 +185,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": {
         "errors",
         "gpu_types",
+        "interfaces",
         "kernel/analysis",
         "kernel/notebook",
         "kernel/record",

@@ -15,6 +15,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from jupyter_distrib.addresses import without_secrets
@@ -93,6 +94,11 @@ def _given(
     return DistributedFunction(function, options)
 
 
+def remote_option(settings: Settings) -> str:
+    """Return the pool of functions with `remote=True`. Raises `OptionsError` if the settings name none."""
+    return _pool_option(True, {}, settings)["pool"]
+
+
 def _pool_option(remote: bool | None, options: dict[str, Any], settings: Settings) -> dict[str, str]:
     if remote is None:
         return {}
@@ -129,6 +135,8 @@ class DistributedFunction(Generic[P, R]):
         self.function, self.options = function, options
         self.subject: Callable[..., Any] = function
         """The function that views and trackers name, if this one only calls it."""
+        self.choose_pool: Callable[[], str] | None = None
+        """Returns the pool of a call; None for that of the options."""
         self.names: dict[str, str] = {}
         """The names that the caller writes for options, where they are not the keywords: for advice."""
         self.tracked_by: tuple[str, ...] = ()
@@ -199,11 +207,12 @@ class DistributedFunction(Generic[P, R]):
         )
         current, namespace = session.current(), _namespace()
         settings = current.settings
+        options = self.options if self.choose_pool is None else replace(self.options, pool=self.choose_pool())
         with interrupts.WholeImports():
             packed_inputs = inputs_module.pack(
                 inputs,
                 namespace,
-                most_bytes=settings.max_capture(self.options),
+                most_bytes=settings.max_capture(options),
                 shared=current.setups.shared(namespace),
             )
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
@@ -212,7 +221,7 @@ class DistributedFunction(Generic[P, R]):
         request = CellRequest(
             cell=cell,
             inputs=packed_inputs.packed,
-            options=self.options,
+            options=options,
             label=_call(name, args, kwargs) if submitted else f"{name}()",
             handles=handles,
             settings=settings,
@@ -223,7 +232,7 @@ class DistributedFunction(Generic[P, R]):
             keywords=self.names,
         )
         run = current.submit(request) if submitted else current.start(request)
-        run.program = current.setups.before(Program.of(cell, inputs, self.options, settings))
+        run.program = current.setups.before(Program.of(cell, inputs, options, settings))
         return run
 
     def _is_importable(self) -> bool:

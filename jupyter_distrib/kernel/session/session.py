@@ -179,9 +179,10 @@ class Session:
             if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
                 raise
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
+            request = replace(order.request, notes=(*order.request.notes, refused))
         settings = self.settings
         options = settings.filled(replace(order.request.options, pool=fallback, pool_options={}))
-        order = replace(order, options=cell_order.for_strategy(options), origins=refused)
+        order = replace(order, request=request, options=cell_order.for_strategy(options), origins="")
         patient = replace(concurrent, wait_s=PATIENCE_S) if concurrent else None
         return once_more(lambda: self._begin_here(order, queued, patient))
 

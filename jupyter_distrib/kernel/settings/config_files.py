@@ -2,6 +2,7 @@
 
     pool = "lab"                  # for cells that name none; `strategy` likewise
     remote = "cluster"            # for functions with `remote=True`
+    reserved = "ours"             # the same for Databricks' decorator, unless its variable says otherwise
     track = ["mlflow"]            # the experiment trackers of cells that name none
     compat = ["spark"]            # the platforms whose import names are served
     notify = "notify-send"        # a command or webhook that is told of the end of runs
@@ -51,7 +52,8 @@ _TRACK = next(option for option in OPTIONS if option.name == "track")
 _MOST_DOTS = 300
 _MOST_LEVELS = 50
 _MOST_BITS = 64
-KEYS_OF_A_POOL = ("kind", "fallback")
+_NAMING_POOLS = ("pool", "remote", "reserved")
+KEYS_OF_A_POOL = ("kind", "fallback", "id")
 """Keys of a pool that are not options."""
 
 
@@ -86,7 +88,7 @@ def _over(settings: Settings, file: File) -> Settings:
     for name in tables:
         if fallback := defined[name].fallback:
             _check_fallback(name, fallback, every, shown, text)
-    for key, choices in (("pool", every), ("remote", every), ("strategy", settings.strategies)):
+    for key, choices in (*((key, every) for key in _NAMING_POOLS), ("strategy", settings.strategies)):
         if key in content:
             try:
                 check_choice(str(content[key]), choices, f"{key} = {content[key]!r}")
@@ -98,7 +100,7 @@ def _over(settings: Settings, file: File) -> Settings:
         settings, content = _of_project(settings, file, text, content, defined)
     else:
         settings = replace(settings, pools=every)
-    for key in ("pool", "remote", "strategy"):
+    for key in (*_NAMING_POOLS, "strategy"):
         if key in content:
             settings = _with_default(settings, key, str(content[key]), shown)
     return replace(settings, **{field: value for field, (key, value) in values.items() if key in content})
@@ -126,7 +128,7 @@ def _of_project(
         content,
         defined,
         known=settings.pools,
-        present={key: getattr(settings, key) for key in ("pool", "remote", "track", "compat")},
+        present={key: getattr(settings, key) for key in (*_NAMING_POOLS, "track", "compat")},
         options_of=lambda kind: options_of(kind, settings.kinds, settings.strategies),
         source=source,
     )
@@ -164,6 +166,8 @@ def _with_default(settings: Settings, key: str, value: str, origin: str) -> Sett
         return replace(settings, pool=value, pool_origin=origin)
     if key == "remote":
         return replace(settings, remote=value)
+    if key == "reserved":
+        return replace(settings, reserved=value)
     return replace(settings, strategy=value, strategy_origin=origin)
 
 
@@ -252,6 +256,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         options={key: _as_text(known[key], table[key]) for key in values if key in own},
         **for_cells(values),
         fallback=str(table.get("fallback", "")),
+        id=str(table.get("id", "")),
         origin=shown,
     )
 

@@ -54,6 +54,7 @@ class Key:
 KEYS = (
     Key(name="pool", unasked=_names_ranks_of_this_machine),
     Key(name="remote", unasked=_names_ranks_of_this_machine),
+    Key(name="reserved", unasked=_names_ranks_of_this_machine),
     Key(name="strategy", unasked=_always),
     Key(name="track"),
     Key(name="compat"),

@@ -54,6 +54,8 @@ class NamedPool:
     `cache`."""
     fallback: str = ""
     """The pool that its cells run on when it refuses their ranks; empty for none."""
+    id: str = ""
+    """The id by which another platform's variable names it; empty for none."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
     """The project's file that defines the pool, until the user has trusted it."""
@@ -77,6 +79,8 @@ class Settings:
     """The place where the pool was chosen; empty without a choice."""
     remote: str = ""
     """The pool of functions with `remote=True`; empty if only a pool named `remote` is possible."""
+    reserved: str = ""
+    """The reserved pool of Databricks' functions with `remote=True`; empty for none."""
     strategy: str = ""
     strategy_origin: str = ""
     compat: tuple[str, ...] = ()
