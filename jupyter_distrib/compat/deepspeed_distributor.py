@@ -6,6 +6,7 @@ It starts ranks and passes the configuration on, as Spark's does; the function i
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,9 +69,10 @@ class DeepspeedTorchDistributor:
         options["names"] = launching.names_for(name, "numGpus")
         if callable(train_object):
             given = train_object, args, kwargs, self._text
-            return launching.launch(name, on_ranks.with_arguments, given, {}, **options)[0]
+            return launching.launch(name, on_ranks.with_arguments, given, {}, subject=train_object, **options)[0]
         script = launching.check_script(name, train_object, kwargs), [str(each) for each in args]
-        launching.launch(name, on_ranks.with_arguments, (on_ranks.run_file, script, {}, self._text), {}, **options)
+        given = on_ranks.run_file, script, {}, self._text
+        launching.launch(name, on_ranks.with_arguments, given, {}, subject=os.path.basename(script[0]), **options)
         return None
 
 

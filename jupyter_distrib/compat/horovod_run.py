@@ -59,7 +59,7 @@ def run(  # noqa: PLR0917 - Horovod's own signature
     options = _options(count, min_np or min_num_proc, reset_limit)
     given = func, tuple(args), dict(kwargs or {})
     try:
-        return launching.launch("horovod.run", on_ranks.with_variables, given, {}, **options).values()
+        return launching.launch("horovod.run", on_ranks.with_variables, given, {}, subject=func, **options).values()
     finally:
         if output_filename is not None:
             _write_output(Path(output_filename), count)

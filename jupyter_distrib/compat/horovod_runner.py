@@ -51,7 +51,7 @@ class HorovodRunner:
             options["gpus"] = abs(np)
         given = main, (), kwargs
         view: Callable[[Run], View] = LiveView if self.driver_log_verbosity == "all" else DriverLines
-        return launching.launch("HorovodRunner", on_ranks.with_variables, given, {}, view, **options)[0]
+        return launching.launch("HorovodRunner", on_ranks.with_variables, given, {}, view, subject=main, **options)[0]
 
 
 class DriverLines(Observer):

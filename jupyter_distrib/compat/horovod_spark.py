@@ -103,4 +103,4 @@ def _launch(
     size = {"gpus": num_proc or room.gpus} if room.gpus else {"ranks": num_proc or room.cpus}
     wait_s = start_timeout or int(os.environ.get(_START_TIMEOUT, _DEFAULT_TIMEOUT_S))
     options |= {"pool": pool.name, **size, "wait_s": float(wait_s), "env": dict(env or {})}
-    return launching.launch("horovod.spark.run", on_ranks.with_variables, call, {}, **options).values()
+    return launching.launch("horovod.spark.run", on_ranks.with_variables, call, {}, subject=call[0], **options).values()

@@ -34,10 +34,11 @@ def launch(
     view: Callable[[Run], View] = LiveView,
     *,
     names: Mapping[str, str] | None = None,
+    subject: Callable[..., Any] | str | None = None,
     **options: Any,
 ) -> Results:
     """Run a function on every rank of a pool, and return the value of each. `names` are the caller's for options, for
-    advice.
+    advice; `subject` is the user's function, or the name of their script, that the function calls.
 
     Raises:
         RuntimeError: It failed on a rank: exit code and last lines, with the rank's own exception as the cause.
@@ -45,6 +46,10 @@ def launch(
     """
     launched = distributed(**options)(function)
     launched.names = dict(names or {})
+    if isinstance(subject, str):
+        launched.label = subject
+    elif subject is not None:
+        launched.subject = subject
     with _failing_as(name):
         run = launched.start(tuple(args), dict(keywords))
         results: Results | None = run.wait(view(run))

@@ -37,6 +37,7 @@ from jupyter_distrib.serialization.picklers import (
     inputs_in_order,
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
+from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -180,9 +181,10 @@ def unpack_inputs(
         with _set(NAMESPACE, namespace), _set(DEVICE, device), _set(LOADING, begin):
             parts = _loaded(data, buffers)
     except Exception as error:  # foreign code
+        what, them = call_parts.named(names[-1]), "them" if names[-1] in call_parts.PLURAL else "it"
         raise PayloadError(
-            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. It could be "
-            "pickled in the kernel; build it in the cell, or make what it needs available on the rank."
+            f"{what} cannot be rebuilt on the rank: {type(error).__name__}: {error}. Pickling in the kernel succeeded; "
+            f"build {them} on the rank, or make what is needed available there."
         ) from error
     namespace.update(provided)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))

@@ -40,6 +40,7 @@ from jupyter_distrib.kernel.analysis.traceback_text import (
 )
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.formatting import clipped, duration, rank_list, size
 from jupyter_distrib.wire import messages as m
 
@@ -218,7 +219,7 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
 
 def describe_exit(ended: m.Exited) -> str:
     """Return a phrase on how a process ended, to follow `rank 2 `."""
-    return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
+    return _manner(ended) + (f" while it was loading {call_parts.named(ended.loading)}" if ended.loading else "")
 
 
 def _manner(ended: m.Exited) -> str:

@@ -24,6 +24,7 @@ from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input, glo
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.picklers import InputPickler, Name, inputs_in_order
 from jupyter_distrib.serialization.tensors import Tensors
+from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.nested_code import names_in
@@ -32,17 +33,15 @@ if TYPE_CHECKING:
     from jupyter_distrib.serialization.pickle_errors import PickleProblem
 
 _OF_CALLS = {
-    "__function__": "function",
-    "__arguments__": "args",
-    "__keywords__": "kwargs",
+    call_parts.FUNCTION: "function",
+    call_parts.ARGUMENTS: "args",
+    call_parts.KEYWORDS: "kwargs",
     "inside the cell": "inside the function",
 }
 """Words for the parts of a distributed function's call, for the sentence on one that cannot be sent."""
 _LARGE_BYTES = 100_000_000
 _NAMED_BYTES = _LARGE_BYTES // 10
 """Size below which the warning does not name a variable."""
-_CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
-"""The parts of the call of a distributed function, by the names under which they travel."""
 
 
 @data_class
@@ -161,7 +160,7 @@ def _sentence(problem: PickleProblem, item: Input) -> str:
         f"`{problem.name}`{where} {holds} a {problem.type_name}{inside}, which cannot be sent to the ranks "
         f"({problem.reason}). Build it inside the cell."
     )
-    if problem.name in _CALLS:
+    if problem.name in _OF_CALLS:
         for ours, theirs in _OF_CALLS.items():
             sentence = sentence.replace(ours, theirs)
     return sentence
@@ -187,16 +186,18 @@ def _refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_byte
 def _largest(
     inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, named_bytes: int
 ) -> tuple[str, bool]:
-    """Return the variables of at least `named_bytes`, largest first, and whether there is only one."""
+    """Return the variables of at least `named_bytes`, largest first, and whether this is singular."""
     ways = reachable(inputs, namespace)
     values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
     weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
-    named = []
+    named: list[str] = []
+    one = True
     for name, weight in weights:
         way = f", used by {' -> '.join(ways[name])}" if name in ways else ""
-        named += [f"{_CALLS.get(name, f'`{name}`')} ({size(weight)}{way})"] if weight >= named_bytes else []
+        named += [f"{call_parts.named(name)} ({size(weight)}{way})"] if weight >= named_bytes else []
+        one = one and name not in call_parts.PLURAL if weight >= named_bytes else one
     what = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
-    return what or f"{len(values)} variables ({size(total_bytes)})", len(named) == 1
+    return what or f"{len(values)} variables ({size(total_bytes)})", one and len(named) == 1
 
 
 def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict[str, int]:

@@ -33,7 +33,7 @@ from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
 from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.system import file_owner, formatting, interrupts
+from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 _OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 LABEL_CHARACTERS = 60
-_CALL = "__function__(*__arguments__, **__keywords__)"
+_CALL = f"{call_parts.FUNCTION}(*{call_parts.ARGUMENTS}, **{call_parts.KEYWORDS})"
 
 
 @overload
@@ -135,6 +135,8 @@ class DistributedFunction(Generic[P, R]):
         self.function, self.options = function, options
         self.subject: Callable[..., Any] = function
         """The function that views and trackers name, if this one only calls it."""
+        self.label = ""
+        """The name of its runs; empty for that of the subject."""
         self.choose_pool: Callable[[], str] | None = None
         """Returns the pool of a call; None for that of the options."""
         self.names: dict[str, str] = {}
@@ -199,9 +201,9 @@ class DistributedFunction(Generic[P, R]):
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
         """Start the function on every rank, without a view. Return the `Run`."""
-        name = self._name
+        name = self.label or _path(self.subject).rpartition(".")[2]
         function = self if self._is_importable() else self.function
-        parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
+        parts = {call_parts.FUNCTION: function, call_parts.ARGUMENTS: args, call_parts.KEYWORDS: kwargs}
         inputs = tuple(
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
@@ -217,12 +219,18 @@ class DistributedFunction(Generic[P, R]):
             )
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
-        cell = m.Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())
+        cell = m.Cell(
+            source=_CALL,
+            filename=f"{file_owner.CALL}{name}",
+            shown=self.label or (_call(name, args, kwargs) if self.subject is self.function else f"{name}()"),
+            absent=absent,
+            sources=packed_inputs.sources(),
+        )
         request = CellRequest(
             cell=cell,
             inputs=packed_inputs.packed,
             options=options,
-            label=_call(name, args, kwargs) if submitted else f"{name}()",
+            label=self.label or (_call(name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
             settings=settings,
             notes=current.changes_for(_CALL, inputs, namespace),
@@ -232,7 +240,7 @@ class DistributedFunction(Generic[P, R]):
             keywords=self.names,
         )
         run = current.submit(request) if submitted else current.start(request)
-        run.program = current.setups.before(Program.of(cell, inputs, options, settings))
+        run.program = current.setups.before(_program(self._name, cell, inputs, options, settings, namespace))
         return run
 
     def _is_importable(self) -> bool:
@@ -244,6 +252,26 @@ class DistributedFunction(Generic[P, R]):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
+
+
+def _program(  # noqa: PLR0917 - the parts of a program
+    name: str,
+    cell: m.Cell,
+    inputs: tuple[Input, ...],
+    options: Options,
+    settings: Settings,
+    namespace: dict[str, Any],
+) -> Program:
+    """Return the program of a call as one would write it, for an export: with names that the notebook does not have."""
+    wanted = {call_parts.FUNCTION: "function", call_parts.ARGUMENTS: "arguments", call_parts.KEYWORDS: "keywords"}
+    names = {part: word + "_" * (word in namespace) for part, word in wanted.items()}
+    function = inputs[0].value
+    own = namespace.get(name)
+    if own is function or getattr(own, "function", None) is function:
+        names[call_parts.FUNCTION] = name
+    source = "{}(*{}, **{})".format(*names.values())
+    renamed = tuple(dataclasses.replace(each, name=names[each.name]) for each in inputs)
+    return Program.of(dataclasses.replace(cell, source=source), renamed, options, settings)
 
 
 def _path(function: Any) -> str:

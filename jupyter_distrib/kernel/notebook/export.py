@@ -39,6 +39,7 @@ _RANK_NAMES = {
     "device": 'torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")',
 }
 _MISSING = object()
+_NOT_KEPT = "those of a call are kept only if they are short plain values"
 
 
 def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
@@ -170,7 +171,8 @@ class _Script:
             case FunctionType() | type():
                 self._define(name, value)
             case _ if value is _MISSING:
-                self.refused[name] = "the notebook no longer has it"
+                of_call = name.rstrip("_") in ("arguments", "keywords")
+                self.refused[name] = _NOT_KEPT if of_call else "the notebook no longer has it"
             case _ if is_literal(value):
                 self.definitions.append(f"{name} = {value!r}")
             case _:

@@ -28,7 +28,7 @@ def queued(order: Order, run_id: str) -> Run:
     record = RunRecord(
         run=run_id, label=request.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
     )
-    lines = {request.cell.filename: request.cell.source.splitlines(keepends=True)}
+    lines = _lines(request.cell)
     run = Run(
         record,
         PoolLink(pool=options.pool or ""),
@@ -40,6 +40,10 @@ def queued(order: Order, run_id: str) -> Run:
     )
     run.move_on("queued", "queued")
     return run
+
+
+def _lines(cell: m.Cell) -> dict[str, list[str]]:
+    return {cell.filename: (cell.shown or cell.source).splitlines(keepends=True)}
 
 
 def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: str) -> Run:
@@ -76,7 +80,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
     return Run(
         record,
         link,
-        cell={request.cell.filename: request.cell.source.splitlines(keepends=True)},
+        cell=_lines(request.cell),
         detached=options.detach,
         cell_id=request.cell_id,
         in_words=request.in_words,

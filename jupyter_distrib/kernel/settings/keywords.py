@@ -11,6 +11,8 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, possible
 from jupyter_distrib.options import Declared, Option, as_keyword, expression, gather, shown, unknown_option, variable
 
+_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+"""Options that only a cell has, so that advice on them is about a cell."""
 _STRATEGIES = ("none", "ddp", "fsdp", "tp", "deepspeed", "tensorflow")
 
 
@@ -78,7 +80,8 @@ def in_call(text: str, names: Mapping[str, str]) -> str:
 
 @cache
 def _flags() -> re.Pattern[str]:
-    flags = "|".join(sorted((re.escape(option.flag) for option in OPTIONS), key=len, reverse=True))
+    written = [re.escape(option.flag) for option in OPTIONS if option.name not in _OF_CELLS]
+    flags = "|".join(sorted(written, key=len, reverse=True))
     # A value is a number, a placeholder or a name in capitals, or stands before ", but"; else the text goes on.
     return re.compile(rf"({flags})(?![\w-])(?: (\d+|[A-Z][\w.-]*|[\w.-]+(?=, but)|{'|'.join(_STRATEGIES)})\b)?")
 

@@ -137,6 +137,8 @@ class Cell:
     the front end (the magic line is line 1)."""
     filename: str
     """The cell's name in tracebacks: `Cell In[5]`."""
+    shown: str = ""
+    """The line that tracebacks and warnings show for the call of a function: `train(0.1)`; empty for other cells."""
     absent: dict[str, str] = field(default_factory=dict)
     """Names that the notebook has or had but the ranks lack, each with a sentence on why, which a `NameError`
     quotes."""

@@ -42,9 +42,11 @@ def execute(
         namespace: The globals of the cell.
         adapted: Called with the compiled cell; returns the code to execute.
     """
-    for filename, source in ((cell.filename, cell.source), *cell.sources.items()):
+    for filename, source in ((cell.filename, cell.shown or cell.source), *cell.sources.items()):
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree = ast.parse(cell.source, cell.filename)
+    if cell.shown:
+        _place_in(tree, cell.shown)
     if not tree.body:
         return None
     if isinstance(tree.body[-1], ast.Expr):
@@ -62,6 +64,13 @@ def execute(
     if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
         linecache.cache.pop(cell.filename, None)  # no function or class is left that could need its source
     return namespace.pop(_VALUE, None)
+
+
+def _place_in(tree: ast.Module, shown: str) -> None:
+    """Make the whole of a line the place of a program of one line, for which it is shown."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt | ast.keyword):
+            node.col_offset, node.end_col_offset = 0, len(shown.encode())
 
 
 def _execute(code: types.CodeType, namespace: dict[str, object]) -> None:

@@ -205,7 +205,7 @@ def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Note
     refused = book.fails("train.distributed(1)")
     assert refused.ename == "PoolError"
     assert re.fullmatch(
-        r"train\(\) is still running on these ranks \(run (\S+)\): wait for it with --wait S, see it with "
+        r"train\(\) is still running on these ranks \(run (\S+)\): wait for it with wait_s=S, see it with "
         r"`%distributed_status`, or stop it with `%distributed_pool stop`\.",
         refused.evalue,
     )

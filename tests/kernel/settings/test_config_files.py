@@ -362,6 +362,7 @@ def test_only_these_keys_options_and_kinds_of_pools_need_no_trust() -> None:
     assert [key.name for key in project_files.KEYS if key.unasked("mine", pools)] == [
         "pool",
         "remote",
+        "reserved",
         "strategy",
         "pools",
     ]
