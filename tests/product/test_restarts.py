@@ -245,3 +245,17 @@ def test_an_exception_beside_max_restarts_names_what_restarts_it(shared_notebook
     )
     assert "add --restart-on error" in view
     assert "--restart-on" not in shared_notebook.fails(line.format(" --restart-on error")).view
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_lost_one_shows_one_line_of_c10d(shared_notebook: Notebook) -> None:
+    ended = shared_notebook.ok(
+        "%%distributed --ranks 2 --max-restarts 1 --out got\nimport os, threading, torch.distributed as dist\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if first and rank == 0:\n    threading.Event().wait(1); os.kill(os.getpid(), 9)\n"
+        "dist.init_process_group('gloo')\ndist.barrier()\nrank"
+    )
+    assert "frame #" not in ended.view
+    assert "Exception raised from" not in ended.view
+    assert "attempt 2 of 2" in ended.view
+    shared_notebook.forget()

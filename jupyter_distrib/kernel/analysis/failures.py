@@ -74,13 +74,26 @@ def _trouble_at_s(rank: RankRecord) -> float | None:
     return None
 
 
-def in_brief(rank: RankRecord) -> str:
+def in_brief(record: RunRecord, rank: RankRecord) -> str:
     """Return one line on the failure of a rank, without the rank's number; empty without a failure."""
     if rank.failure is not None:
         return headline(rank.failure)
     if rank.exit is not None and rank.state == "lost":
-        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
+        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or _replaced(record, rank.exit)
     return ""
+
+
+def _replaced(record: RunRecord, ended: m.Exited) -> str:
+    """Return a phrase on a rank whose process was ended on purpose: it did not stop within the time for that, or had no
+    such time, because others were lost."""
+    soon = [
+        rank.rank
+        for rank in record.ranks.values()
+        if rank.exit is not None and not rank.exit.asked and ended.at_s - rank.exit.at_s < m.KILL_AFTER_S
+    ]
+    if not soon:
+        return "did not stop and was replaced"
+    return f"was ended, since {rank_list(soon)} {'was' if len(soon) == 1 else 'were'} lost"
 
 
 # ---------------------------------------------------------------------------------------------------- what to raise
@@ -305,7 +318,8 @@ def _story(record: RunRecord, rank: RankRecord, has_root: bool, source_of: Sourc
         if rank.exit.reason:
             return " had not finished: names kept on it are gone"
         if rank.exit.asked:
-            return " did not stop and was replaced: names kept on it are gone" + (f" (was at {where})" if where else "")
+            ended = f" {_replaced(record, rank.exit)}: names kept on it are gone"
+            return ended + (f" (was at {where})" if where else "")
         return f" {describe_exit(rank.exit)}"
     if rank.state == "interrupted":
         where = _where(rank.stopped_at, source_of)

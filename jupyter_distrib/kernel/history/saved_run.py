@@ -107,7 +107,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
 
 
 def _headline(record: RunRecord, rank: int) -> str:
-    return f"{rank_list([rank])}: {failures.in_brief(record.ranks[rank])}"
+    return f"{rank_list([rank])}: {failures.in_brief(record, record.ranks[rank])}"
 
 
 def _state(record: RunRecord) -> str:

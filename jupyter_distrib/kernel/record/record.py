@@ -17,6 +17,7 @@ from typing import cast
 
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import RankClearing
+from jupyter_distrib.kernel.record.native_frames import NativeFrames
 from jupyter_distrib.kernel.record.output_lines import Line, Lines, line_of
 from jupyter_distrib.kernel.record.rank_record import OfOneRank, RankRecord, Sample
 from jupyter_distrib.kernel.record.terminal_stream import Stream
@@ -77,6 +78,7 @@ class RunRecord:
         """Number of events so far; a view redraws when it has changed."""
         self._output = Lines()
         self._clearing: dict[int, RankClearing] = {}
+        self._frames: dict[int, NativeFrames] = {}
         self._last_at_s: float | None = None
         for worker in workers:
             if rank := self.ranks.get(worker.rank):
@@ -186,6 +188,8 @@ class RunRecord:
         rank.last_line = stream.peek() or rank.last_line
 
     def _keep(self, rank: RankRecord, stream: str, texts: list[str]) -> None:
+        if stream == "stderr":
+            texts = self._frames.setdefault(rank.rank, NativeFrames()).without(texts)
         self._output.extend(rank.rank, stream, texts)
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
 

@@ -31,7 +31,7 @@ def examine(runs: RunHistory, pools: PoolManager, number: int | None) -> None:
     if reason := prompts.missing():
         raise PoolError(NO_PROMPT.format(reason))
     with group.connection.routing_to(run):
-        print(f"rank {rank}: {failures.in_brief(run.record.ranks[rank])}")
+        print(f"rank {rank}: {failures.in_brief(run.record, run.record.ranks[rank])}")
         try:
             if not _opened(run, rank):
                 raise PoolError(_reason(run, rank))

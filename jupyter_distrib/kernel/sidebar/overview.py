@@ -202,7 +202,7 @@ def _trouble(record: RunRecord) -> str:
     number = failures.cause(record)
     if number is None:
         return ""
-    return f"rank {number}: {clipped(failures.in_brief(record.ranks[number]), LINE_CHARACTERS)}"
+    return f"rank {number}: {clipped(failures.in_brief(record, record.ranks[number]), LINE_CHARACTERS)}"
 
 
 def _last_line(record: RunRecord) -> str:

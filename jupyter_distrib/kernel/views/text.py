@@ -290,7 +290,7 @@ def _trouble(record: RunRecord, rank: RankRecord, root: int | None) -> str:
         return "stopped because another rank was gone"
     left = len(rank.failure.message.strip().splitlines()) - 1 if rank.failure is not None else 0
     rest = f" ... ({left:,} more line{'s' * (left != 1)})" if left > 0 else ""
-    return clipped(in_brief(rank), TROUBLE_CHARACTERS) + rest
+    return clipped(in_brief(record, rank), TROUBLE_CHARACTERS) + rest
 
 
 def _metrics(group: Sequence[RankRecord]) -> str:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
-from jupyter_distrib.kernel.analysis.failures import cause, remote_error, to_exception, to_interrupt, to_timeout
+from jupyter_distrib.kernel.analysis.failures import (
+    cause,
+    in_brief,
+    remote_error,
+    to_exception,
+    to_interrupt,
+    to_timeout,
+)
 from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import text as text_view
@@ -507,6 +514,21 @@ def test_a_stop_says_where_each_group_of_ranks_was() -> None:
         "Rank 4: Cell In[5], line 2: import utils",
     ]
     assert rendered(pickle.loads(pickle.dumps(exception))) == rendered(exception)
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "told"),
+    [
+        (2.08, "Rank 0 was ended, since rank 1 was lost: names kept on it are gone"),
+        (4.5, "Rank 0 did not stop and was replaced: names kept on it are gone"),
+    ],
+)
+def test_a_rank_that_had_no_time_to_stop_is_not_blamed_for_it(ended_s: float, told: str) -> None:
+    record = a_record(exited(1), exited(0, at_s=ended_s, asked=True), ranks=2)
+    assert told in rendered(to_exception(record, no_object, source_of, 3.0)).splitlines()
+    brief = told.removeprefix("Rank 0 ").partition(":")[0]
+    assert in_brief(record, record.ranks[0]) == brief
+    assert "was killed by SIGKILL" in in_brief(record, record.ranks[1])
 
 
 def test_a_timeout_says_its_limit_and_where_the_ranks_were() -> None:

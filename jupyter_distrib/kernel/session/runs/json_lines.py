@@ -83,7 +83,7 @@ def status_of(run: ToldRun) -> dict[str, Any]:
         "began_at_s": run.clock.began_at_s,
         "elapsed_s": round(run.elapsed_s, 3),
         "values": {str(rank): short_text(value) for rank, value in run.seen_values().items()},
-        "errors": [_error(record, rank) for rank in record.ranks.values() if in_brief(rank)],
+        "errors": [_error(record, rank) for rank in record.ranks.values() if in_brief(record, rank)],
         "refusal": None if refusal is None else f"{type(refusal).__name__}: {refusal}",
         "metrics": {str(rank.rank): _numbers(rank) for rank in record.ranks.values() if rank.metrics},
         "progress": {str(rank.rank): _loops(rank) for rank in record.ranks.values() if rank.progress},
@@ -101,7 +101,7 @@ def _error(record: RunRecord, rank: RankRecord) -> dict[str, Any]:
         "root": rank.rank == cause(record),
         "consequence": is_consequence(record, rank),
         "type": failure.type_name if failure is not None else "RankLost",
-        "message": failure.message if failure is not None else in_brief(rank),
+        "message": failure.message if failure is not None else in_brief(record, rank),
         "file": frame.filename if frame is not None else "",
         "line": frame.line if frame is not None else 0,
     }
