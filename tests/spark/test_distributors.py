@@ -173,3 +173,17 @@ def test_an_interrupt_stops_the_ranks_of_a_cell_while_a_session_lives_in_the_ker
     assert "interrupted" in outcome.view
     assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
     assert book.ok("spark.range(3).count()").result == "3"
+
+
+def test_a_run_in_local_tasks_shows_no_encoded_lines(tmp_path: Path) -> None:
+    """The two ends of Spark's log have different addresses here, where Spark's is not that of the host."""
+    with Notebook(tmp_path, {**ON_LOOPBACK, "SPARK_LOCAL_IP": "127.0.0.2"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok("from pyspark.sql import SparkSession\nspark = SparkSession.builder.master('local[2]').getOrCreate()")
+        shown = book.ok(
+            "from jupyter_distrib.compat.spark import TorchDistributor\ndef train():\n    print('hello')\n"
+            "TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train)"
+        )
+        assert "[0-1] hello" in shown.view
+        assert " V AAAA" not in shown.text + shown.stdout + shown.stderr
+        book.ok("spark.stop()")

@@ -13,6 +13,7 @@ from jupyter_distrib.compat import launching
 from jupyter_distrib.compat.spark.entry import execute, run_script
 from jupyter_distrib.compat.spark.launched import Launched
 from jupyter_distrib.compat.spark.log_server import LogServer
+from jupyter_distrib.compat.spark.task_output import Token
 
 try:
     from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor as SparkDeepspeed
@@ -56,12 +57,14 @@ class _Watched:
             path = launching.check_script(name, train_object, kwargs)
             function, given, keywords = run_script, (path, *map(str, args)), {}
         run = super().run  # type: ignore[misc]
-        return self._launch(lambda one: run(execute, one.run.id, one.token, function, given, keywords))
+        return self._launch(lambda one: run(execute, one.run.id, Token(one.token), function, given, keywords))
 
     def _train_on_dataframe(self, train_function: Callable[..., Any], dataframe: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a function on every rank, each beside one partition of the frame."""
         train = super()._train_on_dataframe  # type: ignore[misc]
-        return self._launch(lambda one: train(execute, dataframe, one.run.id, one.token, train_function, args, kwargs))
+        return self._launch(
+            lambda one: train(execute, dataframe, one.run.id, Token(one.token), train_function, args, kwargs)
+        )
 
     def _launch(self, call: Callable[[Launched], Any]) -> Any:
         name, tag = self.name, f"jupyter_distrib-{os.urandom(4).hex()}"

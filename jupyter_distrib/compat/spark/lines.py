@@ -58,6 +58,11 @@ def of_event(token: str, rank: int, event: m.RunEvent) -> Iterator[str]:
     yield f"{_MARK}{token} {rank} V {parts[-1]}{_END}\n"
 
 
+def is_marked(text: str, token: str) -> bool:
+    """Return whether a text is a line with this token."""
+    return text.startswith(f"{_MARK}{token} ")
+
+
 @dataclass(slots=True, kw_only=True)
 class Reader:
     """Reads the lines of all ranks of a run."""
