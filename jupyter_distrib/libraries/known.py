@@ -3,7 +3,8 @@ code of its own has a file beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -48,11 +49,23 @@ LIBRARIES = (
     TQDM,
     Library(modules=("transformers",), extra="transformers", repeated_blocks=_declared_blocks),
     Library(modules=("trl",), extra="trl"),
+    Library(modules=("unsloth",), comes_before="transformers, trl and peft"),
     WANDB,
 )
 
 _DIVIDE = {module for library in LIBRARIES if library.divides_data for module in library.modules}
+_FIRST = {library.modules[0]: library.comes_before for library in LIBRARIES if library.comes_before}
 _WRAP = {module for library in LIBRARIES if library.wraps_models for module in library.modules}
+
+
+def first_imported(sources: Iterable[str]) -> str:
+    """Return a sentence on a library that one of these programs imports and that needs new ranks, since it has to be
+    imported before others; empty if there is none."""
+    for name, others in _FIRST.items():
+        for source in sources:
+            if name in source and re.search(rf"^[ \t]*(?:import|from)[ \t]+{name}\b", source, re.MULTILINE):
+                return f"on new ranks, since {name} has to be imported before {others}"
+    return ""
 
 
 def extras() -> dict[str, str]:

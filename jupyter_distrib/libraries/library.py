@@ -24,6 +24,8 @@ class Library:
     """Advice on what to call instead of the library's launcher: part of a sentence, such as `with X call ...`."""
     divides_data: bool = False
     """Whether its data loaders and samplers already give each rank its share."""
+    comes_before: str = ""
+    """The libraries that it patches and must be imported before, in words."""
     wraps_models: bool = False
     """Whether its wrapper modules reduce the gradients of the modules inside."""
     shared_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

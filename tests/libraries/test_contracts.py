@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebook import Notebook
@@ -60,3 +62,31 @@ def test_composer_makes_its_group_or_finds_one_of_its_backend(book: Notebook, st
     done = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\ninitialize_dist('gloo')")
 
     assert done.result == "rank 0: 0\nrank 1: 1"
+
+
+UNSLOTH = """
+import sys
+early = [name for name in ("transformers", "trl", "peft") if name in sys.modules]
+patched = not early
+"""
+
+
+@pytest.mark.slow
+def test_a_function_that_imports_unsloth_gets_ranks_that_have_imported_nothing(tmp_path: Path) -> None:
+    (tmp_path / "unsloth.py").write_text(UNSLOTH)
+    (tmp_path / "trl.py").write_text("")
+    told = "on new ranks, since unsloth has to be imported before transformers, trl and peft"
+    with Notebook(tmp_path) as own:
+        own.ok("%load_ext jupyter_distrib")
+        own.ok("%%distributed --ranks 2 --keep kept\nimport trl\nkept = rank")
+        cell = own.ok("%%distributed --ranks 2\nfrom unsloth import patched\npatched")
+        assert (cell.result, told in cell.view) == ("ranks 0-1: True", True)
+        own.ok("%%distributed --ranks 2\nimport trl")
+        own.ok(
+            "import jupyter_distrib\n@jupyter_distrib.distributed(ranks=2)\ndef train():\n    import unsloth\n"
+            "    return unsloth.patched"
+        )
+        function = own.ok("train.distributed()")
+        assert (function.result, told in function.view) == ("ranks 0-1: True", True)
+        assert own.ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
+        assert "new ranks" not in own.ok("%%distributed --ranks 2\n'import unsloth'\n'unsloth'").view

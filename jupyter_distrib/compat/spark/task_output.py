@@ -1,6 +1,6 @@
-"""Keeps the encoded lines of ranks out of what a Spark task prints: pyspark prints what it has read from torchrun, until
-its connection to the driver is there, and always where the two ends of that have different addresses. On the driver's
-machine this is in the notebook.
+"""Keeps the encoded lines of ranks out of what a Spark task prints: pyspark prints what it has read from torchrun
+until its connection to the driver is there, and always where the two ends of that have different addresses. On the
+driver's machine this is in the notebook.
 
 In the process of a Spark task, which gets the run's token with the call.
 """

@@ -103,6 +103,10 @@ class CellRequest:
     keywords: Mapping[str, str] | None = None
     """The caller's names for keywords, for advice in a caller's words; None for a cell or script, which has flags."""
 
+    def sources(self) -> tuple[str, ...]:
+        """Return the sources of the cell, and of the cells and functions that it calls."""
+        return (self.cell.source, self.shown, *self.cell.sources.values())
+
     def in_words(self, text: str) -> str:
         """Return a sentence about options in the words of who began the run."""
         return text if self.keywords is None else in_call(text, self.keywords)

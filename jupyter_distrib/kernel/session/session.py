@@ -39,6 +39,7 @@ from jupyter_distrib.kernel.session.setups import Setups
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
+from jupyter_distrib.libraries import known
 from jupyter_distrib.pools.base import capabilities_of, usable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
@@ -195,8 +196,10 @@ class Session:
         """Claim ranks and send them the cell; a queued run becomes the run of it."""
         request, options, say = order.request, order.options, concurrent.say if concurrent else print
         self.pass_on()
-        program = bool(request.cell.script) and not options.warm and options.on is None
-        with self.pools.claiming(options, request.handles, concurrent=concurrent, unused=program) as group:
+        takes_new = not (options.warm or request.handles) and options.on is None
+        first = known.first_imported(request.sources()) if takes_new else ""
+        unused = takes_new and bool(request.cell.script or first)
+        with self.pools.claiming(options, request.handles, concurrent=concurrent, unused=unused) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             outgoing = order.outgoing(self.sent_values)
@@ -206,6 +209,8 @@ class Session:
                 if queued is not None:
                     queued.stop_by(lambda force: self._give_up_starting(group))
                 self.pools.wait_open(group, say)
+                if first:
+                    group.notes = (*group.notes, first)
                 run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
                 run.on_ended.append(self.sent_values.tidy)
