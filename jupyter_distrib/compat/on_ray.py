@@ -17,6 +17,8 @@ from typing import Any
 from jupyter_distrib.system import network_interfaces, scratch
 
 START_S = 120.0
+ASKED_S = 0.5
+"""Seconds for a member of the cluster to end by itself."""
 END_S = 15.0
 LOG_LINES = 20
 _DONE = "jupyter_distrib/ray_launch/done"
@@ -136,7 +138,7 @@ def _member(where: str, address: str, gpus: Sequence[str], folder: str) -> Itera
 def _command(where: str, address: str, gpus: Sequence[str], folder: str) -> list[str]:
     common = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={address}",
-        f"--num-cpus={_cpus()}", f"--num-gpus={len(gpus)}",
+        f"--num-cpus={_cpus()}", f"--num-gpus={len(gpus)}", f"--metrics-export-port={_free_port(address)}",
     ]  # fmt: skip
     if os.environ["RANK"] != "0":
         return [*common, f"--address={where}", f"--temp-dir={folder}"]
@@ -190,10 +192,11 @@ def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a member: `ray start --block` ends what it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """End a member. `ray start --block` would end what it has started, one after another, in some fifteen seconds, and
+    nobody needs the cluster any more. What is killed takes its children with it."""
+    for number, wait_s in ((signal.SIGTERM, ASKED_S), (signal.SIGKILL, END_S)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
+            process.wait(wait_s)
             return

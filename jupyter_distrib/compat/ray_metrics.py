@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ class RayMetricsMonitor:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._step = 0
+        self._has_port = metrics_export_port > 0
+        self._told = False
 
     def start(self) -> None:
         """Copy samples regularly, in a thread, until `finish` or the end of the MLflow run."""
@@ -73,12 +76,15 @@ class RayMetricsMonitor:
             self.publish_metrics(self.collect_metrics())
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return a sample of the node's metrics, by name in the tracker; empty if the node does not answer."""
+        """Return a sample of the node's metrics, by name in the tracker; empty if the node does not answer, of which a
+        warning tells once."""
+        if not self._has_port:
+            return self._nothing("it exports none")
         try:
             with urllib.request.urlopen(self._url, timeout=ANSWER_S) as page:  # noqa: S310 - http, see `_url`
                 text = page.read().decode("utf-8", "replace")
-        except OSError:
-            return {}
+        except OSError as error:
+            return self._nothing(f"{self._url} does not answer ({error})")
         found: dict[str, float] = {}
         for name, labels, value in series(text):
             shown = "/".join([name.removeprefix("ray_"), *(labels[each] for each in sorted(labels) if labels[each])])
@@ -90,6 +96,13 @@ class RayMetricsMonitor:
                 continue
             found[key] = found.get(key, 0.0) + value  # one series for each process
         return found
+
+    def _nothing(self, why: str) -> dict[str, float]:
+        if not self._told:
+            self._told = True
+            text = "There are no metrics of this node of Ray: {}. Ray exports them where ray[default] is installed."
+            warnings.warn(text.format(why), stacklevel=3)
+        return {}
 
     def publish_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log a sample to the tracker."""
