@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, overload
 
 from jupyter_distrib.errors import CaptureError, OptionsError
@@ -152,7 +153,13 @@ class SweepRuns(Sequence[Any]):
         elif not halt_on_failure and len(failed) < len(self.runs):
             return
         for run in failed[:1]:
-            run.result()
+            try:
+                run.result()
+            except CancelledError as error:  # it was still queued, and the cell as a whole was stopped
+                stopped = KeyboardInterrupt(str(error))
+            else:
+                continue
+            raise stopped
 
     def _rows(self) -> list[run_table.RunRow]:
         return [row_of(run, texts(each)) for run, each in zip(self.runs, self.configurations, strict=True)]
