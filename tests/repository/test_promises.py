@@ -356,6 +356,7 @@ MORE_RIGHTS = re.compile(
 )
 PORTS = {
     "agent/groups/store.py": "torch's store, which rank 0 serves; TensorFlow's ranks meet there",
+    "worker/pytorch/host_lookup.py": "torch's store, on loopback, for milliseconds when torch is loaded",
     "compat/on_ray.py": "a free port, for Ray",
     "strategies/tensorflow.py": "a free port, for TensorFlow",
     "worker/network_check.py": "the measurement of the doctor",

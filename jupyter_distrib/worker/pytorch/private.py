@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from operator import attrgetter
@@ -405,6 +405,20 @@ def stop_profiler() -> Any:
 
 
 _level_before: int | None = None
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Keep warnings out of torch's C++ log meanwhile, from all threads."""
+    level = _log_level()
+    if level is None:
+        yield
+        return
+    before, level.value = level.value, max(level.value, _ERRORS_ONLY)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 def _log_level() -> ctypes.c_int | None:

@@ -19,6 +19,7 @@ from jupyter_distrib.interfaces.framework import TORCH, DeviceState
 from jupyter_distrib.system.private_torch import COMPILER
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import (
+    host_lookup,
     phase_clock,
     private,
     process_group,
@@ -56,6 +57,7 @@ class PyTorch:
         replaced_functions.replace_save()
         replaced_functions.allow_same_interop_threads()
         phase_clock.install()
+        host_lookup.finish()
 
     def preload(self) -> None:
         for name in _PRELOADED:
