@@ -133,7 +133,7 @@ def with_defaults(given: dict[str, str]) -> dict[str, str]:
     out = {
         "OMP_NUM_THREADS": str(order().threads),
         "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this one: without the sign, eth1 means eth10, too
     }
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only if the new one is unset
         out["TORCH_FR_BUFFER_SIZE"] = "200"

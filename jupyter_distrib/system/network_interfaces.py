@@ -75,5 +75,5 @@ def nccl_hint(text: str) -> str:
     seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an address"
     told = os.environ.get("NCCL_SOCKET_IFNAME")
     return (
-        f"NCCL was to use the interface {told}" if told else "NCCL chose an interface by itself"
+        f"NCCL was to use the interface {told.removeprefix('=')}" if told else "NCCL chose an interface by itself"
     ) + f"; this node has {seen}. --env NCCL_SOCKET_IFNAME=NAME names another, --env NCCL_DEBUG=INFO tells more."

@@ -55,7 +55,11 @@ def test_the_interface_is_the_one_by_which_the_others_are_reached(others: list[s
 
 @pytest.mark.parametrize(
     ("told", "begins"),
-    [("eth7", "NCCL was to use the interface eth7; this node has "), (None, "NCCL chose an interface by itself; this")],
+    [
+        ("eth7", "NCCL was to use the interface eth7; this node has "),
+        ("=eth7", "NCCL was to use the interface eth7; this node has "),
+        (None, "NCCL chose an interface by itself; this"),
+    ],
 )
 def test_the_hint_names_what_was_used_and_what_is_there(
     told: str | None, begins: str, monkeypatch: pytest.MonkeyPatch

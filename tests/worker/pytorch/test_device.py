@@ -138,3 +138,10 @@ def test_gpu_ranks_have_defaults_for_nccl_that_the_user_overrides(gpu_rank: None
 
     assert identity.with_defaults({names[0]: "1"})[names[0]] == "1"
     assert names[1] not in identity.with_defaults({"NCCL_ASYNC_ERROR_HANDLING": "3"})
+
+
+def test_nccl_uses_the_interface_of_that_name_alone(gpu_rank: None) -> None:
+    """NCCL takes a name for the beginning of one, gloo does not: eth1 would mean eth10 for one of the two."""
+    ours = identity.with_defaults({})
+    assert (ours["NCCL_SOCKET_IFNAME"], ours["GLOO_SOCKET_IFNAME"]) == ("=lo", "lo")
+    assert identity.with_defaults({"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "ib0"
