@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import linecache
 import os
+import re
+import shutil
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner, open_files
+from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire import messages as m
@@ -32,6 +36,10 @@ _BROKEN_HOROVOD = (
     "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "
     "import horovod.torch is served here."
 )
+_OUT_OF_MEMORY = (
+    "The GPU is out of memory: torch reports it in this way where the driver does not tell the use of the GPU, as on a "
+    "MIG slice. Use smaller batches, or delete what you do not need."
+)
 _NO_LOOP = (
     "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
 )
@@ -51,6 +59,7 @@ _HINTS = {
         f"No module named '{name}'": f"Run %distributed_compat {platform} in the notebook: it serves these imports."
         for name, platform in stand_ins.top_names().items()
     },
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED": _OUT_OF_MEMORY,
     "Extension horovod.torch has not been built": _BROKEN_HOROVOD,
 }
 
@@ -103,8 +112,29 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
     if groupless and _NO_GROUP in text:
         yield groupless
     yield from (hint for words, hint in _HINTS.items() if words in text)
-    if hint := nccl_hint(text):
+    if hint := _shared_memory(text) or nccl_hint(text):
         yield hint
+
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read
+_NO_ROOM = re.compile(
+    r"NCCL[\s\S]*(?:creating shared memory segment|failed to extend \S*/nccl-)"
+    r"|unable to (?:write to file|allocate shared memory|mmap|resize|open shared memory)[\s\S]*No space left on device"
+    r"|DataLoader worker[\s\S]*(?:Bus error|out of shared memory)"
+)
+"""Messages of NCCL and of data loaders when /dev/shm is full."""
+
+
+def _shared_memory(text: str) -> str:
+    """Return the size of /dev/shm with advice, for an error that comes from a small one; else nothing."""
+    if not _NO_ROOM.search(text) or not SHARED_MEMORY.exists():
+        return ""
+    total, _, free = shutil.disk_usage(SHARED_MEMORY)
+    nccl = ", or keep NCCL from using it with --env NCCL_SHM_DISABLE=1, which is slower" if "NCCL" in text else ""
+    return (
+        f"{SHARED_MEMORY} has {size(total)}, of which {size(free)} are free. If that is too little, give the container "
+        f"more (docker run --shm-size=8g; on Kubernetes a volume in memory){nccl}."
+    )
 
 
 def _limit(error: BaseException, depth: int) -> Iterator[str]:

@@ -33,3 +33,46 @@ def test_a_cuda_device_on_cpu_ranks_is_answered_by_the_device_to_take(text: str)
 
 def test_another_error_has_no_hint() -> None:
     assert failure.describe(RuntimeError("NCCL is fine"), run="r", by_value=False).notes == ()
+
+
+FULL = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.28.9\nncclSystemError: System call (e.g. "
+    "socket, malloc) or external library call failed or device error.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FULL + "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888)",
+        FULL + "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)",
+    ],
+)
+def test_a_full_dev_shm_is_named_instead_of_the_network(text: str) -> None:
+    (note,) = failure.describe(RuntimeError(text), run="r", by_value=False).notes
+    assert note.startswith("/dev/shm has ")
+    assert "--shm-size" in note
+    assert "NCCL_SHM_DISABLE=1" in note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unable to write to file </torch_12_34_0>: No space left on device (28)",
+        "unable to allocate shared memory(shm) for file </torch_12_34_0>: No space left on device (28)",
+        "DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that its workers are out of memory.",
+    ],
+)
+def test_loaders_that_fill_dev_shm_are_answered_by_its_size(text: str) -> None:
+    (note,) = failure.describe(RuntimeError(text), run="r", by_value=False).notes
+    assert note.startswith("/dev/shm has ")
+    assert "NCCL" not in note
+
+
+def test_a_gpu_that_is_full_is_called_so_where_the_driver_tells_nothing() -> None:
+    text = (
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1154, please report a '
+        "bug to PyTorch."
+    )
+    (note,) = failure.describe(RuntimeError(text), run="r", by_value=False).notes
+    assert note.startswith("The GPU is out of memory")
