@@ -1,0 +1,87 @@
+// The driver's library (NVML), as far as this package and torch ask it.
+#include "machine.h"
+
+#include <cstdio>
+#include <cstring>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+
+struct Gpu {
+    int number;
+};
+Gpu *gpu(int number) {
+    static Gpu all[machine::MOST_GPUS];
+    all[number].number = number;
+    return &all[number];
+}
+
+struct Memory {
+    unsigned long long total, free, used;
+};
+struct Use {
+    unsigned gpu, memory;
+};
+struct Process {
+    unsigned pid;
+    unsigned long long used;
+    unsigned instance, compute_instance;
+};
+
+}  // namespace
+
+EXPORTED int nvmlInit_v2() { return SUCCESS; }
+EXPORTED int nvmlInitWithFlags(unsigned) { return SUCCESS; }
+EXPORTED int nvmlShutdown() { return SUCCESS; }
+EXPORTED const char *nvmlErrorString(int error) { return error == NO_PERMISSION ? "Insufficient Permissions" : "Not Supported"; }
+EXPORTED int nvmlDeviceGetCount_v2(unsigned *count) { return *count = unsigned(machine::gpus()), SUCCESS; }
+EXPORTED int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
+    if (index >= unsigned(machine::gpus())) return NOT_FOUND;
+    return *out = gpu(int(index)), SUCCESS;
+}
+EXPORTED int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) {
+    for (int number = 0; number < machine::gpus(); number++)
+        if (machine::uuid(number) == uuid) return *out = gpu(number), SUCCESS;
+    return NOT_FOUND;
+}
+EXPORTED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, Gpu **out) {
+    unsigned number = 0;
+    sscanf(id, "0000:%x", &number);
+    return nvmlDeviceGetHandleByIndex_v2(number, out);
+}
+EXPORTED int nvmlDeviceGetUUID(Gpu *device, char *text, unsigned size) {
+    return snprintf(text, size, "%s", machine::uuid(device->number).c_str()), SUCCESS;
+}
+EXPORTED int nvmlDeviceGetName(Gpu *, char *text, unsigned size) {
+    return snprintf(text, size, "Feigned H100"), SUCCESS;
+}
+EXPORTED int nvmlDeviceGetMemoryInfo(Gpu *device, Memory *out) {
+    if (machine::refuses()) return NO_PERMISSION;
+    out->total = machine::memory_bytes();
+    out->used = machine::used_bytes(device->number);
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+EXPORTED int nvmlDeviceGetUtilizationRates(Gpu *, Use *out) { return *out = {0, 0}, SUCCESS; }
+EXPORTED int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *device, unsigned *count, Process *out) {
+    if (machine::refuses()) return NO_PERMISSION;
+    unsigned room = *count, found = 0;
+    machine::each([&](int pid, machine::Held &held) {
+        if (!held.context[device->number]) return;
+        if (found < room && out) out[found] = {unsigned(pid), static_cast<unsigned long long>(held.bytes[device->number]), ~0u, ~0u};
+        found++;
+    });
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+EXPORTED int nvmlDeviceGetComputeRunningProcesses(Gpu *device, unsigned *count, Process *out) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
+}
+EXPORTED int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "580.0"), SUCCESS; }
+EXPORTED int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, SUCCESS; }
+EXPORTED int nvmlDeviceGetGpuFabricInfoV() { return NOT_SUPPORTED; }
+EXPORTED int nvmlDeviceGetNvLinkRemoteDeviceType() { return NOT_SUPPORTED; }
+EXPORTED int nvmlDeviceGetNvLinkRemotePciInfo_v2() { return NOT_SUPPORTED; }

@@ -1,0 +1,95 @@
+"""What a cell held of a GPU is free again, however the cell ends, and while the notebook idles."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.feigned_cuda import FeignedCuda, trainings
+from tests.notebook import Notebook
+from tests.processes import wait_until
+
+BIG = "import torch\nbig = torch.empty(3 << 30, dtype=torch.uint8, device=device)\n"
+SMALL_MB = 1024
+"""A rank may keep a gigabyte for its next cell."""
+BACK_S = 4.0
+
+
+def is_back(machine: FeignedCuda) -> bool:
+    return wait_until(lambda: all(machine.held_mb(gpu) < SMALL_MB for gpu in range(8)), BACK_S)
+
+
+def test_after_an_exception(machine: FeignedCuda, book: Notebook) -> None:
+    book.fails(f"%%distributed --gpus 2\n{BIG}raise ValueError")
+    assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]
+
+
+def test_after_stop(machine: FeignedCuda, book: Notebook) -> None:
+    book.start(f"%%distributed --gpus 2\n{BIG}print('holds', flush=True)\n__import__('signal').pause()")
+    book.until("holds")
+    assert machine.held_mb(0) >= 3000
+    book.interrupt()
+    book.finish()
+    assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]
+
+
+def test_after_a_rank_was_killed(machine: FeignedCuda, book: Notebook) -> None:
+    found = book.ok("%%distributed --gpus 2\nimport os\nos.getpid()")
+    pid = int(re.findall(r": (\d+)", found.text)[1])
+    book.start(f"%%distributed --gpus 2\n{BIG}print('holds', flush=True)\n__import__('signal').pause()")
+    book.until("holds")
+    os.kill(pid, signal.SIGKILL)
+    book.finish()
+    assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]
+
+
+WHERE = {
+    "forward": "class Grows(torch.nn.Module):\n    def forward(self, x):\n        self.full = torch.empty(3 << 30, device=x.device)\n        return x\n"
+    "model.append(Grows())\n",
+    "backward": "def grow(*_):\n    torch.empty(3 << 30, device=device)\nmodel[0].register_full_backward_hook(grow)\n",
+    "optimizer": "def grow(*_):\n    torch.empty(3 << 30, device=device)\noptimizer.register_step_pre_hook(grow)\n",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_when_it_is_full(where: str, strategy: str, machine: FeignedCuda, book: Notebook) -> None:
+    """All ranks run out of memory at the same place, as they mostly do; the next cell trains."""
+    failed = book.fails(trainings.cell(f"--strategy {strategy}", model=trainings.MODEL + WHERE[where]))
+    assert "OutOfMemoryError" in failed.text
+    assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]
+    assert "steps" in book.ok(trainings.cell(f"--strategy {strategy}")).text
+
+
+def test_when_one_rank_is_full_with_a_kept_model(machine: FeignedCuda, book: Notebook) -> None:
+    book.ok(trainings.cell("--strategy ddp --keep model,optimizer"))
+    grows = "if number == 3 and rank == 1: torch.empty(3 << 30, device=device)"
+    again = "import itertools, torch\n"
+    failed = book.fails(trainings.cell("--strategy ddp --keep model,optimizer", "itertools.count()", grows, again))
+    assert "OutOfMemoryError" in failed.text
+    assert "Rank 1 raised it" in failed.text
+    assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]
+    assert "steps" in book.ok(trainings.cell("--strategy ddp --keep model,optimizer", model=again)).text
+
+
+def test_where_the_driver_tells_nothing_a_full_gpu_is_still_called_so(machine: FeignedCuda, book: Notebook) -> None:
+    book.ok("%%distributed --gpus 2\npass")
+    machine.refuse(on=True)
+    try:
+        failed = book.fails("%%distributed --gpus 2\nimport torch\ntorch.empty(3 << 30, device=device)")
+        assert "he GPU is out of memory" in failed.text
+        assert "rank 0: 1" in book.ok("%%distributed --gpus 1 --fresh\n1").text
+    finally:
+        machine.refuse(on=False)
+
+
+def test_a_second_notebook_has_the_gpus_of_a_dead_one(machine: FeignedCuda) -> None:
+    with machine.notebook() as first:
+        first.start(f"%%distributed --gpus 8\n{BIG}print('holds', flush=True)\n__import__('signal').pause()")
+        first.until("holds")
+        os.kill(first.pid, signal.SIGKILL)
+        with machine.notebook() as second:
+            assert "rank 0" in second.ok(f"%%distributed --gpus 1 --wait 20\n{BIG}rank").text
