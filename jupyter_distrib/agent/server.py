@@ -220,6 +220,8 @@ class Agent:
             choice = gpu_choice.choose(command, inventory, torch_build())
         except gpu_choice.GpusRefused as error:
             return self._refuse(client, command, str(error))
+        if reason := gpu_allocation.too_many(choice.size):
+            return self._refuse(client, command, reason)
         if not choice.alternatives:
             return self._open_with(client, command, choice)
         assert client.hello is not None

@@ -149,7 +149,11 @@ def test_only_visible_gpus_are_given(stage: Stage) -> None:
 def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
     me = stage.client("a")
     assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
-    assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."
+    assert stage.open(me, "c2", 2, visible=("2",)) == (
+        "--gpus 2 but 1 GPU is visible here (CUDA_VISIBLE_DEVICES=2); ask for at most that many, or change the variable in "
+        "the notebook."
+    )
+    assert "1 to 1000 ranks, not -1" in stage.open(me, "c3", -1)
     assert not me.groups
     assert indices(stage.open(me, "c3", 4)) == [0, 1, 2, 3], "nothing stays leased after a refusal"
 

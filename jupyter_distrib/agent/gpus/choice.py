@@ -56,7 +56,7 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
         told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
         return Choice(size=command.ranks(0), notes=told)
     if command.size > len(seen):
-        raise GpusRefused(_too_few(command.size, len(seen), inventory))
+        raise GpusRefused(_too_few(command, len(seen), inventory))
     lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
     if command.visible is not None:
         unlike = _order_told(command.visible, inventory, seen)
@@ -142,10 +142,14 @@ def _of_type(wanted: str, seen: Sequence[Gpu]) -> list[Gpu]:
     return found
 
 
-def _too_few(wanted: int, there: int, inventory: Inventory) -> str:
+def _too_few(command: m.OpenWorkerGroup, there: int, inventory: Inventory) -> str:
     left_out = "".join(f" {_reason(each)}." for each in inventory.left_out)
     visible = f"{there} GPU{'s are' if there != 1 else ' is'} visible here"
-    return f"--gpus {wanted} but {visible}; ask for at most that many.{left_out}"
+    change = ""
+    if command.visible is not None:
+        visible += f" (CUDA_VISIBLE_DEVICES={','.join(command.visible)})"
+        change = ", or change the variable in the notebook"
+    return f"--gpus {command.size} but {visible}; ask for at most that many{change}.{left_out}"
 
 
 # ---------------------------------------------------------------------------------------------------- which are better
