@@ -78,6 +78,11 @@ class FeignedCuda:
         path = self.folder / "refuse"
         path.touch() if on else path.unlink(missing_ok=True)
 
+    def lose(self, gpu: int, *, on: bool = True) -> None:
+        """Have a GPU fall off the bus, or have it back."""
+        path = self.folder / f"lost-{gpu}"
+        path.touch() if on else path.unlink(missing_ok=True)
+
     def _living(self) -> list[int]:
         return [pid for path in (self.folder / "memory").iterdir() if _lives(pid := int(path.name))]
 

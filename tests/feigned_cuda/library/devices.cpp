@@ -46,6 +46,10 @@ cudaError_t result(cudaError_t error) {
 
 bool is_lost() { return lost != cudaSuccess; }
 
+void look_at(int device) {
+    if (!is_lost() && machine::is_gone(gpu_of(device))) lose_context(cudaErrorUnknown);
+}
+
 void lose_context(cudaError_t error) {
     note("loses its context");
     lost = error;
@@ -81,6 +85,7 @@ EXPORTED cudaError_t cudaGetDeviceCount(int *count) {
 EXPORTED cudaError_t cudaGetDevice(int *device) { return *device = current_device, cudaSuccess; }
 EXPORTED cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) return result(cudaErrorInvalidDevice);
+    look_at(device);
     current_device = device;
     need_context();
     return result();
@@ -150,6 +155,7 @@ EXPORTED const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorUnknown: return "unknown error";
     default: return "unspecified launch failure";
     }
 }

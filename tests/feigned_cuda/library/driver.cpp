@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 
 struct Gpu {
     int number;
@@ -40,11 +40,12 @@ EXPORTED const char *nvmlErrorString(int error) { return error == NO_PERMISSION 
 EXPORTED int nvmlDeviceGetCount_v2(unsigned *count) { return *count = unsigned(machine::gpus()), SUCCESS; }
 EXPORTED int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
     if (index >= unsigned(machine::gpus())) return NOT_FOUND;
+    if (machine::is_gone(int(index))) return GPU_IS_LOST;
     return *out = gpu(int(index)), SUCCESS;
 }
 EXPORTED int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) {
     for (int number = 0; number < machine::gpus(); number++)
-        if (machine::uuid(number) == uuid) return *out = gpu(number), SUCCESS;
+        if (machine::uuid(number) == uuid) return nvmlDeviceGetHandleByIndex_v2(unsigned(number), out);
     return NOT_FOUND;
 }
 EXPORTED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, Gpu **out) {
@@ -59,6 +60,7 @@ EXPORTED int nvmlDeviceGetName(Gpu *, char *text, unsigned size) {
     return snprintf(text, size, "Feigned H100"), SUCCESS;
 }
 EXPORTED int nvmlDeviceGetMemoryInfo(Gpu *device, Memory *out) {
+    if (machine::is_gone(device->number)) return GPU_IS_LOST;
     if (machine::refuses()) return NO_PERMISSION;
     out->total = machine::memory_bytes();
     out->used = machine::used_bytes(device->number);

@@ -44,6 +44,8 @@ int device_count();
 cudaError_t result(cudaError_t error = cudaSuccess);
 bool is_lost();
 void lose_context(cudaError_t error);
+// Loses the context if the device has fallen off the bus.
+void look_at(int device);
 
 // Makes a context on the current device, if there is none.
 void need_context();

@@ -2,7 +2,8 @@
 //
 //   memory/PID   the bytes that a process holds of each GPU, and whether it has a context there
 //   calls        a line for each call that matters
-//   refuse       if it exists, the driver tells no processes
+//   refuse       if it exists, the driver tells neither memory nor processes
+//   lost-N       if it exists, GPU N has fallen off the bus
 #pragma once
 #include <dirent.h>
 #include <fcntl.h>
@@ -40,6 +41,8 @@ inline int gpus() { return int(number("FEIGNED_CUDA_GPUS", 8)); }
 inline long memory_bytes() { return number("FEIGNED_CUDA_MEMORY_MB", 2048) << 20; }
 
 inline bool refuses() { return access((folder() + "/refuse").c_str(), F_OK) == 0; }
+
+inline bool is_gone(int gpu) { return access((folder() + "/lost-" + std::to_string(gpu)).c_str(), F_OK) == 0; }
 
 inline Held *mapped(const std::string &path, int flags) {
     int fd = open(path.c_str(), flags, 0666);

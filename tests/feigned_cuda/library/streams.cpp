@@ -22,6 +22,7 @@ void Stream::serve() {
             queue.pop_front();
             busy = true;
         }
+        look_at(device);
         if (!is_lost()) work();
         Lock lock(mutex);
         busy = false;

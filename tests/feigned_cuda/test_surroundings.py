@@ -1,0 +1,49 @@
+"""What goes wrong with GPUs around a cell is told, and the next cell runs."""
+
+from __future__ import annotations
+
+import re
+
+from tests.feigned_cuda import FeignedCuda, trainings
+from tests.notebook import Notebook
+
+
+def test_a_gpu_falls_off_the_bus_in_training(machine: FeignedCuda, book: Notebook) -> None:
+    book.start(trainings.cell("--strategy ddp", "itertools.count()"))
+    book.until("steps")
+    machine.lose(1)
+    try:
+        failed = book.finish()
+        assert failed.status == "error"
+        assert re.search(r"[Rr]ank 1", failed.text), failed.text
+        again = book.ok(trainings.cell("--strategy ddp --fresh") + "str(device)")
+        assert "steps" in again.text
+        assert "lost" in again.text
+    finally:
+        machine.lose(1, on=False)
+
+
+def test_the_notebook_changes_its_visible_gpus(machine: FeignedCuda, book: Notebook) -> None:
+    book.ok("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '5,6'")
+    try:
+        book.ok("%%distributed --gpus 2\nimport torch\ntorch.ones(1, device=device)")
+        assert [gpus for gpus in sorted(machine.contexts().values()) if gpus != [0]] == [[5], [6]]
+        refused = book.fails("%%distributed --gpus 3\nrank")
+        assert "--gpus 3" in refused.text
+        assert "CUDA_VISIBLE_DEVICES" in refused.text
+        book.ok("os.environ['CUDA_VISIBLE_DEVICES'] = '99'")
+        assert "99" in book.fails("%%distributed --gpus 1\nrank").text
+    finally:
+        book.ok("del os.environ['CUDA_VISIBLE_DEVICES']")
+    assert "rank 0: 0" in book.ok("%%distributed --gpus 1\nrank").text
+
+
+def test_two_notebooks_on_one_gpu(machine: FeignedCuda) -> None:
+    """Neither sees the other's GPU, and the second is told who has it."""
+    with machine.notebook(CUDA_VISIBLE_DEVICES="7") as first, machine.notebook(CUDA_VISIBLE_DEVICES="7") as second:
+        first.ok("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(1, device=device)")
+        refused = second.fails("%%distributed --gpus 1\nrank")
+        assert "GPU 7" in refused.text
+        assert "keeps w" in refused.text
+        first.ok("%distributed_pool stop")
+        assert "rank 0: 0" in second.ok("%%distributed --gpus 1\nrank").text
