@@ -64,11 +64,13 @@ def test_when_it_is_full(where: str, strategy: str, machine: FeignedCuda, book: 
     assert "steps" in book.ok(trainings.cell(f"--strategy {strategy}")).text
 
 
-def test_when_one_rank_is_full_with_a_kept_model(machine: FeignedCuda, book: Notebook) -> None:
+@pytest.mark.parametrize("steps", ["range(5)", "itertools.count()"])
+def test_when_one_rank_is_full_with_a_kept_model(steps: str, machine: FeignedCuda, book: Notebook) -> None:
+    """With five steps the other rank runs ahead, and ends its part."""
     book.ok(trainings.cell("--strategy ddp --keep model,optimizer"))
     grows = "if number == 3 and rank == 1: torch.empty(3 << 30, device=device)"
     again = "import itertools, torch\n"
-    failed = book.fails(trainings.cell("--strategy ddp --keep model,optimizer", "itertools.count()", grows, again))
+    failed = book.fails(trainings.cell("--strategy ddp --keep model,optimizer", steps, grows, again))
     assert "OutOfMemoryError" in failed.text
     assert "Rank 1 raised it" in failed.text
     assert is_back(machine), [machine.held_mb(gpu) for gpu in range(8)]

@@ -347,6 +347,17 @@ def test_a_name_that_only_some_ranks_define_is_kept_there(book: Notebook) -> Non
     assert "`best` was kept on rank 1 only: run this cell with --on 1." in book.fails("%%distributed\nbest").traceback
 
 
+def test_a_failed_cell_takes_no_value_from_the_ranks_that_it_failed_on(book: Notebook) -> None:
+    """Rank 0 ends its part before rank 1 raises, as GPU ranks do that run ahead."""
+    book.ok("%%distributed --ranks 2 --keep w,n\nw, n = [0], rank")
+    fails = "w.append(1)\nm = n = rank + 10\nif rank == 1: raise ValueError"
+    book.fails(f"%%distributed --ranks 2 --keep w,n,m\n{fails}")
+
+    assert book.ok("%%distributed\nw, n").result == "rank 0: ([0, 1], 0)\nrank 1: ([0, 1], 1)"
+    assert book.ok("m").result.startswith("m: int on rank 0 ")
+    book.ok("w = n = m = None")
+
+
 def test_a_handle_and_the_status_say_how_much_memory_the_tensors_of_a_kept_value_take(book: Notebook) -> None:
     keep = "--keep large,small,uneven\nimport torch"
     values = "large, small, uneven = {'w': torch.ones(500_000)}, torch.ones(3), torch.ones(1_000_000 * rank)"

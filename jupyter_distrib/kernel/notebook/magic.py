@@ -230,6 +230,8 @@ class CellMagics(Magics):
             handles_module.note_missing(run, options.keep, notebook)
             handles = current.handles(run, options.keep)
             for name, handle in handles.items():
+                if not run.record.ok and handles_module.covers_more(notebook.get(name), handle):
+                    continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
                     notebook[name] = handle
             for name in captured.defines:

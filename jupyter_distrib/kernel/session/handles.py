@@ -54,6 +54,16 @@ def note_missing(run: Run, names: Iterable[str], notebook: Mapping[str, object])
         run.note(text)
 
 
+def covers_more(before: object, handle: RankValue) -> bool:
+    """Return whether a name means a value that stays on more ranks than the one that a failed cell has kept."""
+    return (
+        isinstance(before, RankValue)
+        and before.group == handle.group
+        and not before.lost
+        and set(before.ranks) > set(handle.ranks)
+    )
+
+
 class KeptValues:
     """The handles of one notebook to values that ranks keep.
 
