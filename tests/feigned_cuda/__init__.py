@@ -18,6 +18,7 @@ long the driver takes, and faults of NCCL itself. A rank is put on trial by vari
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -44,6 +45,7 @@ class FeignedCuda:
             "LD_PRELOAD": str(library / "libfeigned.so"),
             "LD_LIBRARY_PATH": str(library),
             "FEIGNED_CUDA": str(self.folder),
+            "FEIGNED_CUDA_TAG": secrets.token_hex(4),
             "FEIGNED_CUDA_GPUS": str(gpus),
             "FEIGNED_CUDA_MEMORY_MB": str(memory_mb),
             "JUPYTER_DISTRIB_RUNTIME_DIR": str(self.folder / "run"),

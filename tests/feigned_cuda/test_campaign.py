@@ -89,7 +89,10 @@ class Campaign:
             at_s = time.monotonic() + stop_s
             wait_until(lambda: time.monotonic() > at_s, 1)
             self._book.interrupt()
-        return self._book.finish(NEXT_S)
+        try:
+            return self._book.finish(NEXT_S)
+        except AssertionError as error:
+            raise AssertionError(f"{code}\n{error}") from None
 
 
 def test_some_steps(machine: FeignedCuda, book: Notebook) -> None:

@@ -112,8 +112,10 @@ EXPORTED cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     out->l2CacheSize = 50 << 20;
     out->maxBlocksPerMultiProcessor = 32;
     out->pciBusID = gpu_of(device);
-    out->uuid.bytes[0] = char(0xfe);
-    out->uuid.bytes[3] = char(gpu_of(device));
+    std::string uuid = machine::uuid(gpu_of(device)), digits;
+    for (char each : uuid.substr(4))
+        if (each != '-') digits += each;
+    for (int at = 0; at < 16; at++) out->uuid.bytes[at] = char(std::stoi(digits.substr(2 * at, 2), nullptr, 16));
     return result();
 }
 EXPORTED cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {

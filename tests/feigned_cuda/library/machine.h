@@ -88,7 +88,8 @@ inline long used_bytes(int gpu) {
 
 inline std::string uuid(int gpu) {
     char text[48];
-    snprintf(text, sizeof text, "GPU-%08x-0000-0000-0000-000000000000", 0xfe000000 + gpu);
+    const char *tag = getenv("FEIGNED_CUDA_TAG");  // GPUs of two machines are two: leases hold between both
+    snprintf(text, sizeof text, "GPU-%.8s-%04x-0000-0000-000000000000", tag ? tag : "fe000000", gpu);
     return text;
 }
 
