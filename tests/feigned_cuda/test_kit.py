@@ -13,7 +13,7 @@ import pytest
 from tests.feigned_cuda import FeignedCuda
 from tests.notebook import ROOT
 
-STEPS = ("K1", "K3", "K5", "K6", "K8a", "K8b", "K8c", "K15", "K16", "K24", "K31")
+STEPS = ("K1", "K3", "K5", "K6", "K8a", "K8b", "K8c", "K15", "K16", "K24")
 
 
 @pytest.mark.parametrize("step", STEPS)
