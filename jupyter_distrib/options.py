@@ -166,7 +166,7 @@ class Option:
     metavar: str = ""
     """The name of the value in the help; empty for a switch, which takes none."""
     bare: str = ""
-    """The value of the bare flag, for an option whose number may be left out."""
+    """The value of the bare flag, for an option whose number or choice may be left out."""
     default: str = ""
     """A phrase on the effect of leaving it out."""
     read: Callable[[str, str], Any] = string
@@ -271,7 +271,8 @@ def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = di
 
 def takes(option: Option, word: str) -> bool:
     """Return whether the word after an option is its value."""
-    return bool(option.metavar) and not word.startswith("--") and (not option.bare or word[:1].isdigit())
+    is_value = not option.bare or word[:1].isdigit() or word in option.choices
+    return bool(option.metavar) and not word.startswith("--") and is_value
 
 
 def split_words(line: str) -> list[str]:

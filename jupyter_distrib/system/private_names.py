@@ -174,6 +174,37 @@ TORCH = Library(
         **{f"{_FSDP}.{where} {name}": ("", "2.12") for where, names in _STEP.items() for name in names.split()},
     },
 )
+TORCH_DRY = Library(
+    name="torch",
+    known="2.12 to 2.13",
+    files=(
+        "dry_run/device_guard.py",
+        "dry_run/fake_cuda.py",
+        "dry_run/fake_tensors.py",
+        "dry_run/ledger.py",
+        "dry_run/world.py",
+    ),
+    needed={
+        "torch._C": "_is_any_autocast_enabled _swap_tensor_impl _get_accelerator",
+        "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode unset_fake_temporarily",
+        "torch.utils._python_dispatch": "TorchDispatchMode is_traceable_wrapper_subclass",
+        "torch:ops.aten": (
+            "_local_scalar_dense _to_copy _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+        ),
+        "torch.testing._internal.distributed.fake_pg": "FakeStore",
+        "torch.optim.optimizer": "_foreach_supported_types",
+        "torch.nn.parallel.distributed": "_verify_param_shape_across_processes _sync_module_states",
+        "torch.distributed:Reducer": "_rebuild_buckets",
+        "torch.distributed.tensor": "_sharding_prop",
+        "torch.amp.grad_scaler:GradScaler": "_maybe_opt_step",
+        "torch.cuda": "_DeviceGuard _lazy_init _sleep _is_compiled _device_count_nvml",
+        "torch.distributed.device_mesh:DeviceMesh": "_flatten",
+        "torch.nn:Module": "_call_impl",
+        "torch.nn:Module()": "_buffers _parameters",
+    },
+    spared={"torch._C": ("_ensureCUDADeviceGuardSet", "torch is built for another device")},
+)
+"""The names that dry runs use in a process of their own; no rank needs them."""
 CLOUDPICKLE = Library(
     name="cloudpickle",
     known="3.0 to 3.1",
@@ -322,6 +353,6 @@ PYTHON = Library(
     changing={"asyncio.tasks _swap_current_task": ("3.12", "")},
 )
 LIBRARIES = (
-    TORCH, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED, RAY, PYSPARK,
-    PYTHON,
+    TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED,
+    RAY, PYSPARK, PYTHON,
 )  # fmt: skip

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
 MAY_LOAD_TORCH = (
     "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod", "parallel",
+    "dry_run",
 )  # fmt: skip
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.output.displaying")
 
@@ -106,6 +107,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
         "worker",
         "worker/autoparallel",
+        "worker/pytorch",
+    },
+    "dry_run": {
+        "interfaces",
+        "serialization",
+        "system",
+        "wire",
+        "worker",
+        "worker/autoparallel",
+        "worker/environment",
+        "worker/output",
         "worker/pytorch",
     },
     # a node, and several nodes
@@ -230,6 +242,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/notebook": {
         "addresses",
         "errors",
+        "gpu_types",
         "interfaces",
         "kernel/analysis",
         "kernel/capture",

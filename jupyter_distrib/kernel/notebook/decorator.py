@@ -39,7 +39,7 @@ from jupyter_distrib.wire import messages as m
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+_OF_CELLS = ("out", "keep", "with_", "explain", "dry_run", "sweep", "halt_on_failure")
 LABEL_CHARACTERS = 60
 _CALL = f"{call_parts.FUNCTION}(*{call_parts.ARGUMENTS}, **{call_parts.KEYWORDS})"
 

@@ -36,10 +36,12 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts, open_files
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook import sweep
     from jupyter_distrib.kernel.notebook.explain import Explanation
+    from jupyter_distrib.kernel.views.dry_run import DryRun
 
 
 def _help() -> str:
@@ -94,6 +96,10 @@ class CellMagics(Magics):
             captured = self._capture(current, options, cell, swept[0] if swept else {})
         if options.explain:
             return self._explain(current, captured, options, settings)
+        if options.dry_run:
+            answer = self._dry_run(current, captured, options, settings)
+            if options.dry_run != "first":
+                return answer
         if swept:
             return self._sweep(current, captured, options, settings, swept)
         with open_files.as_pool_error():
@@ -122,6 +128,13 @@ class CellMagics(Magics):
             effects=effects,
             unchanged_bytes=lambda packed: current.unchanged_bytes(packed, filled),
         )
+
+    def _dry_run(self, current: Session, captured: Captured, options: Options, settings: Settings) -> DryRun:
+        from jupyter_distrib.kernel.notebook import dry_run
+
+        packed_inputs = self._pack(current, captured, options, settings)
+        cell = self._cell(current, captured, packed_inputs)
+        return dry_run.dry_run(current, cell, packed_inputs.packed, options, settings)
 
     def _sweep(
         self,
@@ -184,22 +197,14 @@ class CellMagics(Magics):
         submitted: bool = False,
     ) -> Run:
         notebook = self.shell.user_ns
-        with interrupts.WholeImports() if captured.inputs else nullcontext():
-            packed_inputs = inputs.pack(
-                captured.inputs,
-                notebook,
-                most_bytes=settings.max_capture(options),
-                shared=current.setups.shared(notebook),
-            )
+        packed_inputs = self._pack(current, captured, options, settings)
         if options.keep and (
             (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None
         ):
             raise unknown
-        source, sources = captured.cell.source, packed_inputs.sources()
-        absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
-        absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
+        source = captured.cell.source
         request = CellRequest(
-            cell=replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
+            cell=self._cell(current, captured, packed_inputs),
             inputs=packed_inputs.packed,
             options=options,
             label=label or captured.cell.filename,
@@ -215,6 +220,23 @@ class CellMagics(Magics):
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)
         run.program = current.setups.before(Program.of(captured.cell, captured.inputs, options, settings))
         return run
+
+    def _pack(self, current: Session, captured: Captured, options: Options, settings: Settings) -> inputs.PackedInputs:
+        notebook = self.shell.user_ns
+        with interrupts.WholeImports() if captured.inputs else nullcontext():
+            return inputs.pack(
+                captured.inputs,
+                notebook,
+                most_bytes=settings.max_capture(options),
+                shared=current.setups.shared(notebook),
+            )
+
+    def _cell(self, current: Session, captured: Captured, packed_inputs: inputs.PackedInputs) -> m.Cell:
+        """Return the cell with what is known of the names that its ranks lack, and the sources of their functions."""
+        notebook, source, sources = self.shell.user_ns, captured.cell.source, packed_inputs.sources()
+        absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
+        absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
+        return replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell
 
     def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[[Run], None]:
         """Return a function that binds handles to a run's kept values in the notebook, and records the names that were

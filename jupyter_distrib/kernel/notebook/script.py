@@ -24,7 +24,7 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
-OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+OF_CELLS = ("out", "keep", "with_", "explain", "dry_run", "sweep", "halt_on_failure")
 """Options that concern the names of a cell."""
 LABEL_CHARACTERS = 60
 

@@ -202,7 +202,12 @@ class Options:
         False, "--halt-on-failure", "", "with --sweep: when a run fails, stop the others and raise its error",
         read=switch)
     explain: bool = _declared(
-        False, "--explain", "", "print what would be sent, and run nothing", read=switch, synonyms=("dry-run",))
+        False, "--explain", "", "print what would be sent, and run nothing", read=switch)
+    dry_run: str | None = _declared(
+        None, "--dry-run", "[WHEN]", "play one rank without GPUs and values: does the cell work, and does it fit in "
+        "the memory of a GPU; with `first`, then run it if it does",
+        bare="only", choices=("only", "first"), default="run the cell; alone, `only`",
+        synonyms=("simulate", "estimate"))
     strategy_options: dict[str, str] = field(default_factory=dict)
     """The given options of the chosen strategy, by `Option.name`."""
     pool_options: dict[str, str] = field(default_factory=dict)

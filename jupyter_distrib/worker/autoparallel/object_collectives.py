@@ -23,6 +23,44 @@ from jupyter_distrib.worker.pytorch import private
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
+class OtherRanks:
+    """The other ranks, which this one asks. In a dry run they are not there, and others answer in their place
+    (`dry_run/world.py`)."""
+
+    have_values = True
+    """Whether tensors have contents, so that they can be compared between ranks."""
+
+    def gather(self, own_value: Any, group: Any = None) -> list[Any]:
+        """Return the values of all ranks of a group; see `gather`."""
+        data, device = json.dumps(own_value).encode(), _device()
+        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=group)
+        lengths = [int(size) for size in sizes]
+        every = [torch.empty(max(lengths), dtype=torch.uint8, device=device) for _ in sizes]
+        dist.all_gather(every, _as_tensor(data.ljust(max(lengths))).to(device), group=group)
+        return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
+
+    def from_rank_0(self, own_value: Any) -> Any:
+        """Return the value of rank 0; see `from_rank_0`."""
+        leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
+        data = _text(own_value, tensors).encode() if leads else b""
+        device = _device()
+        size = torch.tensor([len(data)], device=device)
+        dist.broadcast(size, src=0)
+        content = _as_tensor(data).to(device) if leads else torch.empty(int(size), dtype=torch.uint8, device=device)
+        dist.broadcast(content, src=0)
+        value = _decoded(json.loads(_read(content, int(size))), tensors if leads else None)
+        return own_value if leads else value
+
+    def copy_from_rank_0(self, tensors: list[torch.Tensor], size_bytes: int) -> None:
+        """Give every rank the contents that these tensors have on rank 0, in pieces of this size."""
+        private.broadcast(tensors, size_bytes)
+
+
+others = OtherRanks()
+"""The other ranks of this process."""
+
+
 def gather(own_value: Any, group: Any = None) -> list[Any]:
     """Return the values of all ranks of a group, in rank order.
 
@@ -30,13 +68,7 @@ def gather(own_value: Any, group: Any = None) -> list[Any]:
         own_value: A value that JSON can hold; its tuples arrive as lists.
         group: The process group; None: all ranks.
     """
-    data, device = json.dumps(own_value).encode(), _device()
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=group)
-    lengths = [int(size) for size in sizes]
-    every = [torch.empty(max(lengths), dtype=torch.uint8, device=device) for _ in sizes]
-    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))).to(device), group=group)
-    return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
+    return others.gather(own_value, group)
 
 
 def from_rank_0(own_value: Any) -> Any:
@@ -45,15 +77,7 @@ def from_rank_0(own_value: Any) -> Any:
     Raises:
         TypeError: The value of rank 0 holds something that cannot be sent; the error names its type, on every rank.
     """
-    leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
-    data = _text(own_value, tensors).encode() if leads else b""
-    device = _device()
-    size = torch.tensor([len(data)], device=device)
-    dist.broadcast(size, src=0)
-    content = _as_tensor(data).to(device) if leads else torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(content, src=0)
-    value = _decoded(json.loads(_read(content, int(size))), tensors if leads else None)
-    return own_value if leads else value
+    return others.from_rank_0(own_value)
 
 
 def _text(value: Any, tensors: list[torch.Tensor]) -> str:

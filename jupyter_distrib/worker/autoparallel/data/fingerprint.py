@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.libraries.known import dataset_fingerprint
 from jupyter_distrib.system.nested_code import codes_in
+from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
 
 _PRIME = 1_000_003
@@ -228,6 +229,8 @@ def _print_of_array(array: Any) -> Iterator[bytes]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
+    if not object_collectives.others.have_values:
+        return b""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())  # numpy may be missing
 

@@ -32,8 +32,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity, manual_parallelism
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.worker.autoparallel import heuristics, ownership, source_location
-from jupyter_distrib.worker.autoparallel.checks.training_checks import TrainingChecks
+from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training import weight_sync
@@ -116,7 +116,8 @@ class TrainingHooks:
         self._loss_averaging = LossAveraging(
             lambda: distributor.active and not self.manages_ranks, loaders.on_collective
         )
-        self._checks = TrainingChecks(
+        checks = TrainingChecks if object_collectives.others.have_values else NoChecks
+        self._checks = checks(
             run, distributor, loaders, manages_ranks=lambda: self.manages_ranks, sees_a_share=sees_a_share
         )
         self._known: WeakSet[Optimizer] = WeakSet()

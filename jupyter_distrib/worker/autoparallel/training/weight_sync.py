@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.checks import tensor_sums
-from jupyter_distrib.worker.pytorch import private
 
 BROADCAST_BYTES = 250 * 1024 * 1024
 
@@ -29,9 +28,8 @@ class WeightFingerprint:
 
 
 def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
-    return WeightFingerprint(
-        form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors), sums=tuple(tensor_sums.bits(tensors))
-    )
+    sums = tensor_sums.bits(tensors) if object_collectives.others.have_values else ()
+    return WeightFingerprint(form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors), sums=tuple(sums))
 
 
 def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerprint]:
@@ -59,7 +57,7 @@ def copy_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
         if plain:  # as DistributedDataParallel does: pieces for each device and type, two in flight at a time
-            private.broadcast(plain, BROADCAST_BYTES)
+            object_collectives.others.copy_from_rank_0(plain, BROADCAST_BYTES)
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:

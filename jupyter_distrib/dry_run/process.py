@@ -1,0 +1,337 @@
+"""The process of one dry run: plays rank 0 of a cell on fake tensors, and reports what it has seen. Runs once and ends.
+
+    kernel  --m.Execute-->  this process  --a report as JSON-->  kernel
+
+The kernel kills it after a while, or when the user has pressed Stop. Nothing in it may be used for anything else: torch
+is full of replacements.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from jupyter_distrib.system import file_owner, private_names, process
+from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire.link import Link
+
+STEPS = 2
+"""Steps of each optimizer after which the cell has shown its peak: the second begins with all states."""
+MOST_STEPS = 24
+"""Steps of one optimizer after which the others are no longer waited for."""
+
+
+def main(fd: int, kernel_pid: int) -> None:
+    process.die_with_parent(kernel_pid)
+    sock = socket.socket(fileno=fd)
+    command, _ = Link(sock).receive()
+    assert isinstance(command, m.Execute)
+    began_s = time.monotonic()
+    try:
+        report = DryRun(command).report()
+    except BaseException as error:  # noqa: BLE001 - it is the kernel that tells
+        report = {"end": "refused", "why": str(error) or type(error).__name__, "trace": traceback.format_exc()}
+    report["wall_s"] = time.monotonic() - began_s
+    sock.sendall(json.dumps(report).encode())
+    sock.close()
+    os._exit(0)  # Python would free tensors that torch's C++ does not expect
+
+
+class DryRun:
+    """One dry run."""
+
+    def __init__(self, command: m.Execute) -> None:
+        self._command = command
+        self._plan: dict[str, Any] = json.loads(command.label)
+        self._notes: list[str] = []
+        self._files: dict[str, None] = {}
+        self._steps: dict[int, int] = {}
+        self._optimizers: list[Any] = []
+
+    def report(self) -> dict[str, Any]:
+        from jupyter_distrib.dry_run import device_guard
+
+        on_gpu = self._plan["device"].startswith("cuda")
+        if on_gpu and (problem := device_guard.problem()):
+            return {"end": "refused", "why": problem}
+        if on_gpu:
+            device_guard.install()
+        return self._played()
+
+    def _played(self) -> dict[str, Any]:
+        import torch
+
+        from jupyter_distrib.dry_run import fake_cuda, fake_tensors, ledger
+
+        plan = self._plan
+        private_names.check(private_names.TORCH_DRY)
+        self._mode = fake_tensors.new_mode()
+        self._ledger = books = ledger.Ledger(plan["device"].partition(":")[0], self._is_users(), self._mode)
+        if plan["device"].startswith("cuda"):
+            fake_cuda.install(books, name=plan["gpu"], size_bytes=plan["gpu_bytes"])
+        fake_tensors.install(books)
+        self._follow(torch)
+        begin = self._environment()
+        report = self._run(begin)
+        books.mark_modules()
+        return {**report, **self._memory()}
+
+    def _is_users(self) -> Callable[[str], bool]:
+        cell = self._command.cell
+        files = {cell.filename, *cell.sources, *(each.cell.filename for each in self._command.setups)}
+
+        @cache
+        def is_users(file: str) -> bool:
+            return file in files or (not file.startswith("<") and file_owner.is_users(file))
+
+        return is_users
+
+    # ------------------------------------------------------------------------------------------------ the cell
+
+    def _environment(self) -> Callable[[], Any]:
+        """Make this process the rank. Return a function that begins the strategy, which returns one for the cell."""
+        from jupyter_distrib.dry_run import world
+        from jupyter_distrib.interfaces import framework, identity
+        from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
+        from jupyter_distrib.worker.output import displaying, reporting
+        from jupyter_distrib.worker.pytorch import randomness
+
+        plan, command = self._plan, self._command
+        framework.load()
+        assert framework.current is not None
+        order = m.WorkerOrder(
+            group="dry",
+            worker="dry",
+            agent_pid=os.getppid(),
+            rank=0,
+            world_size=plan["ranks"],
+            local_rank=0,
+            local_world_size=plan["ranks"],
+            device=plan["device"],
+            visible_devices="" if plan["device"].startswith("cuda") else None,
+            threads=1,
+        )
+        identity.take(order)
+        displaying.install()
+        framework.current.groups = groups = world.play(plan["ranks"])
+        groups.begin(command.run)
+        randomness.begin()
+        identity.cell = identity.CellState()
+        for text in CellEnvironment(order, groups).prepare(command.setting):
+            self._notes.append(text)
+        identity.cell.reporter = reporting.Reporter(command.run, 0, _unsent)
+        identity.cell.displayer = displaying.Displayer(command.run, 0, _unsent)
+        _switch_trackers_off()
+        sys.addaudithook(self._opened)
+        return self._begin_strategy
+
+    def _begin_strategy(self) -> Any:
+        from jupyter_distrib.dry_run import fake_tensors
+        from jupyter_distrib.interfaces import identity, strategy
+        from jupyter_distrib.serialization import payload
+        from jupyter_distrib.worker.environment import cell, rank_environment
+
+        command = self._command
+        self._set_up()
+        module = cell.fresh_module()
+        sys.modules["__main__"] = module
+        names = module.__dict__
+        names |= rank_environment.names(command.cell, names)
+        data, buffers = _inputs(command.inputs)
+        with fake_tensors.unfaked():
+            with fake_tensors.unpickled(self._mode, self._plan["device"], self._ledger):
+                payload.unpack_inputs(data, buffers, names, device="meta")
+            chosen = identity.cell.strategy = strategy.load(command.setting.strategy)()
+            chosen.begin(
+                strategy.StrategyRun(
+                    options=command.setting.strategy_options,
+                    filename=command.cell.filename,
+                    everyone=True,
+                    names=names,
+                    exchange=lambda text: (text,) * self._plan["ranks"],
+                    note=self._notes.append,
+                )
+            )
+        return lambda: cell.execute(command.cell, names, chosen.adapted)
+
+    def _set_up(self) -> None:
+        """Run the set-ups of the notebook, as a rank does before its first cell."""
+        from jupyter_distrib.worker.environment.setups import Setups
+
+        setups = Setups(self._plan["device"], _unsent)
+        for each in setups.missing(self._command):
+            setups.run(each, self._command.run)
+
+    def _run(self, begin: Callable[[], Any]) -> dict[str, Any]:
+        from jupyter_distrib.dry_run.ledger import ACTIVATIONS
+
+        report: dict[str, Any] = {"end": "ended"}
+        try:
+            with self._mode, self._ledger:
+                run = begin()
+                self._ledger.phase = ACTIVATIONS
+                run()
+        except BaseException as error:  # noqa: BLE001 - the user's own, SystemExit and Finished
+            if not self._ledger.finished:
+                report = {"end": "error", **self._told(error)}
+        if self._ledger.finished:
+            report = {"end": "stepped"}
+        return report
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        from jupyter_distrib.worker import failure
+
+        described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
+        frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
+        return {
+            "error": {
+                "type": "RuntimeError" if "fake_tensor" in described.type_name else described.type_name,
+                "text": described.message,
+                "notes": list(described.notes),
+                "frames": [[each.filename, each.line, each.text] for each in frames],
+                "trace": "".join(traceback.format_exception(error)),
+            }
+        }
+
+    # ------------------------------------------------------------------------------------------------ followed
+
+    def _follow(self, torch: Any) -> None:
+        """Have the ledger told of backward passes and of the steps of optimizers."""
+        from torch.optim import optimizer as optimizers
+
+        from jupyter_distrib.dry_run import ledger
+
+        books, backward, begin = self._ledger, torch.autograd.backward, optimizers.Optimizer.__init__
+
+        def run_backward(*args: Any, **keywords: Any) -> None:
+            before = books.begin_backward()
+            try:
+                backward(*args, **keywords)
+            finally:
+                books.phase = before
+
+        def begin_optimizer(optimizer: Any, *args: Any, **keywords: Any) -> None:
+            begin(optimizer, *args, **keywords)
+            self._optimizers.append(optimizer)
+
+        def stepping(optimizer: Any, *_: Any) -> None:
+            self._classify(optimizer)
+            books.phase = ledger.STEP
+
+        def stepped(optimizer: Any, *_: Any) -> None:
+            books.phase = ledger.ACTIVATIONS
+            self._classify(optimizer)
+            self._count_step(optimizer)
+
+        torch.autograd.backward = run_backward
+        optimizers.Optimizer.__init__ = begin_optimizer  # type: ignore[assignment,method-assign]
+        optimizers.register_optimizer_step_pre_hook(stepping)
+        optimizers.register_optimizer_step_post_hook(stepped)
+
+    def _classify(self, optimizer: Any) -> None:
+        import torch
+
+        from jupyter_distrib.dry_run import ledger
+
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                self._ledger.mark(each, ledger.PARAMETERS)
+                self._ledger.mark(each.grad, ledger.GRADIENTS)
+                for value in optimizer.state.get(each, {}).values():
+                    if isinstance(value, torch.Tensor):
+                        self._ledger.mark(value, ledger.OPTIMIZER)
+
+    def _count_step(self, optimizer: Any) -> None:
+        from jupyter_distrib.dry_run.ledger import Finished
+
+        self._steps[id(optimizer)] = steps = self._steps.get(id(optimizer), 0) + 1
+        waited_for = [each for each in self._optimizers if self._steps.get(id(each), 0) < STEPS]
+        if not waited_for or steps >= MOST_STEPS:
+            self._ledger.finished = True
+            raise Finished
+
+    def _opened(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+            path = str(args[0])
+            if not path.startswith(("/dev/", "/proc/")) and "__pycache__" not in path and not path.isdecimal():
+                self._files[path] = None
+
+    # ------------------------------------------------------------------------------------------------ the report
+
+    def _memory(self) -> dict[str, Any]:
+        peak = self._ledger.peak()
+        return {
+            "peak_bytes": peak.size_bytes,
+            "by_kind": peak.by_kind,
+            "by_line": [[*place, size] for place, size in peak.by_place.items() if place[0]],
+            "guesses": [[*place, count] for place, count in self._ledger.guesses.items() if place[0]],
+            "steps": max(self._steps.values(), default=0),
+            "operations": self._ledger.operations,
+            "notes": list(dict.fromkeys(self._notes)),
+            "files": list(self._files)[:10],
+            "memory_here_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+
+def _unsent(*_: Any) -> None:
+    """Drop what a real rank would tell the notebook."""
+
+
+def _inputs(parcel: m.Parcel) -> tuple[Any, list[memoryview]]:
+    """Return the pickle of the inputs and its buffers; buffers that were not sent are zeros."""
+    buffers: list[memoryview] = []
+    for size, sent in zip(parcel.sizes, parcel.inline, strict=True):
+        buffers.append(memoryview(bytearray(sent) if len(sent) == size else mmap.mmap(-1, size)))
+    return parcel.data, buffers
+
+
+TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "aim", "clearml", "tensorboardX", "torch.utils.tensorboard")
+
+
+def _switch_trackers_off() -> None:
+    """Put modules that do nothing in place of experiment trackers."""
+    from importlib.machinery import ModuleSpec
+    from importlib.util import find_spec
+    from types import ModuleType
+
+    class Nothing(ModuleType):
+        """A module, and everything in it, that takes any call and does nothing."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Nothing(name)
+
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            if len(args) == 1 and callable(args[0]) and not keywords:
+                return args[0]  # a decorator
+            return Nothing("result")
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    for name in TRACKERS:
+        with suppress(ImportError, ValueError):
+            if find_spec(name) is not None:
+                module = Nothing(name)
+                module.__spec__ = ModuleSpec(name, None)
+                module.__path__ = []
+                sys.modules[name] = module
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]))

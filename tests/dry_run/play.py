@@ -1,0 +1,36 @@
+"""Plays a cell in a process of a dry run, without a kernel, and gives its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+from jupyter_distrib.kernel.notebook import dry_run
+from jupyter_distrib.kernel.views.dry_run import DryRun
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire import messages as m
+
+
+def play(
+    source: str,
+    strategy: str = "none",
+    *,
+    ranks: int = 4,
+    gpu: str = "H100",
+    folder: Path | None = None,
+    options: dict[str, str] | None = None,
+    inputs: dict[str, object] | None = None,
+) -> DryRun:
+    """Play rank 0; on a CPU, if `gpu` is empty."""
+    cell = m.Cell(source=dedent(source), filename="Cell In[1]")
+    setting = m.Setting(
+        env=dict(os.environ),
+        directory=str(folder or Path.cwd()),
+        path=tuple(sys.path),
+        strategy=strategy,
+        strategy_options=options or {},
+    )
+    world = dry_run.World(ranks=ranks, gpu=gpu)
+    return dry_run.play(cell, payload.pack_inputs(inputs or {}, {}), setting, world)

@@ -1,0 +1,198 @@
+"""What a dry run finds in cells: their memory as real runs have it, and their errors with the line."""
+
+from __future__ import annotations
+
+import re
+from textwrap import dedent
+
+import pytest
+
+from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES
+from tests.dry_run.play import play
+
+pytestmark = pytest.mark.slow
+
+DATA = """\
+import torch, torch.nn as nn, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
+loader = DataLoader(data, batch_size=32, shuffle=True)
+"""
+MODEL = """\
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+LOOP = """\
+for x, y in loader:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+PARAMETERS_BYTES = (64 * 256 + 256 + 256 * 10 + 10) * 4
+
+
+def test_a_cell_of_one_device_works_under_each_strategy_with_its_memory_by_kind() -> None:
+    found = {strategy: play(DATA + MODEL + LOOP, strategy) for strategy in ("ddp", "fsdp")}
+    assert {name: each.verdict for name, each in found.items()} == {"ddp": "fits", "fsdp": "fits"}
+    ddp, fsdp = found["ddp"].by_kind, found["fsdp"].by_kind
+    for kind in ("parameters", "gradients", "gradient buckets"):
+        assert PARAMETERS_BYTES <= ddp[kind] <= PARAMETERS_BYTES * 1.05
+    assert 2 * PARAMETERS_BYTES <= ddp["optimizer state"] <= 2 * PARAMETERS_BYTES * 1.05
+    assert fsdp["parameters"] < PARAMETERS_BYTES / 3
+    assert found["ddp"].steps == 2
+    assert found["ddp"].needed_bytes == found["ddp"].peak_bytes + CONTEXT_BYTES
+    assert any("AdamW" in note or "Sequential wrapped" in note for note in found["ddp"].notes)
+
+
+def test_a_large_model_takes_no_memory_here() -> None:
+    source = """\
+    import torch, torch.nn as nn
+    model = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(20)])
+    opt = torch.optim.AdamW(model.parameters())
+    for x in torch.utils.data.DataLoader(torch.randn(1024, 8192), batch_size=4):
+        model(x).sum().backward()
+        opt.step(); opt.zero_grad()
+    """
+    ddp = play(source, "ddp", gpu="H100")
+    assert ddp.verdict == "fits"
+    assert ddp.by_kind["parameters"] == pytest.approx(20 * 8192 * 8192 * 4, rel=0.001)
+    assert ddp.memory_here_bytes < 2e9
+    assert play(source, "ddp", gpu="A10").verdict == "does not fit"
+
+
+WRONG = {
+    "shapes": (
+        DATA + MODEL + LOOP.replace("model(x)", "model(x[:, :60])"),
+        8,
+        "RuntimeError",
+        "mat1|reduction|size mismatch|inconsistent",
+    ),
+    "a tensor on the CPU": (
+        "import torch\nw = torch.randn(4, 4, device='cuda')\nx = torch.randn(2, 4)\ny = x @ w",
+        4,
+        "RuntimeError",
+        "cuda:0.*cpu|cpu.*cuda:0",
+    ),
+    "numpy of a GPU's tensor": (
+        "import torch\nx = torch.randn(2, device='cuda')\nx.numpy()",
+        3,
+        "TypeError",
+        "Use Tensor.cpu",
+    ),
+    "numpy with a gradient": (
+        "import torch\nx = torch.randn(2, requires_grad=True)\nx.numpy()",
+        3,
+        "RuntimeError",
+        "detach",
+    ),
+    "two types": (
+        "import torch\nx = torch.randn(2, 4, dtype=torch.float64)\nlayer = torch.nn.Linear(4, 4)\nlayer(x)",
+        4,
+        "RuntimeError",
+        "same dtype",
+    ),
+    "labels of a float type": (
+        DATA + MODEL + LOOP.replace(", y)", ", y.float())"),
+        8,
+        "",
+        "",
+    ),
+    "one sample for a batch norm": (
+        "import torch\nnorm = torch.nn.BatchNorm1d(4)\nnorm(torch.randn(1, 4))",
+        3,
+        "ValueError",
+        "more than 1 value per channel",
+    ),
+    "backward twice": (
+        "import torch\nx = torch.randn(2, requires_grad=True)\nloss = x.exp().sum()\nloss.backward()\nloss.backward()",
+        5,
+        "RuntimeError",
+        "second time",
+    ),
+    "a change in place": (
+        "import torch\nx = torch.randn(2, requires_grad=True)\ny = x.exp()\ny.add_(1)\ny.sum().backward()",
+        5,
+        "RuntimeError",
+        "inplace operation",
+    ),
+    "a leaf changed in place": (
+        "import torch\nx = torch.randn(2, requires_grad=True)\nx.add_(1)",
+        3,
+        "RuntimeError",
+        "leaf Variable",
+    ),
+    "no gradient at all": (
+        "import torch\nx = torch.randn(2)\nx.sum().backward()",
+        3,
+        "RuntimeError",
+        "does not require grad",
+    ),
+    "a loss that is no number": (
+        "import torch\nx = torch.randn(2, requires_grad=True)\nx.exp().backward()",
+        3,
+        "RuntimeError",
+        "scalar outputs",
+    ),
+    "a name in the second step": (
+        DATA + MODEL + LOOP + "    x_mean = mena(x)\n",
+        12,
+        "NameError",
+        "mena",
+    ),
+    "a convolution's channels": (
+        "import torch\nconv = torch.nn.Conv2d(3, 8, 3)\nconv(torch.randn(2, 1, 8, 8))",
+        3,
+        "RuntimeError",
+        "channels",
+    ),
+    "an embedding of floats": (
+        "import torch\nemb = torch.nn.Embedding(10, 4)\nemb(torch.randn(2, 3))",
+        3,
+        "RuntimeError",
+        "",
+    ),
+    "a view that cannot be": (
+        "import torch\nx = torch.randn(4, 6)\nx.view(5, 5)",
+        3,
+        "RuntimeError",
+        "shape|view|reshape",
+    ),
+    "broadcast": (
+        "import torch\nx = torch.randn(4, 6)\nx + torch.randn(4, 5)",
+        3,
+        "RuntimeError",
+        "size|broadcast|shape",
+    ),
+    "concatenation": (
+        "import torch\nx = torch.randn(4, 6)\ntorch.cat([x, torch.randn(4, 5)], 0)",
+        3,
+        "RuntimeError",
+        "[Ss]ize",
+    ),
+    "an unequal state_dict": (
+        "import torch\nmodel = torch.nn.Linear(4, 4)\nmodel.load_state_dict(torch.nn.Linear(4, 5).state_dict())",
+        3,
+        "RuntimeError",
+        "size mismatch",
+    ),
+    "no such GPU": ("import torch\nx = torch.randn(4)\nx.to('cuda:1')", 3, "RuntimeError", "invalid device ordinal"),
+    "nothing to optimize": (
+        "import torch\nmodel = torch.nn.ReLU()\ntorch.optim.SGD(model.parameters(), lr=1)",
+        3,
+        "ValueError",
+        "empty parameter list",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_is_told_with_its_line(name: str) -> None:
+    source, line, kind, text = WRONG[name]
+    found = play(source)
+    assert found.error is not None, f"{found!r}"
+    assert found.verdict == "fails"
+    assert [frame[1] for frame in found.error.frames][:1] == [line]
+    assert kind in found.error.type_name
+    assert re.search(text, found.error.text), found.error.text
+    assert f"line {line}: {dedent(source).splitlines()[line - 1].strip()}" in repr(found)
