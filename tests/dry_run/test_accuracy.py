@@ -1,0 +1,91 @@
+"""The peak of a dry run beside that of a real run of the same cell on CPU ranks, by the events of torch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import indent
+
+import pytest
+
+from tests.dry_run.play import play
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+HEAD = """\
+import torch, torch.nn as nn, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+"""
+CELLS = {
+    "mlp": """\
+loader = DataLoader(TensorDataset(torch.randn(256, 512), torch.randint(0, 10, (256,))), batch_size=32)
+model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    if step == 1: break
+""",
+    "convolutions": """\
+loader = DataLoader(TensorDataset(torch.randn(64, 3, 64, 64), torch.randint(0, 10, (64,))), batch_size=16)
+def block(a, b): return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+model = nn.Sequential(block(3, 32), block(32, 64), nn.MaxPool2d(2), block(64, 64), nn.AdaptiveAvgPool2d(1),
+                      nn.Flatten(), nn.Linear(64, 10))
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    if step == 1: break
+""",
+    "attention": """\
+class Block(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(d, 2))
+        a = (q @ k.transpose(2, 3) / 8).softmax(3) @ v
+        x = x + self.out(a.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+loader = DataLoader(torch.randint(0, 1000, (32, 128)), batch_size=8)
+model = nn.Sequential(nn.Embedding(1000, 256), *[Block(256, 4) for _ in range(6)], nn.Linear(256, 1000))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step, x in enumerate(loader):
+    loss = F.cross_entropy(model(x).view(-1, 1000), x.view(-1))
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step(); opt.zero_grad()
+    if step == 1: break
+""",
+}
+MEASURED = """\
+def train():
+{training}
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    train()
+events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+total = peak = 0
+for each in sorted(events, key=lambda each: each.start_ns()):
+    total += each.nbytes()
+    peak = max(peak, total)
+peak
+"""
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    yield shared_notebook
+    shared_notebook.forget()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08)])
+def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
+    measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
+    shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\n{measured}").result
+    real_bytes = int(shown.splitlines()[0].rpartition(": ")[2])
+    found = play(HEAD + CELLS[cell], strategy, ranks=2, gpu="")
+    assert found.steps == 2
+    assert found.peak_bytes == pytest.approx(real_bytes, rel=margin), (found, real_bytes)
