@@ -48,6 +48,8 @@ _OF_A_GPU = (
 )
 _WITH_GRADIENT = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
 _FLASH_WIDTH = 256
+Loaded = tuple[int, int]
+"""Size of the batches of a data loader, and number of its samples; 0 if unknown."""
 
 
 unfaked = unset_fake_temporarily
@@ -60,18 +62,25 @@ def new_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def install(ledger: Ledger) -> None:
-    """Install all replacements."""
+def install(ledger: Ledger, batch_factor: float) -> list[Loaded]:
+    """Install all replacements. Return batches and samples of the user's data loaders, to which new ones are added.
+
+    Args:
+        ledger: The ledger of this dry run.
+        batch_factor: The factor by which these batches are made larger.
+    """
+    loaders: list[Loaded] = []
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     importlib.import_module("torch.distributed.fsdp")
     _give_numbers(ledger)
     _swap_tensors()
     _use_kernels_of_gpus()
-    _load_data_here()
+    _load_data_here(loaders, ledger.is_users, batch_factor)
     _reduce_without_others()
     _make_meshes_of_real_tensors()
     _leave_out()
     _count_resized(ledger)
+    return loaders
 
 
 # ------------------------------------------------------------------------------------------------ values
@@ -234,7 +243,7 @@ _OF_WORKERS = (
 )  # fmt: skip
 
 
-def _load_data_here() -> None:
+def _load_data_here(loaders: list[Loaded], is_users: Callable[[str], bool], batch_factor: float) -> None:
     loader: Any = importlib.import_module("torch.utils.data").DataLoader
     original = loader.__init__
 
@@ -242,9 +251,23 @@ def _load_data_here() -> None:
     def begin(self: Any, *args: Any, **keywords: Any) -> None:
         for name in _OF_WORKERS:
             keywords.pop(name, None)
-        original(self, *args[:5], **keywords)
+        args = args[:5]
+        size = args[1] if len(args) > 1 else keywords.get("batch_size", 1)
+        if isinstance(size, int) and is_users(sys._getframe(1).f_code.co_filename):
+            loaders.append((size, _length(args[0] if args else keywords.get("dataset"))))
+            args, keywords["batch_size"] = args[:1] + args[2:], max(1, round(size * batch_factor))
+            keywords |= dict(zip(("shuffle", "sampler", "batch_sampler"), args[1:], strict=False))
+            args = args[:1]
+        original(self, *args, **keywords)
 
     loader.__init__ = begin
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        return 0
 
 
 def _reduce_without_others() -> None:

@@ -83,6 +83,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events: list[tuple[Allocation, int]] = []
         self._alive: dict[int, Allocation] = {}
         self.current_bytes = self.peak_bytes = 0
+        self.passes_peak_bytes = 0
+        """The peak outside of optimizer steps, which grows with the batch."""
         self.phase = OTHER
         """The purpose of new memory, unless its place says more: activations in a forward pass."""
         self.place = NOWHERE
@@ -230,6 +232,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append((made, size_bytes))
         self.current_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        if self.phase != STEP:
+            self.passes_peak_bytes = max(self.passes_peak_bytes, self.current_bytes)
 
     def _rounded(self, size_bytes: int) -> int:
         return -(-size_bytes // self._block_bytes) * self._block_bytes

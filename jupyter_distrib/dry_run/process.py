@@ -79,7 +79,7 @@ class DryRun:
         self._ledger = books = ledger.Ledger(plan["device"].partition(":")[0], self._is_users(), self._mode)
         if plan["device"].startswith("cuda"):
             fake_cuda.install(books, name=plan["gpu"], size_bytes=plan["gpu_bytes"])
-        fake_tensors.install(books)
+        self._loaders = fake_tensors.install(books, plan["batch_factor"])
         self._follow(torch)
         begin = self._environment()
         report = self._run(begin)
@@ -275,6 +275,9 @@ class DryRun:
             "by_kind": peak.by_kind,
             "by_line": [[*place, size] for place, size in peak.by_place.items() if place[0]],
             "guesses": [[*place, count] for place, count in self._ledger.guesses.items() if place[0]],
+            "passes_peak_bytes": self._ledger.passes_peak_bytes,
+            "batch": self._loaders[0][0] if self._loaders else 0,
+            "samples": self._loaders[0][1] if self._loaders else 0,
             "steps": max(self._steps.values(), default=0),
             "operations": self._ledger.operations,
             "notes": list(dict.fromkeys(self._notes)),

@@ -32,5 +32,6 @@ def play(
         strategy=strategy,
         strategy_options=options or {},
     )
+    packed = payload.pack_inputs(inputs or {}, {})
     world = dry_run.World(ranks=ranks, gpu=gpu)
-    return dry_run.play(cell, payload.pack_inputs(inputs or {}, {}), setting, world)
+    return dry_run.play([dry_run.Play(cell=cell, packed=packed, setting=setting, world=world)])[0]

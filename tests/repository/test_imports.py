@@ -516,7 +516,7 @@ def test_every_module_is_in_a_folder_of_the_table() -> None:
 def test_the_kernel_knows_every_strategy_without_torch():
     program = "import sys, jupyter_distrib.kernel.settings.available as a; print(*a.STRATEGIES); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[:2] == ["none", "ddp"]
+    assert done.stdout.split()[:2] == ["none", "auto"]
 
 
 def package_of(files: dict[str, str], tmp_path: Path) -> Path:

@@ -26,7 +26,7 @@ from jupyter_distrib.system import interrupts
 
 USAGE = "usage: jupyter distrib run [OPTION]... SCRIPT|-m MODULE|RUN.toml [ARGUMENT]..."
 OTHERS = "".join(f"\n       {usage}" for usage in shell_runs.USAGE.values())
-WRONG_USAGE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+DOES_NOT_FIT, WRONG_USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 HELP = {"--help", "-h"}
 PACKAGE = str(Path(__file__).parents[2])
 
@@ -64,17 +64,21 @@ def status_of(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Run a script, a module or a declared run. Return 0; raises whatever ends it otherwise."""
+    """Run a script, a module or a declared run. Return 0, or the answer of a dry run as a status; raises whatever ends
+    it otherwise."""
     options, (path, *arguments) = session.current().settings.command(words)
     if path.endswith(".toml"):
         from jupyter_distrib.kernel.notebook import declared_run
 
-        run = declared_run.run(path, arguments, options)
+        done = declared_run.run(path, arguments, options)
     else:
         given = shlex.join(words[: len(words) - len(arguments) - 1])
-        run = script.run(path, arguments, options, command="jupyter distrib run", given=given)
-    if run is not None:
-        _leave(run)
+        done = script.run(path, arguments, options, command="jupyter distrib run", given=given)
+    if isinstance(done, Run):
+        _leave(done)
+    elif done is not None:
+        print(done)
+        return 0 if done.fits else DOES_NOT_FIT
     return 0
 
 

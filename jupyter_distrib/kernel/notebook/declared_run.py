@@ -19,11 +19,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.notebook import script
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.cell_options import MODULE, Options
@@ -32,6 +33,9 @@ from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.options import Option, any_of, unknown_option
 from jupyter_distrib.system import record_file
 from jupyter_distrib.system.data_class import data_class
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.views.dry_run import DryRun, DryRuns
 
 WHAT = ("script", "module", "function", "cell", "notebook")
 """The keys of which a file has exactly one."""
@@ -68,7 +72,7 @@ class Declared:
     """The options by their keywords."""
 
 
-def run(path: str, arguments: Sequence[str], given: Options) -> Run | None:
+def run(path: str, arguments: Sequence[str], given: Options) -> Run | DryRun | DryRuns | None:
     """Execute a declared run; a detached one is returned.
 
     Args:
@@ -153,8 +157,8 @@ def _options(declared: Declared, path: str) -> Options:
     raise config_files.wrong(path, text, "" if written else "options", written or key, problem)
 
 
-def _call(declared: Declared, arguments: list[Any], options: Options) -> Run | None:
-    """Call a function on every rank, and print what each returns."""
+def _call(declared: Declared, arguments: list[Any], options: Options) -> Run | DryRun | DryRuns | None:
+    """Call a function on every rank, and print what each returns; return the answer of a dry run."""
     from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 
     module, colon, name = declared.target.partition(":")
@@ -180,7 +184,10 @@ def _call(declared: Declared, arguments: list[Any], options: Options) -> Run | N
     function: DistributedFunction[..., Any] = DistributedFunction(found, options)
     if options.detach:
         return function.submit(*arguments, **declared.keywords)
-    print(function.distributed(*arguments, **declared.keywords))
+    values = function.distributed(*arguments, **declared.keywords)
+    if options.dry_run and not isinstance(values, Results):
+        return values  # type: ignore[no-any-return]  # the answer of a dry run
+    print(values)
     return None
 
 

@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
@@ -27,7 +27,7 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.program import Program
-from jupyter_distrib.kernel.session.runs.results import RankValue, Results
+from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
@@ -36,10 +36,13 @@ from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.views.dry_run import DryRun, DryRuns
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_CELLS = ("out", "keep", "with_", "explain", "dry_run", "sweep", "halt_on_failure")
+_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 LABEL_CHARACTERS = 60
 _CALL = f"{call_parts.FUNCTION}(*{call_parts.ARGUMENTS}, **{call_parts.KEYWORDS})"
 
@@ -148,8 +151,9 @@ class DistributedFunction(Generic[P, R]):
         """Call the function in this process."""
         return self.function(*args, **kwargs)
 
-    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> Results:
-        """Run the function with these arguments on every rank. Return the value of each rank.
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function with these arguments on every rank. Return the `Results`: the value of each rank; with
+        `dry_run=True`, play it without GPUs instead, and return the answer.
 
         Raises:
             TypeError: The arguments do not fit the function; nothing was started.
@@ -158,7 +162,9 @@ class DistributedFunction(Generic[P, R]):
         __tracebackhide__ = True
         self._check("distributed", args, kwargs)
         try:
-            run = self.start(args, kwargs)
+            run = self._begun(args, kwargs)
+            if not isinstance(run, Run):
+                return run
             results = session.current().wait(run, _view(run), self.options)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
@@ -174,6 +180,10 @@ class DistributedFunction(Generic[P, R]):
         """
         __tracebackhide__ = True
         self._check("submit", args, kwargs)
+        if self.options.dry_run and self.options.dry_run != "first":
+            raise OptionsError(
+                f"dry_run has its answer at once: call {self._name}.distributed(), or give dry_run='first'"
+            )
         try:
             run = self.start(args, kwargs, submitted=True)
             _show_submitted(run)
@@ -201,6 +211,15 @@ class DistributedFunction(Generic[P, R]):
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
         """Start the function on every rank, without a view. Return the `Run`."""
+        run = self._begun(args, kwargs, submitted=submitted)
+        if not isinstance(run, Run):
+            raise OptionsError("dry_run has its answer at once, and here a run is to be started: leave it out")
+        return run
+
+    def _begun(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False
+    ) -> Run | DryRun | DryRuns:
+        """Start the function, or make the dry run that is asked for, and return its answer."""
         name = self.label or _path(self.subject).rpartition(".")[2]
         function = self if self._is_importable() else self.function
         parts = {call_parts.FUNCTION: function, call_parts.ARGUMENTS: args, call_parts.KEYWORDS: kwargs}
@@ -226,6 +245,18 @@ class DistributedFunction(Generic[P, R]):
             absent=absent,
             sources=packed_inputs.sources(),
         )
+        notes = list[str]()
+        if settings.needs_dry_run(options):
+            from jupyter_distrib.kernel.notebook import dry_choice
+
+            decided = dry_choice.decided(
+                dry_choice.Asked(
+                    current=current, cell=cell, packed=packed_inputs.packed, options=options, settings=settings
+                )
+            )
+            if not isinstance(decided, tuple):
+                return decided
+            options, notes = decided
         request = CellRequest(
             cell=cell,
             inputs=packed_inputs.packed,
@@ -233,7 +264,7 @@ class DistributedFunction(Generic[P, R]):
             label=self.label or (_call(name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
             settings=settings,
-            notes=current.changes_for(_CALL, inputs, namespace),
+            notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
             shown=_source_of(self.subject) or _call(name, args, kwargs),
             arguments=_plain_arguments(self.function, args, kwargs),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},

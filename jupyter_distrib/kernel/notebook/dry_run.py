@@ -28,7 +28,6 @@ from jupyter_distrib import gpu_types
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.views.dry_run import DryError, DryRun, Line
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import process_environment
@@ -64,17 +63,25 @@ class World:
         return (gpu_types.memory_bytes(self.gpu) or 0) if self.gpu else 0
 
     @classmethod
-    def of(cls, current: Session, options: Options) -> World:
-        """Return the ranks that a cell with these options would have, as far as that is known without asking."""
+    def of(cls, current: Session, options: Options, *, asks: bool = False) -> World:
+        """Return the ranks that a cell with these options would have.
+
+        Args:
+            current: The session.
+            options: Its options, completed with all defaults.
+            asks: Whether to ask the pool for its GPUs, since the cell is to be started there.
+        """
         size, assumed = options.size, list[str]()
         known = [worker for group in current.pools.groups(options.pool) for worker in group.workers]
-        ranks = size.count or len(known)
-        if not size.gpus:
+        gpus = _gpus_of_pool(current, options) if asks and size.gpus else None
+        ranks = size.count or len(known) or len(gpus or ())
+        if not size.gpus or gpus == []:
             return cls(ranks=ranks or size.ranks(0))
         if not ranks:
             ranks = ASSUMED_RANKS
             assumed.append(f"{ranks} ranks are assumed: say how many with --gpus N.")
-        names = (size.gpu_type, *(worker.device_name for worker in known if worker.device.startswith("cuda")))
+        of_ranks = (worker.device_name for worker in known if worker.device.startswith("cuda"))
+        names = (size.gpu_type, *of_ranks, *(gpus or ()))
         gpu = next(filter(None, names), "").partition(" (")[0]
         if not gpu:
             gpu = ASSUMED_GPU
@@ -84,43 +91,73 @@ class World:
         return cls(ranks=ranks, gpu=gpu, assumed=tuple(assumed))
 
 
-def dry_run(current: Session, cell: m.Cell, packed: payload.Packed, options: Options, settings: Settings) -> DryRun:
-    """Play rank 0 of a cell. Return what it has shown.
-
-    Args:
-        current: The session.
-        cell: The cell.
-        packed: Its inputs.
-        options: Its options as given.
-        settings: The settings with which they were read.
-
-    Raises:
-        OptionsError, DistributedError: The strategy refuses the run.
-    """
-    filled = cell_order.for_strategy(settings.filled(options))
-    return play(cell, packed, _setting(cell, filled), World.of(current, filled), current.setups.to_send())
+def _gpus_of_pool(current: Session, options: Options) -> list[str] | None:
+    """Return the names of a pool's GPUs; None if they are unknown."""
+    status = current.pools.connect(options.pool or "", options.pool_options).ask()
+    if status.gpus:
+        return [gpu.name for gpu in status.gpus]
+    if not status.nodes:
+        return None
+    return [node.gpu_type for node in status.nodes for _ in range(node.gpus)]
 
 
-def play(
-    cell: m.Cell, packed: payload.Packed, setting: m.Setting, world: World, setups: tuple[m.Setup, ...] = ()
-) -> DryRun:
-    """Play rank 0 of a cell in a process of its own. Return what it has shown."""
-    plan = {"device": world.device, "ranks": world.ranks, "gpu": world.gpu, "gpu_bytes": world.gpu_bytes}
-    command = m.Execute(
-        run="dry",
-        group="dry",
-        ranks=(0,),
-        cell=cell,
-        inputs=_without_large(packed),
-        setting=setting,
-        setups=setups,
-        label=json.dumps(plan),
-    )
-    report = _Process(command).report(LIMIT_S)
-    return _answer(report, cell, setting.strategy, world)
+@data_class
+class Play:
+    """One dry run to be made."""
+
+    cell: m.Cell
+    packed: payload.Packed
+    setting: m.Setting
+    world: World
+    setups: tuple[m.Setup, ...] = ()
+    batch_factor: float = 1.0
+    """The factor by which the batches of the user's data loaders are larger than written."""
+
+    @property
+    def command(self) -> m.Execute:
+        plan = {
+            "device": self.world.device,
+            "ranks": self.world.ranks,
+            "gpu": self.world.gpu,
+            "gpu_bytes": self.world.gpu_bytes,
+            "batch_factor": self.batch_factor,
+        }
+        return m.Execute(
+            run="dry",
+            group="dry",
+            ranks=(0,),
+            cell=self.cell,
+            inputs=_without_large(self.packed),
+            setting=self.setting,
+            setups=self.setups,
+            label=json.dumps(plan),
+        )
 
 
-def _setting(cell: m.Cell, options: Options) -> m.Setting:
+def play(plays: Sequence[Play]) -> list[DryRun]:
+    """Play rank 0 of each cell in a process of its own, all at once. Return what they have shown."""
+    running: list[_Process] = []
+    until_s = time.monotonic() + LIMIT_S
+    try:
+        for each in plays:
+            running.append(_Process(each.command))
+        for process in running:
+            process.send()
+        while waiting := [process for process in running if process.report is None]:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            for process in select.select(waiting, [], [], left_s)[0]:
+                process.read()
+    finally:
+        for process in running:
+            process.end()
+    reports = [process.report or {"end": "refused", "why": _too_slow(LIMIT_S)} for process in running]
+    return [_answer(report, each) for report, each in zip(reports, plays, strict=True)]
+
+
+def setting(cell: m.Cell, options: Options) -> m.Setting:
+    """Return the setting of the played rank; `options` are complete."""
     now = cell_order.ProcessState.now(remote=False)
     path = now.path
     if cell.script:
@@ -150,26 +187,45 @@ class _Process:
     """The process of one dry run."""
 
     def __init__(self, command: m.Execute) -> None:
-        self._command = command
+        self.report: dict[str, Any] | None = None
+        """Its report once it has ended, also without one."""
+        self._command, self._said = command, bytearray()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._sock, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._start(theirs.fileno())
 
-    def report(self, limit_s: float) -> dict[str, Any]:
-        """Return its report; also when it ends without one, or not in time. Ends it in any case."""
-        ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as errors, ours:
-            with theirs:
-                process = self._start(theirs.fileno(), errors)
-            try:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    Link(ours).send(self._command)
-                said = _read(ours, time.monotonic() + limit_s)
-            finally:
-                _end(process)
-            if said is None:
-                return {"end": "refused", "why": _too_slow(limit_s)}
-            errors.seek(0)
-            return json.loads(said) if said else {"end": "refused", "why": _died(process.returncode, errors.read())}
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
-    def _start(self, fd: int, errors: Any) -> subprocess.Popen[bytes]:
+    def send(self) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `read` tells
+            Link(self._sock).send(self._command)
+
+    def read(self) -> None:
+        """Take what it has said; it closes its end after its report."""
+        piece = b""
+        with suppress(ConnectionResetError):
+            piece = self._sock.recv(1 << 16)
+        self._said += piece
+        if piece:
+            return
+        if self._said:
+            self.report = json.loads(self._said)
+            return
+        code = self._process.wait()
+        self._errors.seek(0)
+        self.report = {"end": "refused", "why": _died(code, self._errors.read())}
+
+    def end(self) -> None:
+        """Kill it with all that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._sock.close()
+        self._errors.close()
+
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[3])
         env = process_environment.variables()
         before = env.get("PYTHONPATH")
@@ -178,7 +234,7 @@ class _Process:
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stderr=self._errors,
             start_new_session=True,
             cwd="/",
             env={
@@ -188,30 +244,6 @@ class _Process:
                 "TOKENIZERS_PARALLELISM": "false",
             },
         )
-
-
-def _read(sock: socket.socket, until_s: float) -> bytes | None:
-    """Return all that the process says until it closes its end; None if that takes too long."""
-    said = bytearray()
-    while (left_s := until_s - time.monotonic()) > 0:
-        if select.select([sock], [], [], left_s)[0]:
-            try:
-                piece = sock.recv(1 << 16)
-            except ConnectionResetError:
-                piece = b""
-            if not piece:
-                return bytes(said)
-            said += piece
-    return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process with all that it has started, if it has not just ended by itself."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(0.0 if process.poll() is None else None)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _too_slow(limit_s: float) -> str:
@@ -231,9 +263,10 @@ def _died(code: int, errors: bytes) -> str:
     )
 
 
-def _answer(report: dict[str, Any], cell: m.Cell, strategy: str, world: World) -> DryRun:
+def _answer(report: dict[str, Any], play: Play) -> DryRun:
+    cell, world = play.cell, play.world
     answer = DryRun(
-        strategy=strategy,
+        strategy=_written(play.setting),
         ranks=world.ranks,
         gpu=world.gpu,
         gpu_bytes=world.gpu_bytes,
@@ -249,6 +282,9 @@ def _answer(report: dict[str, Any], cell: m.Cell, strategy: str, world: World) -
         answer,
         error=_error(report.get("error")),
         steps=report["steps"],
+        batch=report["batch"],
+        samples=report["samples"],
+        passes_peak_bytes=report["passes_peak_bytes"],
         peak_bytes=report["peak_bytes"],
         by_kind=report["by_kind"],
         by_line=by_line,
@@ -258,6 +294,12 @@ def _answer(report: dict[str, Any], cell: m.Cell, strategy: str, world: World) -
         files=report["files"],
         memory_here_bytes=report["memory_here_bytes"],
     )
+
+
+def _written(setting: m.Setting) -> str:
+    """Return the strategy with its options, as one writes them."""
+    options = (f"--{name.replace('_', '-')} {value}".strip() for name, value in setting.strategy_options.items())
+    return " ".join((setting.strategy, *options))
 
 
 def _error(told: dict[str, Any] | None) -> DryError | None:

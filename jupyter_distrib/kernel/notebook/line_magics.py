@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -33,10 +33,11 @@ class LineMagics(Magics):
     shell: InteractiveShell
 
     @line_magic
-    def distributed_run(self, line: str) -> Run | None:
+    def distributed_run(self, line: str) -> Any:
         """Run a script on every rank: `%distributed_run [OPTION]... train.py [ARGUMENT]...`.
 
-        The options are those of `%%distributed`. With `--detach`, returns the run at once.
+        The options are those of `%%distributed`. With `--detach`, returns the run at once; with
+        `--dry-run`, the answer.
         """
         from jupyter_distrib.kernel.notebook import script
         from jupyter_distrib.options import split_words

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook import sweep
+    from jupyter_distrib.kernel.notebook.dry_choice import Asked
     from jupyter_distrib.kernel.notebook.explain import Explanation
-    from jupyter_distrib.kernel.views.dry_run import DryRun
 
 
 def _help() -> str:
@@ -96,14 +96,18 @@ class CellMagics(Magics):
             captured = self._capture(current, options, cell, swept[0] if swept else {})
         if options.explain:
             return self._explain(current, captured, options, settings)
-        if options.dry_run:
-            answer = self._dry_run(current, captured, options, settings)
-            if options.dry_run != "first":
-                return answer
+        notes: list[str] = []
+        if settings.needs_dry_run(options):
+            from jupyter_distrib.kernel.notebook import dry_choice
+
+            decided = dry_choice.decided(self._asked(current, captured, options, settings, swept))
+            if not isinstance(decided, tuple):
+                return decided
+            options, notes = decided
         if swept:
             return self._sweep(current, captured, options, settings, swept)
         with open_files.as_pool_error():
-            run = self._start(current, captured, options, settings)
+            run = self._start(current, captured, options, settings, notes=notes)
         if options.detach:
             show_detached(run)
             if options.out:
@@ -129,12 +133,23 @@ class CellMagics(Magics):
             unchanged_bytes=lambda packed: current.unchanged_bytes(packed, filled),
         )
 
-    def _dry_run(self, current: Session, captured: Captured, options: Options, settings: Settings) -> DryRun:
-        from jupyter_distrib.kernel.notebook import dry_run
+    def _asked(
+        self,
+        current: Session,
+        captured: Captured,
+        options: Options,
+        settings: Settings,
+        swept: list[sweep.Configuration],
+    ) -> Asked:
+        """Return the cell as a dry run needs it; of a sweep, the first one."""
+        from jupyter_distrib.kernel.notebook import sweep
+        from jupyter_distrib.kernel.notebook.dry_choice import Asked
 
+        if swept:
+            captured = replace(captured, inputs=sweep.inputs_with(captured, swept[0]))
         packed_inputs = self._pack(current, captured, options, settings)
         cell = self._cell(current, captured, packed_inputs)
-        return dry_run.dry_run(current, cell, packed_inputs.packed, options, settings)
+        return Asked(current=current, cell=cell, packed=packed_inputs.packed, options=options, settings=settings)
 
     def _sweep(
         self,
@@ -195,6 +210,7 @@ class CellMagics(Magics):
         label: str = "",
         swept: sweep.Configuration | None = None,
         submitted: bool = False,
+        notes: Sequence[str] = (),
     ) -> Run:
         notebook = self.shell.user_ns
         packed_inputs = self._pack(current, captured, options, settings)
@@ -212,7 +228,7 @@ class CellMagics(Magics):
             on_ended=self._taking_over(current, captured, options),
             cell_id=cell_outputs.cell_id(self.shell),
             settings=settings,
-            notes=current.changes_for(source, captured.inputs, notebook),
+            notes=[*notes, *current.changes_for(source, captured.inputs, notebook)],
             arguments=swept or {},
             uses=packed_inputs.uses(source),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tokenize
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.notebook import launcher_lines
@@ -24,13 +24,16 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
-OF_CELLS = ("out", "keep", "with_", "explain", "dry_run", "sweep", "halt_on_failure")
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.views.dry_run import DryRun, DryRuns
+
+OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 """Options that concern the names of a cell."""
 LABEL_CHARACTERS = 60
 
 
-def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any) -> None:
-    """Run a script on every rank of a pool, as torchrun does.
+def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any) -> Any:
+    """Run a script on every rank of a pool, as torchrun does. Return None; with `dry_run=True` the answer of that.
 
     Args:
         path: The script; or `-m`, and the first argument is a module.
@@ -44,19 +47,19 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any)
     """
     chosen = from_keywords(options, **session.current().settings.possible)
     try:
-        run(os.fspath(path), [str(each) for each in arguments], chosen)
+        done = run(os.fspath(path), [str(each) for each in arguments], chosen)
     except KeyboardInterrupt as interrupt:
         stopped = early_interrupt(interrupt)
     else:
-        return
+        return None if isinstance(done, Run) else done
     raise stopped
 
 
 def run(
     path: str, arguments: Sequence[str], options: Options, *, command: str = "%distributed_run", given: str = ""
-) -> Run | None:
+) -> Run | DryRun | DryRuns | None:
     """Run a script, or for the path `-m` the module that is the first argument, and show it; a detached one is returned
-    at once.
+    at once, as is the answer of a dry run.
 
     Args:
         path: The script.
@@ -80,8 +83,18 @@ def run(
     current = session.current()
     with interrupts.WholeImports():
         packed = payload.pack_inputs({}, {})
+    notes: list[str] = []
+    if current.settings.needs_dry_run(options):
+        from jupyter_distrib.kernel.notebook import dry_choice
+
+        decided = dry_choice.decided(
+            dry_choice.Asked(current=current, cell=cell, packed=packed, options=options, settings=current.settings)
+        )
+        if not isinstance(decided, tuple):
+            return decided
+        options, notes = decided
     label = formatting.short(" ".join((path, *arguments)), LABEL_CHARACTERS)
-    request = CellRequest(cell=cell, inputs=packed, options=options, label=label)
+    request = CellRequest(cell=cell, inputs=packed, options=options, label=label, notes=notes)
     if not options.detach:
         from jupyter_distrib.kernel.notebook.live_view import LiveView
 

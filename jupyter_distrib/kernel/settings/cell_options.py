@@ -72,6 +72,8 @@ class GroupSize:
 
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
+AUTO_STRATEGY = "auto"
+"""The strategy in whose place a dry run puts one that fits."""
 DEFAULT_POOL = DEFAULT_KIND
 
 

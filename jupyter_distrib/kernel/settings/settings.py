@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from jupyter_distrib.kernel.settings.cell_options import (
+    AUTO_STRATEGY,
     DEFAULT_POOL,
     DEFAULT_STRATEGY,
     GroupSize,
@@ -157,6 +158,10 @@ class Settings:
         own = self.pools[pool or self.pool].defaults.get("strategy")
         here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
+
+    def needs_dry_run(self, options: Options) -> bool:
+        """Return whether a dry run is asked for, or is to choose the strategy."""
+        return bool(options.dry_run) or (options.strategy or self.strategy_for(options.pool)) == AUTO_STRATEGY
 
     def max_capture(self, options: Options) -> int | None:
         """Return the maximum size in bytes of captured values for a cell with these options; None for no limit."""

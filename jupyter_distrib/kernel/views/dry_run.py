@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import overload
 
 from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.kernel.views.table import Row, TextTable
@@ -17,7 +18,7 @@ NCCL."""
 TIGHT = 0.9
 """The share of a GPU's memory from which a cell only just fits: the allocator's gaps take some percent."""
 FITS, IS_TIGHT, NO_FIT = "fits", "tight", "does not fit"
-FAILS, REFUSED, ENDED = "fails", "cannot be run dry", "did not train"
+FAILS, REFUSED, ENDED, UNUSED = "fails", "cannot be run dry", "did not train", "uses no GPU"
 BAR_CHARACTERS = 40
 _MOST_LINES = 5
 _COLORS = ("#3f83c4", "#2f9494", "#8f74c9", "#c78a1e", "#c2569b", "#d4553f", "#6b9e3f", "#8a8a8a", "#4a5d78", "#a0785a")
@@ -42,6 +43,16 @@ class DryError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch of the cell's data loader that fits on each GPU, found by dry runs."""
+
+    samples: int
+    peak_bytes: int
+    of_all_data: bool
+    """Whether the data has no larger one for two steps on each rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
     """The findings of a dry run of one strategy."""
 
@@ -56,7 +67,14 @@ class DryRun:
     """The reason why the cell cannot be run dry; empty if it can."""
     error: DryError | None = None
     steps: int = 0
+    batch: int = 0
+    """The samples in a batch of the cell's data loader on each rank; 0 if it has none."""
+    samples: int = 0
+    """The number of samples that the data loader reads; 0 if it is unknown."""
+    largest_batch: LargestBatch | None = None
     peak_bytes: int = 0
+    passes_peak_bytes: int = 0
+    """The peak outside of optimizer steps, which grows with the batch."""
     by_kind: Mapping[str, int] = field(default_factory=dict)
     by_line: Mapping[Line, int] = field(default_factory=dict)
     guesses: Mapping[Line, int] = field(default_factory=dict)
@@ -77,7 +95,7 @@ class DryRun:
 
     @property
     def verdict(self) -> str:
-        """One of: fits, tight, does not fit, fails, did not train, cannot be run dry."""
+        """One of: fits, tight, does not fit, fails, did not train, uses no GPU, cannot be run dry."""
         if self.refused:
             return REFUSED
         if self.error is not None:
@@ -86,6 +104,8 @@ class DryRun:
             return NO_FIT
         if not self.steps:
             return ENDED
+        if self.gpu and not self.peak_bytes:
+            return UNUSED
         return IS_TIGHT if self.gpu_bytes and self.needed_bytes > TIGHT * self.gpu_bytes else FITS
 
     @property
@@ -114,14 +134,18 @@ class DryRun:
             return self.refused
         if self.error is not None:
             return "\n".join(_error_lines(self.error))
-        peak = f"The peak is {size(self.peak_bytes)} {'of each GPU' if self.gpu else 'of tensors on each rank'}"
-        if self.gpu:
-            peak += f", and about {size(CONTEXT_BYTES)} more for CUDA and NCCL"
+        peak = f"The peak {self.memory_sentence()}"
         if not self.steps:
             return f"{peak}. No optimizer of torch stepped before the cell ended, so a training may need more."
-        if self.gpu and not self.by_kind:
+        if self.verdict == UNUSED:
             return "The cell puts nothing on the GPU: move the model there, or choose a strategy, which does."
         return f"{peak}." if self.steps > 1 else f"{peak}. The cell ended after one step; a second may need more."
+
+    def memory_sentence(self) -> str:
+        """Return the peak as the rest of a sentence: `is 3.1 GB of each GPU ...`."""
+        if not self.gpu:
+            return f"is {size(self.peak_bytes)} of tensors on each rank"
+        return f"is {size(self.peak_bytes)} of each GPU, and about {size(CONTEXT_BYTES)} more for CUDA and NCCL"
 
     def _tables(self) -> list[TextTable]:
         total = max(self.peak_bytes, 1)
@@ -142,6 +166,8 @@ class DryRun:
 
     def _rest(self) -> list[str]:
         lines = [f"· {text}" for text in (*self.notes, *self.assumed)]
+        if self.largest_batch is not None:
+            lines.insert(0, f"· {_largest(self)}")
         if self.guesses:
             places = ", ".join(_named(line) for line in sorted(self.guesses))
             lines.append(f"· values had to be guessed on {places}: what depends on them may go another way.")
@@ -150,6 +176,63 @@ class DryRun:
         if not self.refused:
             lines.append(f"· {_NOT_SEEN}")
         return lines
+
+
+def _largest(run: DryRun) -> str:
+    largest = run.largest_batch
+    assert largest is not None
+    if largest.of_all_data:
+        return (
+            f"a batch of {largest.samples:,} for each rank fits, with a peak of {size(largest.peak_bytes)}, which is "
+            f"all that the data has for two steps; the cell has {run.batch:,}."
+        )
+    return (
+        f"the largest batch that fits is about {largest.samples:,} for each rank, with a peak of "
+        f"{size(largest.peak_bytes)}; the cell has {run.batch:,}."
+    )
+
+
+class DryRuns(Sequence[DryRun]):
+    """The dry runs of one cell under several strategies."""
+
+    def __init__(self, runs: Sequence[DryRun]) -> None:
+        self._runs = tuple(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> DryRun: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[DryRun]: ...
+    def __getitem__(self, index: int | slice) -> DryRun | Sequence[DryRun]:
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def best(self) -> DryRun:
+        """The first run that fits, else the first that works, else the first."""
+        return next((run for run in self if run.fits), next((run for run in self if run.error is None), self[0]))
+
+    @property
+    def fits(self) -> bool:
+        return any(run.fits for run in self)
+
+    def __repr__(self) -> str:
+        return f"{self._table().as_text()}\n\n{self.best!r}"
+
+    def _repr_html_(self) -> str:
+        return self._table().as_html() + self.best._repr_html_()
+
+    def _table(self) -> TextTable:
+        rows = [(run.strategy, run.verdict, size(run.peak_bytes), _most(run)) for run in self]
+        return TextTable(head=("strategy", "", "peak of each rank", "most of it"), rows=rows)
+
+
+def _most(run: DryRun) -> str:
+    if run.error is not None:
+        return f"{run.error.type_name}: {run.error.text}".partition("\n")[0][:80]
+    kinds = sorted(run.by_kind.items(), key=lambda item: -item[1])[:2]
+    return ", ".join(f"{kind} {size(size_bytes)}" for kind, size_bytes in kinds)
 
 
 def _error_lines(error: DryError) -> list[str]:

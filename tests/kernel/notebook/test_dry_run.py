@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from jupyter_distrib.kernel.notebook import dry_run
 from tests import processes
 from tests.dry_run.play import play
-from tests.notebook import Notebook
+from tests.notebook import ROOT, Notebook
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +91,79 @@ def test_a_native_abort_says_nothing_about_the_memory(source: str) -> None:
     found = play(source)
     assert found.verdict == "cannot be run dry"
     assert "says nothing about a real run" in found.refused
+
+
+# ------------------------------------------------------------------------------------------------ what is asked for
+
+
+def test_without_a_strategy_those_that_are_possible_stand_side_by_side(book: Notebook) -> None:
+    book.ok(CAPTURED)
+    outcome = book.ok(f"%%distributed --gpus 8 --gpu-type T4 --dry-run\n{TRAINING}\n")
+    rows = [line.split("  ")[0] for line in outcome.result.splitlines()[:5]]
+    assert rows == ["strategy", "none", "ddp", "fsdp", "fsdp --precision bf16"]
+    assert "all that the data has for two steps; the cell has 64" in " ".join(outcome.result.split())
+
+
+def test_the_largest_batch_is_found_by_a_line_and_a_check(book: Notebook) -> None:
+    book.ok(
+        "import torch, torch.nn as nn\nclass Long(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 10_000_000\n    def __getitem__(self, i): return torch.randn(10_000_000)\n"
+    )
+    outcome = book.ok(
+        "%%distributed --gpus 8 --gpu-type T4 --strategy ddp --dry-run\nmodel = nn.Linear(10_000_000, 1)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x in torch.utils.data.DataLoader(Long(), batch_size=4):\n"
+        "    model(x).sum().backward(); opt.step(); opt.zero_grad()\n"
+    )
+    found = re.search(r"about (\d+) for each rank, with a peak of (\S+) GB; the cell has 4\.", outcome.result)
+    assert found is not None, outcome.result
+    # 90% of 15.6 GB less 1.6 GB is 12.48 GB; each sample takes 0.08 GB, since a batch lives until the next one is there.
+    assert 153 <= int(found[1]) <= 156
+    assert 12.4 <= float(found[2]) <= 12.5
+
+
+def test_first_starts_the_cell_only_if_it_fits(book: Notebook) -> None:
+    book.ok(CAPTURED)
+    outcome = book.fails(f"%%distributed --ranks 2 --dry-run first\n{TRAINING.replace('model(x)', 'model(x[1:, 1:])')}")
+    assert "The cell was not started: by its dry run it fails" in outcome.traceback
+    assert "line 4: loss" in outcome.view
+    book.ok("from jupyter_distrib.kernel.session import session\nassert session.current().history == ()")
+    outcome = book.ok(f"%%distributed --ranks 2 --strategy ddp --dry-run first\n{TRAINING}\nrank")
+    assert outcome.result == "rank 0: 0\nrank 1: 1"
+
+
+def test_auto_takes_the_first_strategy_that_fits_and_says_why(book: Notebook) -> None:
+    book.ok(CAPTURED)
+    outcome = book.ok(f"%%distributed --ranks 2 --strategy auto\n{TRAINING}\ntype(model).__name__")
+    assert "--strategy auto took ddp: its peak is" in outcome.text
+    assert "Sequential wrapped" in outcome.text
+
+
+def test_a_function_is_played_with_its_arguments(book: Notebook) -> None:
+    book.ok(CAPTURED)
+    body = "".join(f"    {line}\n" for line in TRAINING.splitlines())
+    book.ok(f"import jupyter_distrib\ndef train(width):\n{body}")
+    outcome = book.ok(
+        "jupyter_distrib.distributed(gpus=8, strategy='ddp', gpu_type='H100', dry_run=True)(train).distributed(3)"
+    )
+    assert outcome.result.startswith("dry run: fits · --strategy ddp · rank 0 of 8 on H100")
+    outcome = book.fails("jupyter_distrib.distributed(gpus=8, dry_run=True)(train).submit(3)")
+    assert "dry_run has its answer at once" in outcome.traceback
+
+
+@pytest.mark.parametrize(("width", "status"), [("64", 0), ("63", 1)])
+def test_a_script_is_played_in_a_shell(tmp_path: Path, width: str, status: int) -> None:
+    program = "import sys, torch, torch.nn as nn\nmodel = nn.Linear(64, 8).cuda()\n"
+    program += "opt = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(3):\n"
+    program += "    model(torch.randn(4, int(sys.argv[1]), device='cuda')).sum().backward()\n    opt.step()\n"
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, "-c", "from jupyter_distrib.kernel.notebook.command_line import main; main()"]
+    done = subprocess.run(
+        [*command, "run", "--gpus", "4", "--strategy", "none", "--dry-run", "train.py", width],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("dry run: fits" if status == 0 else "train.py, line 5: model(") in done.stdout
