@@ -8,6 +8,7 @@ It is a dispatch mode above the one that makes tensors fake, so it sees every op
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import weakref
 from collections import Counter
@@ -43,6 +44,23 @@ _SAME_TYPES = {
 }
 """Operations whose fake versions take tensors of two types, which the real ones refuse."""
 _NUMBERS = (aten._local_scalar_dense.default, aten.item.default)
+_EQUALITIES = {
+    aten.eq.Tensor: True,
+    aten.eq.Scalar: True,
+    aten.ne.Tensor: False,
+    aten.ne.Scalar: False,
+}
+_NEGATIONS = {aten.logical_not.default, aten.bitwise_not.default}
+_KEEP_TRUTH = {
+    *_NEGATIONS,
+    aten.mul.Tensor,
+    aten.logical_and.default,
+    aten.bitwise_and.Tensor,
+    aten.all.default,
+    aten.any.default,
+    aten.detach.default,
+    aten._to_copy.default,
+}
 _SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that consist of others, whose operations are seen one level below."""
 
@@ -113,6 +131,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **keywords)
         for each in tensors_in(out):
             self._allocated(each, func)
+        if isinstance(out, FakeTensor) and out.dtype is torch.bool and (likely := likely_truth(func, args)) is not None:
+            out.likely = likely  # type: ignore[attr-defined]
         return out
 
     def _answered(
@@ -130,11 +150,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _NUMBERS:
             if first.constant is not None:
                 return False, None, args
-            return True, self.guess(False if first.dtype is torch.bool else 1.0 if is_real(first) else 1), args
+            is_likely = getattr(first, "likely", False)
+            return True, self.guess(is_likely if first.dtype is torch.bool else 1.0 if is_real(first) else 1), args
         if func is aten.equal.default:
             return True, self.guess(True), args
         if func is aten.is_nonzero.default:
-            return True, self.guess(False), args
+            return True, self.guess(getattr(first, "likely", False)), args
+        if func is aten._unique2.default:
+            count = (first.numel(),)
+            made = [self._new(first, shape, kind) for shape, kind in ((count, first.dtype), (first.shape, torch.int64))]
+            return True, self.guess((*made, self._new(first, count, torch.int64))), args
         if func is aten.nonzero.default:
             return True, self._new(self.guess(first), (first.numel(), first.dim()), torch.int64), args
         if func is aten.masked_select.default:
@@ -311,6 +336,20 @@ def _tag_of(file: str, function: str) -> tuple[str, bool]:
     if file.endswith(("nn/parallel/distributed.py", "training/gradient_reducer.py")):
         return BUCKETS, False
     return "", False
+
+
+def likely_truth(func: Any, args: tuple[Any, ...]) -> bool | None:
+    """Return the likely truth of a result, by which cells ask whether numbers are finite: they are; None for others."""
+    first, *rest = args
+    second = rest[0] if rest else None
+    if func in _EQUALITIES:
+        if first is second or second == math.inf:
+            return _EQUALITIES[func] == (first is second)
+        return None
+    truths = [getattr(each, "likely", None) for each in (first, second) if isinstance(each, torch.Tensor)]
+    if func not in _KEEP_TRUTH or None in truths:
+        return None
+    return not truths[0] if func in _NEGATIONS else all(truths)
 
 
 def is_real(tensor: torch.Tensor) -> bool:

@@ -27,6 +27,11 @@ from jupyter_distrib.wire.link import Link
 
 STEPS = 2
 """Steps of each optimizer after which the cell has shown its peak: the second begins with all states."""
+WITHOUT_VALUES = (
+    "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedOperatorException",
+    "UnsupportedFakeTensorException", "GuardOnDataDependentSymNode", "PendingUnbackedSymbolNotFound",
+)  # fmt: skip
+"""Errors by which torch refuses an operation on tensors without values."""
 MOST_STEPS = 24
 """Steps of one optimizer after which the others are no longer waited for."""
 
@@ -100,7 +105,7 @@ class DryRun:
 
     def _environment(self) -> Callable[[], Any]:
         """Make this process the rank. Return a function that begins the strategy, which returns one for the cell."""
-        from jupyter_distrib.dry_run import world
+        from jupyter_distrib.dry_run import fake_tensors, world
         from jupyter_distrib.interfaces import framework, identity
         from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
         from jupyter_distrib.worker.output import displaying, reporting
@@ -109,6 +114,7 @@ class DryRun:
         plan, command = self._plan, self._command
         framework.load()
         assert framework.current is not None
+        fake_tensors.leave_out_saving()
         order = m.WorkerOrder(
             group="dry",
             worker="dry",
@@ -193,6 +199,14 @@ class DryRun:
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
+        if type(error).__name__ in WITHOUT_VALUES:
+            what = described.message.partition("\n")[0]
+            at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
+            return {
+                "end": "refused",
+                "why": f"torch cannot compute {what}{at} without values, so the cell cannot be run dry; this says "
+                "nothing about a real run.",
+            }
         return {
             "error": {
                 "type": "RuntimeError" if "fake_tensor" in described.type_name else described.type_name,

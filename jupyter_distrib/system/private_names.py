@@ -189,7 +189,8 @@ TORCH_DRY = Library(
         "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode unset_fake_temporarily",
         "torch.utils._python_dispatch": "TorchDispatchMode is_traceable_wrapper_subclass",
         "torch:ops.aten": (
-            "_local_scalar_dense _to_copy _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+            "_local_scalar_dense _to_copy _unique2 _scaled_dot_product_flash_attention "
+            "_scaled_dot_product_efficient_attention"
         ),
         "torch.testing._internal.distributed.fake_pg": "FakeStore",
         "torch.optim.optimizer": "_foreach_supported_types",

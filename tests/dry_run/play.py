@@ -22,13 +22,14 @@ def play(
     folder: Path | None = None,
     options: dict[str, str] | None = None,
     inputs: dict[str, object] | None = None,
+    path: tuple[str, ...] = (),
 ) -> DryRun:
     """Play rank 0; on a CPU, if `gpu` is empty."""
     cell = m.Cell(source=dedent(source), filename="Cell In[1]")
     setting = m.Setting(
         env=dict(os.environ),
         directory=str(folder or Path.cwd()),
-        path=tuple(sys.path),
+        path=(*path, *sys.path),
         strategy=strategy,
         strategy_options=options or {},
     )
