@@ -85,8 +85,13 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
     )
 
 
+_KNOWN = {
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+}  # fmt: skip
+"""The settings of torch (2.9 to 2.15): a library may have replaced `__init__` by one that hides its parameters."""
 _SETTINGS = tuple(
-    set(inspect.signature(DataLoader.__init__).parameters)
+    _KNOWN.union(inspect.signature(DataLoader.__init__).parameters)
     - {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 )
 
