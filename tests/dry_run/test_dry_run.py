@@ -57,8 +57,13 @@ def test_a_large_model_takes_no_memory_here() -> None:
     ddp = play(source, "ddp", gpu="H100")
     assert ddp.verdict == "fits"
     assert ddp.by_kind["parameters"] == pytest.approx(20 * 8192 * 8192 * 4, rel=0.001)
+    # As torch's optimizers do on GPUs: all parameters in one call, not one after another.
+    assert ddp.by_kind["temporary in optimizer steps"] == pytest.approx(20 * 8192 * 8192 * 4, rel=0.001)
     assert ddp.memory_here_bytes < 2e9
     assert play(source, "ddp", gpu="A10").verdict == "does not fit"
+    # Weights, gradients and the states of Adam in shards of a quarter; torch also computes shapes with whole tensors.
+    fsdp = play(source, "fsdp")
+    assert fsdp.peak_bytes < 1.6 * 20 * 8192 * 8192 * 4
 
 
 WRONG = {
