@@ -59,7 +59,7 @@ def test_the_question_mark_shows_the_help_made_from_the_options(book: Notebook, 
 
     assert "usage: %%distributed [OPTION]..." in page
     assert "--keep NAMES" in page
-    assert "one of none, ddp" in page
+    assert "one of none, auto, ddp" in page
 
 
 @pytest.mark.parametrize("magic", ["status", "logs", "attach", "pool"])
@@ -71,6 +71,7 @@ def test_every_line_magic_has_help(book: Notebook, magic: str) -> None:
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
     assert completions(book, f"{magic} --gpus 2 --strategy ") == [
+        "auto",
         "ddp",
         "deepspeed",
         "fsdp",
