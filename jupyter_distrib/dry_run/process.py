@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.system import file_owner, private_names, process
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
@@ -199,6 +200,8 @@ class DryRun:
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
+        if isinstance(error, PayloadError):  # such as a value that --keep has left on the ranks
+            return {"end": "refused", "why": f"The cell cannot be run dry: {described.message}"}
         if type(error).__name__ in WITHOUT_VALUES:
             what = described.message.partition("\n")[0]
             at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""

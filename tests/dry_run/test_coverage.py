@@ -269,6 +269,19 @@ def test_what_needs_values_says_nothing_about_a_real_run() -> None:
     assert "on line 3 (torch.repeat_interleave(x" in found.refused
 
 
+class OnAnotherMachine:
+    """A value that cannot be rebuilt in another process."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("nothing",)
+
+
+def test_a_value_that_cannot_be_rebuilt_is_no_failure_of_the_cell() -> None:
+    found = play("print(value)", inputs={"value": OnAnotherMachine()})
+    assert found.verdict == "cannot be run dry"
+    assert "`value` cannot be rebuilt" in found.refused
+
+
 def test_trackers_do_nothing_and_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise RuntimeError('the tracker was loaded')")
     source = (
