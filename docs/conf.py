@@ -6,13 +6,17 @@ import importlib.metadata
 import os
 import re
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from IPython.lib.lexers import IPython3Lexer
 from sphinx.application import Sphinx
 
 TOP = Path(__file__).parent.parent
+sys.path.insert(0, str(TOP / "docs"))
+from cell_lexer import CellLexer  # noqa: E402
+
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -22,11 +26,15 @@ PAGES = {
 }
 """The files of other folders that are pages of the site, by their paths; they are copied here for the build."""
 
+METADATA = importlib.metadata.metadata("jupyter_distrib")
+SOURCE = dict(each.split(", ") for each in METADATA.get_all("Project-URL", []))["Source"]
+
 project = "jupyter_distrib"
 copyright = "jupyter_distrib contributors"  # noqa: A001 - Sphinx reads this name
-release = version = importlib.metadata.version("jupyter_distrib")
+release = version = METADATA["Version"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
 nb_execution_mode = "off"
 myst_heading_anchors = 4
 default_role = "code"
@@ -37,7 +45,22 @@ autodoc_typehints_description_target = "documented"
 html_theme = "pydata_sphinx_theme"
 html_title = "jupyter_distrib"
 html_show_sourcelink = False
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": True}
+html_logo = html_favicon = "images/logo.svg"
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+html_context = {
+    "github_user": SOURCE.split("/")[-2],
+    "github_repo": SOURCE.split("/")[-1],
+    "github_version": "main",
+    "doc_path": "docs",
+}
+html_theme_options = {
+    "github_url": SOURCE,
+    "logo": {"text": "jupyter_distrib"},
+    "navigation_with_keys": True,
+    "show_toc_level": 2,
+    "use_edit_page_button": True,
+}
 
 
 def with_links_to_pages(text: str, file: str) -> str:
@@ -75,6 +98,12 @@ def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = in_both_themes(with_links_to_pages(source[0], file))
 
 
+def no_edit_link(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Leave out the link of a page whose file is in another folder than the theme thinks."""
+    if f"{page}.md" in PAGES.values() or f"{page}.ipynb" in PAGES.values() or tree is None:
+        context["theme_use_edit_page_button"] = False
+
+
 def remove_copies(app: Sphinx, error: Exception | None) -> None:
     for page in PAGES.values():
         (TOP / "docs" / page).unlink(missing_ok=True)
@@ -86,6 +115,8 @@ def setup(app: Sphinx) -> None:
     for file, page in PAGES.items():
         (TOP / "docs" / page).parent.mkdir(exist_ok=True)
         shutil.copyfile(TOP / file, TOP / "docs" / page)
-    app.add_lexer("python", IPython3Lexer)  # cells with magics are shown as Python
+    app.add_lexer("python", CellLexer)
+    app.add_lexer("ipython", CellLexer)
     app.connect("source-read", lead_to_pages)
+    app.connect("html-page-context", no_edit_link)
     app.connect("build-finished", remove_copies)

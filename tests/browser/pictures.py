@@ -3,6 +3,7 @@
 Each is taken in the light and in the dark theme; `running.gif` is an animation. A picture carries what the page showed when
 it was taken: the code, the words of buttons and headings, and the parts of our views. With `--check` nothing is taken: the
 runs are made again, and pictures that a page has outgrown are named with what differs, the animation too. `test_pictures.py` does the same.
+Names of scenes (`first_training`) take only their pictures.
 """
 
 from __future__ import annotations
@@ -126,12 +127,16 @@ def main(arguments: list[str]) -> int:
         if arguments == ["--check"]:
             found = [each for scene in SCENES for view in scene(browser, server) for each in outdated(view)]
         else:
-            for scene in STILLS:
+            for scene in SCENES:
+                if arguments and scene.__name__ not in arguments:
+                    continue
+                if scene is animated:
+                    for _ in animated(browser, server, filmed=True):
+                        pass
+                    continue
                 for view in scene(browser, server):
                     take(view)
                 server.forget_theme()
-            for _ in animated(browser, server, filmed=True):
-                pass
     print(*found or ["The pictures show what the pages show."], sep="\n")
     return int(bool(found))
 
@@ -225,6 +230,32 @@ def stalled(browser: Browser, server: Server) -> Iterator[View]:
     lab.close()
 
 
+def first_training(browser: Browser, server: Server) -> Iterator[View]:
+    """The cells of docs/first-training.md, and what they show."""
+    page = (TOP / "docs" / "first-training.md").read_text("utf-8")
+    cells = re.findall(r"```(?:python|ipython)\n(.*?)\n```", page, re.DOTALL)
+    lab = opened(browser, server, cells, height=1000, width=1100, scale=1.2)
+    pictures = {
+        "def make_model": None,
+        "--keep model": "view",
+        "step == 20": "error",
+        "10_000": "stop",
+        "--sweep": "sweep",
+    }
+    for index, code in enumerate(cells):
+        name = next((value for words, value in pictures.items() if words in code), None)
+        lab.run(index)
+        if name == "stop":
+            expect(lab.cell(index).locator(".jd-stop")).to_be_visible()
+            expect(lab.cell(index)).to_contain_text(re.compile(r"[2-9]\d/10"))
+            lab.page.locator(".jd-stop").last.click()
+        lab.wait_idle(index)
+        if name:
+            lab.page.mouse.move(0, 0)
+            yield View(f"first-{name}", lab, lab.output(index), code)
+    lab.close()
+
+
 class Film:
     """Frames of a part of a page, as long as each was to be seen."""
 
@@ -296,8 +327,7 @@ def animated(browser: Browser, server: Server, *, filmed: bool = False) -> Itera
     lab.close()
 
 
-STILLS: tuple[Scene, ...] = (watched, stalled)
-SCENES: tuple[Scene, ...] = (*STILLS, animated)
+SCENES: tuple[Scene, ...] = (watched, stalled, first_training, animated)
 
 
 def opened(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Block:
 
 def blocks() -> list[Block]:
     """The cells that a reader can run, in the order in which they would."""
-    pages = (README, *(DOCS / f"{page}.md" for page in ("python-api", "queue", "teaching")))
+    pages = (README, *(DOCS / f"{page}.md" for page in ("python-api", "queue", "teaching", "index", "first-training")))
     return [
         Block(found["code"], found["output"] or "")
         for page in pages
@@ -81,6 +82,24 @@ def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
         assert magic in {*LineMagics.magics["line"], *CellMagics.magics["line"]}
     for name in re.findall(r"^## (\w+(?:Error|Lost|Timeout))$", text, re.MULTILINE):
         assert hasattr(errors, name), name
+
+
+def test_code_below_the_magic_has_colours() -> None:
+    spec = importlib.util.spec_from_file_location("cell_lexer", DOCS / "cell_lexer.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def kinds(code: str) -> dict[str, str]:
+        return {word.strip(): str(kind) for kind, word in module.CellLexer().get_tokens(code)}
+
+    for first in ("%%distributed --gpus 2", "%%distributed", "%%distrib", "%%distributed_setup metrics"):
+        found = kinds(f"{first}\nfor x in data:\n    pass\n")
+        assert found[first] == "Token.Comment.Preproc"
+        assert found["for"] == "Token.Keyword"
+    assert kinds("for x in data: pass\n")["for"] == "Token.Keyword"
+    assert "for" not in kinds("%%bash\nfor x in data\n"), "no Python"
 
 
 def test_every_line_magic_has_its_row_in_the_docs() -> None:
