@@ -1,4 +1,5 @@
-"""Puts the sidebar into the wheel. Called by hatchling when the package is built.
+"""Puts the sidebar into the wheel, and links that work elsewhere into the readme. Called by hatchling when the package
+is built.
 
 What is built already (`sh .ci/sidebar`, or in a source distribution) is taken. Else it is built, if node is there. Else
 the wheel goes without the sidebar: all of the rest works, and `%distributed_status` says what is missing.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 STAMP = "sources.txt"
 
@@ -91,6 +94,37 @@ class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
                 self.app.display_warning(f"Installing without the sidebar, which cannot be built: {done.stdout[-400:]}")
                 return
         (self._output / STAMP).write_text(digest(self._sources))
+
+
+class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]
+    """Gives the package the README, as it can be read outside of the repository, such as on PyPI."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = (Path(self.root) / "README.md").read_text("utf-8")
+        urls = metadata["urls"]
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": readable_elsewhere(text, site=urls["Documentation"], source=urls["Source"]),
+        }
+
+
+def readable_elsewhere(text: str, *, site: str, source: str) -> str:
+    """Return the README with links to the site and the repository in place of paths, and one picture for all themes."""
+
+    def link(match: re.Match[str]) -> str:
+        path, anchor = match["path"], match["anchor"] or ""
+        page = re.fullmatch(r"docs/([\w-]+)\.md", path)
+        return f"]({site}{page[1]}.html{anchor})" if page else f"]({source}/blob/main/{path}{anchor})"
+
+    text = re.sub(r"\]\((?P<path>(?!https?:)[\w./-]+)(?P<anchor>#[^)\s]*)?\)", link, text)
+    return re.sub(
+        r'<picture>.*?<img alt="(?P<alt>[^"]*)" src="(?P<path>[^"]*)">\s*</picture>',
+        lambda match: f"![{match['alt']}]({source}/raw/main/{match['path']})",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def digest(sources: Path) -> str:

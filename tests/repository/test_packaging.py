@@ -110,6 +110,21 @@ def test_the_wheel_says_what_it_needs(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
 
 
+@pytest.mark.slow
+def test_links_and_pictures_of_the_readme_work_outside_the_repository(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.parser.Parser().parsestr(wheel.read(name).decode())
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) > 40
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"]({PROJECT['urls']['Documentation']}errors.html)" in text
+    assert f"]({PROJECT['urls']['Source']}/blob/main/CONTRIBUTING.md)" in text
+    assert re.search(r"!\[[^]]+\]\(\S+/raw/main/docs/images/live-view-light\.png\)", text)
+    assert re.search("<(picture|source|img)", text) is None
+
+
 def test_the_constraints_pin_everything_asked_for_and_torch_first():
     lines = [line for line in (TOP / "tests/constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), lines
@@ -128,10 +143,17 @@ def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
 
 def test_version_and_address_are_the_same_everywhere():
     sidebar = json.loads((TOP / "labextension/package.json").read_text())
-    citation = dict(re.findall(r"^(version|url): (.*)$", (TOP / "CITATION.cff").read_text(), re.MULTILINE))
-    assert PROJECT["dynamic"] == ["version"]
+    citation = dict(
+        re.findall(r"^(version|url|repository-code): (.*)$", (TOP / "CITATION.cff").read_text(), re.MULTILINE)
+    )
+    assert "version" in PROJECT["dynamic"]
     assert sidebar["version"] == citation["version"] == jupyter_distrib.__version__
     assert PROJECT["urls"]["Documentation"] == sidebar["homepage"] == citation["url"] == errors.SITE
+    source = PROJECT["urls"]["Source"]
+    assert PROJECT["urls"]["Issues"] == f"{source}/issues"
+    assert sidebar["repository"] == {"type": "git", "url": f"git+{source}.git"}
+    assert f"git clone {source}\n" in (TOP / "README.md").read_text()
+    assert citation["repository-code"] == source
 
 
 def normal(name: str) -> str:
