@@ -279,7 +279,7 @@ HELD: dict[str, dict[str, str]] = {
     "promises.md": {
         "Versions follow [Semantic Versioning](https://semver.org/); below 1.0 a minor version may change things, and [the changes](../CHANGELOG.md) say so.": "repository/test_packaging.py::test_version_and_address_are_the_same_everywhere",
         "| options of `%%distributed` and keywords of `@distributed`, as [the table](options.md) has them | a name keeps its meaning |": (
-            "repository/test_readme.py::test_the_table_of_options_is_the_one_made_from_the_options "
+            "repository/test_readme.py::test_the_tables_of_options_are_those_made_from_the_options "
             "kernel/settings/test_cell_options.py::test_keywords_become_the_same_options"
         ),
         "| [line magics](magics.md) | names and arguments stay; their text for people may change |": (

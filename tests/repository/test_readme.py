@@ -13,7 +13,7 @@ import pytest
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
-from jupyter_distrib.kernel.settings.help import markdown_table
+from jupyter_distrib.kernel.settings.help import markdown_tables
 from tests.notebook import ROOT, Notebook
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -54,11 +54,11 @@ def test_the_readme_is_short() -> None:
     assert len(text.split()) <= 900
 
 
-def test_the_table_of_options_is_the_one_made_from_the_options() -> None:
+def test_the_tables_of_options_are_those_made_from_the_options() -> None:
     text = (DOCS / "options.md").read_text("utf-8")
-    table = text.partition("<!-- options -->\n")[2].partition("<!-- /options -->")[0]
+    tables = text.partition("<!-- options -->\n")[2].partition("<!-- /options -->")[0]
 
-    assert table.strip() == markdown_table(strategies=STRATEGIES, pools=POOLS)
+    assert tables.strip() == markdown_tables(strategies=STRATEGIES, pools=POOLS), "run python -m tests.generated"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
@@ -30,8 +30,9 @@ from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import find_files
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
-from jupyter_distrib.kernel.settings.keywords import from_keywords
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, OF_CELLS, Options
+from jupyter_distrib.kernel.settings.keywords import from_keywords, with_options
+from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 LABEL_CHARACTERS = 60
 _CALL = f"{call_parts.FUNCTION}(*{call_parts.ARGUMENTS}, **{call_parts.KEYWORDS})"
 
@@ -51,7 +51,7 @@ _CALL = f"{call_parts.FUNCTION}(*{call_parts.ARGUMENTS}, **{call_parts.KEYWORDS}
 def distributed(function: Callable[P, R], /) -> DistributedFunction[P, R]: ...
 @overload
 def distributed(
-    *, remote: bool | None = None, timeout: float | None = None, **options: Any
+    *, remote: bool | None = None, timeout: float | None = None, **options: Unpack[OptionKeywords]
 ) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]: ...
 def distributed(
     function: Callable[P, R] | None = None,
@@ -59,7 +59,7 @@ def distributed(
     *,
     remote: bool | None = None,
     timeout: float | None = None,
-    **options: Any,
+    **options: Unpack[OptionKeywords],
 ) -> DistributedFunction[P, R] | Callable[[Callable[P, R]], DistributedFunction[P, R]]:
     """Give a function the methods `distributed` and `submit`, which run it on every rank of a pool.
 
@@ -79,12 +79,15 @@ def distributed(
     settings = session.current().settings
     given = {**options, **_pool_option(remote, options, settings), **_timeout_option(timeout, options)}
     chosen = from_keywords(given, **settings.possible)
-    for name in _OF_CELLS:
+    for name in OF_CELLS:
         if getattr(chosen, name):
             raise OptionsError(
                 f"{name} is an option of cells only: a function has arguments and a return value instead"
             )
     return _given(function, chosen)
+
+
+with_options(distributed)
 
 
 def _given(
@@ -102,7 +105,7 @@ def remote_option(settings: Settings) -> str:
     return _pool_option(True, {}, settings)["pool"]
 
 
-def _pool_option(remote: bool | None, options: dict[str, Any], settings: Settings) -> dict[str, str]:
+def _pool_option(remote: bool | None, options: OptionKeywords, settings: Settings) -> dict[str, str]:
     if remote is None:
         return {}
     if not isinstance(remote, bool):
@@ -119,7 +122,7 @@ def _pool_option(remote: bool | None, options: dict[str, Any], settings: Setting
     )
 
 
-def _timeout_option(timeout: float | None, options: dict[str, Any]) -> dict[str, float]:
+def _timeout_option(timeout: float | None, options: OptionKeywords) -> dict[str, float]:
     if timeout is None:
         return {}
     if options.get("timeout_s") is not None:

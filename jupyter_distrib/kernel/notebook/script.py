@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tokenize
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.notebook import launcher_lines
@@ -18,8 +18,9 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.cell_options import MODULE, Options
-from jupyter_distrib.kernel.settings.keywords import from_keywords
+from jupyter_distrib.kernel.settings.cell_options import MODULE, OF_CELLS, Options
+from jupyter_distrib.kernel.settings.keywords import from_keywords, with_options
+from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
@@ -27,12 +28,10 @@ from jupyter_distrib.wire import messages as m
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.views.dry_run import DryRun, DryRuns
 
-OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
-"""Options that concern the names of a cell."""
 LABEL_CHARACTERS = 60
 
 
-def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any) -> Any:
+def run_script(path: str | os.PathLike[str], *arguments: object, **options: Unpack[OptionKeywords]) -> Any:
     """Run a script on every rank of a pool, as torchrun does. Return None; with `dry_run=True` the answer of that.
 
     Args:
@@ -53,6 +52,9 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any)
     else:
         return None if isinstance(done, Run) else done
     raise stopped
+
+
+with_options(run_script)
 
 
 def run(

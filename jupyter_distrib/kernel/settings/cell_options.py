@@ -154,7 +154,7 @@ class Options:
         default="refuse at once, and say who has them", keyword="wait_s")
     hang_timeout_s: float | None = _declared(
         None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
-        default="only say so; 60 where they wait for a rank that has left the cell", keyword="hang_timeout_s")
+        default="warn only; 60 where they wait for a rank that has left the cell", keyword="hang_timeout_s")
     max_restarts: int | None = _declared(
         None, "--max-restarts", "N", "start the cell again when a rank is lost, at most N times", read=count,
         default="end with the first loss", synonyms=("max-retries",))
@@ -204,7 +204,7 @@ class Options:
         False, "--halt-on-failure", "", "with --sweep: when a run fails, stop the others and raise its error",
         read=switch)
     explain: bool = _declared(
-        False, "--explain", "", "print what would be sent, and run nothing", read=switch)
+        False, "--explain", "", "show what would be sent, without running", read=switch)
     dry_run: str | None = _declared(
         None, "--dry-run", "[WHEN]", "play one rank without GPUs and values: does the cell work, and does it fit in "
         "the memory of a GPU; with `first`, then run it if it does",
@@ -248,6 +248,8 @@ class Options:
         return given | self.strategy_options
 
 
+OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+"""The options about the names of a cell, which a function has no use for."""
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
 _BY_NAME = {option.name: option for option in OPTIONS}
 _TOLD = tuple(name for name in _BY_NAME if name != "env")

@@ -17,11 +17,27 @@ from jupyter_distrib.kernel.settings.cell_options import (
 from jupyter_distrib.options import Declared, Option, as_flag, split_words
 
 _CURSOR = "\0"
+_REST = "How it runs"
+_GROUPS = {
+    "Ranks and devices": ("gpus", "ranks", "gpu_type", "pool", "strategy", "on"),
+    "Names and values": ("out", "keep", "with_", "max_capture", "cache", "explain"),
+    "Time limits": ("timeout_s", "wait_s", "hang_timeout_s"),
+    "Restarts": ("max_restarts", "min_ranks", "restart_on"),
+    "Looking at a run": ("check", "debug", "profile", "track"),
+    _REST: (),
+}
+"""The names of the options that every cell accepts, by their headings; the last has all that no other names."""
 
 
 def help_text(*, strategies: Declared, pools: Declared) -> str:
     """Return the text of `%%distributed?`."""
-    sections = [("Options:", base(strategies, pools)), *_sections(strategies, pools)]
+    common = [(f"{heading}:", options) for heading, options in _groups(base(strategies, pools))]
+    own = [
+        (f"With --{kind} {_either(names)}:", options)
+        for kind, declared in (("strategy", strategies), ("pool", pools))
+        for names, options in _shared(declared)
+    ]
+    sections = [*common, *own]
     width = max(len(_usage(option)) for _, options in sections for option in options)
     lines = [f"usage: {MAGIC} [OPTION]... [# comment]"]
     for title, options in sections:
@@ -33,14 +49,25 @@ def help_text(*, strategies: Declared, pools: Declared) -> str:
     return "\n".join(lines)
 
 
-def markdown_table(*, strategies: Declared, pools: Declared) -> str:
-    """Return the table of docs/options.md."""
-    lines = ["| option | keyword | meaning | default |", "|---|---|---|---|"]
-    for title, options in [("", base(strategies, pools)), *_sections(strategies, pools)]:
-        for option in options:
-            meaning = f"{title} {_meaning(option)}".strip()
-            cells = [f"`{_usage(option)}`", f"`{option.name}`", meaning, option.default]
-            lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+def markdown_tables(*, strategies: Declared, pools: Declared) -> str:
+    """Return the tables of docs/options.md, with a heading for each and an anchor for each option."""
+    tables = [(heading, [("", each) for each in options]) for heading, options in _groups(base(strategies, pools))]
+    for heading, declared in (("Options of strategies", strategies), ("Options of kinds of pools", pools)):
+        tables.append((heading, [(_either(names), each) for names, options in _shared(declared) for each in options]))
+    taken: set[str] = set()
+    return "\n\n".join(f"## {heading}\n\n{_table(rows, taken)}" for heading, rows in tables)
+
+
+def _table(rows: Sequence[tuple[str, Option]], taken: set[str]) -> str:
+    owned = any(owners for owners, _ in rows)
+    head = ("option", *(("with",) if owned else ()), "meaning", "default", "keyword")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for owners, option in rows:
+        anchor = option.flag if option.flag not in taken else f"{option.flag}-{owners.split(',')[0]}"
+        taken.add(anchor)
+        usage = f'<a id="{anchor}"></a>`{_usage(option)}`'
+        cells = [usage, *((owners,) if owned else ()), _meaning(option), option.default, f"`{option.name}`"]
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 
@@ -78,16 +105,22 @@ def _candidates(words: Sequence[str], current: str, options: Sequence[Option]) -
     return [option.flag for option in options if option.repeatable or option.flag not in given]
 
 
-def _sections(strategies: Declared, pools: Declared) -> Iterator[tuple[str, list[Option]]]:
-    """Yield the options of strategies and pools, under a title with the names that share them."""
-    for kind, declared in (("strategy", strategies), ("pool", pools)):
-        owners: dict[Option, list[str]] = {}
-        for owner, options in declared.items():
-            for option in options:
-                owners.setdefault(option, []).append(owner)
-        for together_in in dict.fromkeys(map(tuple, owners.values())):
-            together = [option for option, theirs in owners.items() if tuple(theirs) == together_in]
-            yield f"With --{kind} {_either(together_in)}:", together
+def _groups(options: Sequence[Option]) -> list[tuple[str, list[Option]]]:
+    """Return the options that every cell accepts, in groups with a heading."""
+    by_name = {option.name: option for option in options}
+    groups = [(heading, [by_name.pop(name) for name in names]) for heading, names in _GROUPS.items()]
+    groups[-1][1].extend(by_name.values())
+    return groups
+
+
+def _shared(declared: Declared) -> Iterator[tuple[tuple[str, ...], list[Option]]]:
+    """Yield the names of the strategies or pools that share options, and these options."""
+    owners: dict[Option, list[str]] = {}
+    for owner, options in declared.items():
+        for option in options:
+            owners.setdefault(option, []).append(owner)
+    for together_in in dict.fromkeys(map(tuple, owners.values())):
+        yield together_in, [option for option, theirs in owners.items() if tuple(theirs) == together_in]
 
 
 def _either(names: Sequence[str]) -> str:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from typing import Any
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, possible
+from jupyter_distrib.kernel.settings.cell_options import (
+    DEFAULT_POOL,
+    DEFAULT_STRATEGY,
+    OF_CELLS,
+    OPTIONS,
+    Options,
+    possible,
+)
+from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.options import Declared, Option, as_keyword, expression, gather, shown, unknown_option, variable
 
-_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
-"""Options that only a cell has, so that advice on them is about a cell."""
 _STRATEGIES = ("none", "ddp", "fsdp", "tp", "deepspeed", "tensorflow")
 
 
@@ -39,6 +47,19 @@ def from_keywords(
             raise unknown_option(name, table.options, table.owners, as_keyword)
         pairs += [(known[name], text) for text in _texts(known[name], value)]
     return table.chosen(gather(pairs, as_keyword))
+
+
+def with_options(function: Callable[..., Any]) -> None:
+    """Let help and completion show each option as a keyword of the function, which takes them as `**options`."""
+    signature = inspect.signature(function)
+    *others, _ = signature.parameters.values()
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=getattr(type_, "__forward_arg__", type_)
+        )
+        for name, type_ in OptionKeywords.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
 
 
 def _texts(option: Option, value: object) -> list[str]:
@@ -80,7 +101,7 @@ def in_call(text: str, names: Mapping[str, str]) -> str:
 
 @cache
 def _flags() -> re.Pattern[str]:
-    written = [re.escape(option.flag) for option in OPTIONS if option.name not in _OF_CELLS]
+    written = [re.escape(option.flag) for option in OPTIONS if option.name not in OF_CELLS]
     flags = "|".join(sorted(written, key=len, reverse=True))
     # A value is a number, a placeholder or a name in capitals, or stands before ", but"; else the text goes on.
     return re.compile(rf"({flags})(?![\w-])(?: (\d+|[A-Z][\w.-]*|[\w.-]+(?=, but)|{'|'.join(_STRATEGIES)})\b)?")

@@ -19,8 +19,9 @@ from jupyter_distrib.kernel.notebook.magic_requests import (
     parse_pool,
     parse_status,
 )
+from jupyter_distrib.kernel.settings import available
 from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, GroupSize, Options, parse_line
-from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_table
+from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_tables
 from jupyter_distrib.kernel.settings.keywords import from_keywords
 from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.options import Option, count, parse_arguments
@@ -348,15 +349,34 @@ def test_the_help_puts_own_options_under_the_names_of_those_that_declare_them() 
     assert "\n\nWith --strategy ddp or fsdp:\n  --batch N " in text
 
 
-def test_the_table_has_one_row_of_four_cells_for_each_option() -> None:
-    rows = markdown_table(strategies=STRATEGIES, pools=POOLS).splitlines()
-    assert len(rows) == 2 + len(OPTIONS) + 5
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+def tables() -> dict[str, list[str]]:
+    """The rows of each table of the docs, by its heading."""
+    text = markdown_tables(strategies=STRATEGIES, pools=POOLS)
+    sections = [each.splitlines() for each in re.split(r"^## ", text, flags=re.MULTILINE)[1:]]
+    return {heading: [row for row in rows if row] for heading, *rows in sections}
 
 
-def test_the_table_says_flag_keyword_meaning_and_default() -> None:
-    table = markdown_table(strategies=STRATEGIES, pools=POOLS)
-    assert "| `--timeout S` | `timeout_s` | stop after S seconds | no limit |" in table.splitlines()
+def test_there_are_eight_tables_with_a_row_for_each_option() -> None:
+    found = tables()
+    assert len(found) == 8
+    assert sum(len(rows) - 2 for rows in found.values()) == len(OPTIONS) + 5
+    for rows in found.values():
+        assert len(rows) > 2
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_a_row_says_flag_meaning_default_and_keyword() -> None:
+    assert tables()["Time limits"][2] == (
+        '| <a id="--timeout"></a>`--timeout S` | stop after S seconds | no limit | `timeout_s` |'
+    )
+    assert "| ddp or fsdp | " in next(row for row in tables()["Options of strategies"] if "`--batch N`" in row)
+
+
+def test_each_option_has_an_anchor_of_its_own() -> None:
+    text = markdown_tables(strategies=available.STRATEGIES, pools=available.POOLS)
+    anchors = re.findall(r'<a id="([^"]+)">', text)
+    assert len(anchors) == len(set(anchors)) == text.count("\n| <a id=")
+    assert {"--gpus", "--python", "--python-command"} <= {*anchors}
 
 
 @pytest.mark.parametrize(
