@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 
 TOP = Path(__file__).parent.parent
 sys.path.insert(0, str(TOP / "docs"))
+import executed  # noqa: E402
 from cell_lexer import CellLexer  # noqa: E402
 
 PAGES = {
@@ -35,7 +36,7 @@ release = version = METADATA["Version"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
-nb_execution_mode = "off"
+nb_execution_mode = "off"  # they are run before: executed.py
 myst_heading_anchors = 4
 default_role = "code"
 autodoc_member_order = "bysource"
@@ -113,8 +114,9 @@ def remove_copies(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     for file, page in PAGES.items():
-        (TOP / "docs" / page).parent.mkdir(exist_ok=True)
-        shutil.copyfile(TOP / file, TOP / "docs" / page)
+        if not file.endswith(".ipynb"):
+            shutil.copyfile(TOP / file, TOP / "docs" / page)
+    executed.write_copies(sorted(TOP.glob("example_notebooks/*.ipynb")), TOP / "docs" / "notebooks")
     app.add_lexer("python", CellLexer)
     app.add_lexer("ipython", CellLexer)
     app.connect("source-read", lead_to_pages)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import pytest
@@ -146,3 +148,72 @@ def test_the_mesh_notebook_trains_in_two_dimensions(tmp_path: Path) -> None:
     assert "rank 3 at (1, 1) holds 1,024 of 4,096 weights of `up`" in training
     assert "Net torch.Size([256, 16])" in outputs(cells[-1])
     assert float(outputs(cells[-1]).splitlines()[-1]) > 0.9
+
+
+PACKAGES = {"sklearn": "scikit-learn", "ray": "ray[", "tf_keras": "tf_keras", "tokenizers": "transformers"}
+STOOD_IN = {"horovod", "mlflow", "pyspark", "serverless_gpu"}
+"""Import names that this package serves, and what is used only if it is there."""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_first_cell_says_what_you_need(path: Path) -> None:
+    first, *others = nbformat.read(path, as_version=4).cells
+    line = first.source.splitlines()[-1]
+    assert line.startswith("**You need** jupyter_distrib")
+    code = "\n".join(cell.source for cell in others if cell.cell_type == "code")
+    modules = set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE)) - sys.stdlib_module_names - STOOD_IN
+    needed = modules - {"jupyter_distrib", "numpy", "torch"}
+    names = {PACKAGES.get(module, module) for module in needed} - ({"transformers"} if "trl" in needed else set())
+    assert [name for name in sorted(names) if name not in line] == []
+    assert needed or "pip install" not in line or path.stem == "ray_pool"
+    row = next(
+        row for row in (ROOT / "docs" / "tutorials.md").read_text("utf-8").splitlines() if f"[{path.stem}]" in row
+    )
+    assert [name for name in sorted(names) if name.strip("[") not in row] == []
+
+
+def site_module(name: str) -> ModuleType:
+    """A module of the site's settings, which are no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def notebook(path: Path, *cells: str) -> Path:
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    document.cells.insert(0, nbformat.v4.new_markdown_cell("# Title"))
+    nbformat.write(document, path)
+    return path
+
+
+@pytest.mark.slow
+def test_the_site_has_notebooks_with_outputs_and_runs_each_once(tmp_path: Path) -> None:
+    executed = site_module("executed")
+    source = notebook(tmp_path / "one.ipynb", "import pathlib; pathlib.Path('made').touch(); 6 * 7")
+    kept = tmp_path / "kept"
+
+    first = executed.with_outputs(source, sys.executable, kept)
+    cell = nbformat.read(first, as_version=4).cells[1]
+    assert outputs(cell) == "42"
+    assert not (tmp_path / "made").exists(), "it runs in a folder of its own"
+
+    assert executed.with_outputs(source, "/nonexistent", kept) == first, "it is kept"
+
+    failing = notebook(tmp_path / "one.ipynb", "1 / 0")
+    with pytest.raises(RuntimeError, match=r"one.ipynb fails:[^$]*ZeroDivisionError"):
+        executed.with_outputs(failing, sys.executable, kept)
+
+    changed = executed.with_outputs(notebook(tmp_path / "one.ipynb", "1"), sys.executable, kept)
+    assert list(kept.iterdir()) == [changed], "the older copy is removed"
+
+
+def test_a_notebook_that_cannot_be_run_here_says_so(tmp_path: Path) -> None:
+    executed = site_module("executed")
+    source = notebook(tmp_path / "ray_pool.ipynb", "1")
+    executed.write_copies([source], tmp_path / "site")
+    first, code = nbformat.read(tmp_path / "site" / "ray_pool.ipynb", as_version=4).cells
+    assert executed.NOT_RUN in first.source
+    assert code.outputs == []

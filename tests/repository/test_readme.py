@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import markdown_tables
 from tests.notebook import ROOT, Notebook
+from tests.repository.test_notebooks import site_module
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 _BLOCK = re.compile(r"```python\n(?P<code>.*?)\n```(?:\n+<!-- output -->\n```text\n(?P<output>.*?)\n```)?", re.DOTALL)
@@ -85,11 +85,7 @@ def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
 
 
 def test_code_below_the_magic_has_colours() -> None:
-    spec = importlib.util.spec_from_file_location("cell_lexer", DOCS / "cell_lexer.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = site_module("cell_lexer")
 
     def kinds(code: str) -> dict[str, str]:
         return {word.strip(): str(kind) for kind, word in module.CellLexer().get_tokens(code)}
