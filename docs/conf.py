@@ -119,6 +119,7 @@ def setup(app: Sphinx) -> None:
     executed.write_copies(sorted(TOP.glob("example_notebooks/*.ipynb")), TOP / "docs" / "notebooks")
     app.add_lexer("python", CellLexer)
     app.add_lexer("ipython", CellLexer)
+    app.add_lexer("ipython3", CellLexer)
     app.connect("source-read", lead_to_pages)
     app.connect("html-page-context", no_edit_link)
     app.connect("build-finished", remove_copies)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,51 @@ def test_nothing_is_said_if_nothing_is_unsteady(tmp_path: Path) -> None:
     assert run_tests(tmp_path, "def test_good(): pass") == 0
     verdict = run(tmp_path, "steady")
     assert (verdict.returncode, verdict.stdout) == (0, "")
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_commands_that_exist(workflow: Path) -> None:
+    text = workflow.read_text("utf-8")
+    commands = re.findall(r"sh (\.ci/\w+)", text)
+    assert commands
+    assert [each for each in commands if not (ROOT / each).is_file()] == []
+    assert "\t" not in text
+    assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), "no more rights than needed"
+
+
+def test_the_quick_tests_run_on_each_python_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    matrix = re.search(r"python: \[(.*)\]", (ROOT / ".github/workflows/checks.yml").read_text("utf-8"))
+    assert matrix is not None
+    assert re.findall(r"[\d.]+", matrix[1]) == named
+
+
+def test_only_the_step_that_publishes_has_a_token_and_it_comes_after_the_checks() -> None:
+    build, publish = (ROOT / ".github/workflows/release.yml").read_text("utf-8").split("  publish:")
+    assert "id-token" not in build
+    assert "id-token: write" in publish
+    assert "needs: build" in publish
+    assert "sh .ci/release" in build
+    assert "password" not in publish.partition("steps:")[2]
+
+
+@pytest.mark.parametrize(("tag", "said"), [("v9.9.9", "The tag is v9.9.9, and the version of the package is")])
+def test_a_tag_of_another_version_is_refused_before_anything_is_built(tag: str, said: str) -> None:
+    done = subprocess.run(["sh", ".ci/release", tag], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_the_site_is_built_without_cuda_elsewhere_too() -> None:
+    text = (ROOT / ".readthedocs.yaml").read_text("utf-8")
+    assert re.search(r"pre_install:.*\n.*\n +- grep '\^torch==' tests/constraints.txt \| xargs .*whl/cpu\n", text)
+
+
+def test_every_command_is_in_contributing() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") + (ROOT / "docs/maintainers.md").read_text("utf-8")
+    commands = {each.name for each in (ROOT / ".ci").iterdir()} - {"setup", "smoke.py"}
+    assert sorted(each for each in commands if f".ci/{each}" not in text) == []
