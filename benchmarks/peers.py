@@ -224,10 +224,10 @@ def _warm(plan: Plan, peer: Peer, notebook: Notebook, column: dict[str, str]) ->
         ("64 MB returned by each", peer.give, few),
         ("20,000 lines per rank", peer.prints, 1),
     ):
-        column[what] = _best(notebook, code, count) if code else "no such thing"
+        column[what] = _best(notebook, code, count) if code else "not supported"
         if "hangs" in column[what]:
             return
-    column["interrupt of a hung all_reduce"] = _interrupt(peer, notebook) if peer.hang else "no such thing"
+    column["interrupt of a hung all_reduce"] = _interrupt(peer, notebook) if peer.hang else "not supported"
 
 
 def _best(notebook: Notebook, code: str, count: int) -> str:

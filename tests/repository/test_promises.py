@@ -339,8 +339,8 @@ HELD: dict[str, dict[str, str]] = {
         "Each of these has tests, on CPU ranks, on simulated GPUs, and on several nodes by Ray, ssh, Slurm and Spark.": "repository/test_promises.py::test_the_tests_that_are_named_exist",
         "**The same numbers as on one device.** A mean over ranks is summed in another order.": "- promises nothing",
         "[Strategies](strategies.md) says what is equal, and how closely.": "strategies/test_docs_table.py::test_the_table_is_that_of_the_tests",
-        "**That any cell becomes distributed.** The head of the run says what is done with a model.": "strategies/test_ddp.py::test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was",
-        "Code that is not understood is left alone, and the run says so.": (
+        "**That any cell becomes distributed.** The header of the run lists what is done with a model.": "strategies/test_ddp.py::test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was",
+        "Code that is not understood is left alone, with a note in the header.": (
             "strategies/test_ddp.py::test_the_head_does_not_claim_what_was_left_to_others "
             "strategies/test_ddp.py::test_what_is_done_by_hand_already_is_left_alone"
         ),
