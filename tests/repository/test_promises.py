@@ -286,17 +286,17 @@ HELD: dict[str, dict[str, str]] = {
             "repository/test_readme.py::test_every_line_magic_has_its_row_in_the_docs "
             "repository/test_readme.py::test_every_line_magic_and_error_that_the_docs_name_exists"
         ),
-        "| what `import jupyter_distrib` gives ([API](api.md)) | stays |": "repository/test_promises.py::test_the_api_page_has_what_the_package_gives",
+        "| what `import jupyter_distrib` gives ([API](python-api.md#all-functions-and-classes)) | stays |": "repository/test_promises.py::test_the_api_page_has_what_the_package_gives",
         "| [`jupyter distrib`](command-line.md): commands, exit statuses, keys of declared runs and of its JSON | stay; keys may be added |": (
             "product/test_shell_runs.py::test_a_detached_run_is_listed_followed_and_attached_with_the_status_of_its_end "
             "product/test_shell_runs.py::test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2 "
             "product/test_shell_runs.py::test_a_declared_script_has_its_arguments_environment_and_options"
         ),
-        "| keys of [`--json`](headless.md#what-a-program-reads) and of [the notebook file](notebook-file.md) | stay; keys may be added |": (
+        "| keys of [`--json`](headless.md#what-a-program-reads) and of [the notebook file](live-view.md#in-the-notebook-file) | stay; keys may be added |": (
             "product/test_headless.py::test_each_run_is_one_line_of_json_with_the_documented_keys "
             "kernel/notebook/test_live_view.py::test_a_run_is_watched_in_a_widget_and_leaves_static_output"
         ),
-        "| keys of the [settings files](settings.md), and [environment variables](environment-variables.md) for you to set | stay |": (
+        "| keys of the [settings files](settings.md), and [environment variables](settings.md#environment-variables) for you to set | stay |": (
             "repository/test_readme.py::test_every_key_of_the_settings_files_is_in_the_docs "
             "repository/test_readme.py::test_every_environment_variable_is_in_the_docs_and_the_other_way_round"
         ),
@@ -437,7 +437,7 @@ def test_the_package_opens_no_other_ports() -> None:
 
 
 def test_the_api_page_has_what_the_package_gives() -> None:
-    page = (DOCS / "api.md").read_text("utf-8")
+    page = (DOCS / "python-api.md").read_text("utf-8")
     named = set(re.findall(r"^\.\. auto\w+:: jupyter_distrib\.(\w+)$", page, re.MULTILINE)) - {
         "runtime",
         "errors",

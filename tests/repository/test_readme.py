@@ -160,7 +160,7 @@ def test_every_link_leads_to_a_file_that_exists(page: Path) -> None:
 def test_every_environment_variable_is_in_the_docs_and_the_other_way_round() -> None:
     sources = "\n".join(file.read_text("utf-8") for file in (ROOT / "jupyter_distrib").rglob("*.py"))
     variable = re.compile(r"\bJUPYTER_DISTRIB_[A-Z_]*[A-Z]\b")
-    assert set(variable.findall((DOCS / "environment-variables.md").read_text("utf-8"))) == set(
+    assert set(variable.findall((DOCS / "settings.md").read_text("utf-8"))) == set(
         variable.findall(sources)
     )
 

@@ -69,7 +69,7 @@ EXPLAINED = {
     "GPUs": ("gpus",),
     "GPU driver": ("gpus",),
     "network": ("performance", "the-network-between-nodes"),
-    CONFINEMENT: ("shared-machines", "several-sessions-of-one-user"),
+    CONFINEMENT: ("gpus", "several-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
 }
 """The page and section of the documentation on each topic that can be wrong."""
