@@ -141,6 +141,11 @@ def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
         assert module in [re.split(r"[^\w-]", line)[0] for line in asked], module
 
 
+def test_the_page_on_installing_has_every_extra():
+    page = (TOP / "docs/install.md").read_text()
+    assert [extra for extra in PROJECT["optional-dependencies"] if f"`{extra}`" not in page] == []
+
+
 def test_version_and_address_are_the_same_everywhere():
     sidebar = json.loads((TOP / "labextension/package.json").read_text())
     citation = dict(
