@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.metadata
 import os
 import re
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 TOP = Path(__file__).parent.parent
@@ -47,6 +49,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "jupyter_distrib"
 html_show_sourcelink = False
 html_logo = html_favicon = "images/logo.svg"
+html_sidebars = {"benchmarks": []}  # a page without others beside it
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 html_context = {
@@ -105,6 +108,16 @@ def no_edit_link(app: Sphinx, page: str, template: str, context: dict[str, Any],
         context["theme_use_edit_page_button"] = False
 
 
+def describe(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    """Give search engines the first paragraph of a page, unless the page describes itself."""
+    if tree is None or 'name="description"' in context.get("metatags", ""):
+        return
+    first = next(tree.findall(nodes.paragraph), None)
+    if first is not None:
+        text = html.escape(" ".join(first.astext().split())[:300])
+        context["metatags"] = f'{context.get("metatags", "")}<meta name="description" content="{text}">'
+
+
 def remove_copies(app: Sphinx, error: Exception | None) -> None:
     for page in PAGES.values():
         (TOP / "docs" / page).unlink(missing_ok=True)
@@ -122,4 +135,5 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("ipython3", CellLexer)
     app.connect("source-read", lead_to_pages)
     app.connect("html-page-context", no_edit_link)
+    app.connect("html-page-context", describe)
     app.connect("build-finished", remove_copies)

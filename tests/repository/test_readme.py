@@ -105,6 +105,18 @@ def test_every_line_magic_has_its_row_in_the_docs() -> None:
     assert [name for name in LineMagics.magics["line"] if f"`%{name}" not in rows] == []
 
 
+@pytest.mark.parametrize("page", [README, DOCS / "why.md"], ids=lambda page: page.name)
+def test_figures_of_other_tools_are_those_of_a_run(page: Path) -> None:
+    (run,) = (ROOT / "benchmarks/results").glob("*-peers.md")
+    measured = run.read_text("utf-8")
+    figures = re.search(r"^## Figures\n(.*?)^## ", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert figures is not None
+    table = [row for row in figures[1].splitlines() if row.startswith("|")]
+    times = re.findall(r"\b[\d.]+ m?s\b", "\n".join(table))
+    assert len(times) > 20
+    assert [time for time in times if time not in measured] == []
+
+
 def test_pictures_are_small_and_there_in_both_themes() -> None:
     pictures = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
     for name, size_bytes in pictures.items():
@@ -160,9 +172,7 @@ def test_every_link_leads_to_a_file_that_exists(page: Path) -> None:
 def test_every_environment_variable_is_in_the_docs_and_the_other_way_round() -> None:
     sources = "\n".join(file.read_text("utf-8") for file in (ROOT / "jupyter_distrib").rglob("*.py"))
     variable = re.compile(r"\bJUPYTER_DISTRIB_[A-Z_]*[A-Z]\b")
-    assert set(variable.findall((DOCS / "settings.md").read_text("utf-8"))) == set(
-        variable.findall(sources)
-    )
+    assert set(variable.findall((DOCS / "settings.md").read_text("utf-8"))) == set(variable.findall(sources))
 
 
 def test_every_key_of_the_settings_files_is_in_the_docs() -> None:
