@@ -11,6 +11,7 @@ from tests.browser.lab import Server
 from tests.browser.pictures import SCENES, Scene, Shown, differences, outdated
 
 
+@pytest.mark.timeout(300)  # a page with many cells, on a machine that does other work
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_the_pictures_show_what_the_page_shows(scene: Scene, browser: Browser, server: Server) -> None:
     found = [each for view in scene(browser, server) for each in outdated(view)]
