@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.settings import config_files
@@ -82,6 +84,16 @@ def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
         assert magic in {*LineMagics.magics["line"], *CellMagics.magics["line"]}
     for name in re.findall(r"^## (\w+(?:Error|Lost|Timeout))$", text, re.MULTILINE):
         assert hasattr(errors, name), name
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_code_of_the_docs_is_python(page: Path) -> None:
+    """Also what no test can run, since it needs a GPU or a cluster."""
+    code = re.findall(r"^( *)```i?python\n(.*?)^ *```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for indent, block in code:
+        cell = re.sub(rf"^{indent}", "", block, flags=re.MULTILINE)
+        body = re.sub(r"\A(%%distrib\w*.*\n)+", "", cell)
+        compile(TransformerManager().transform_cell(body), page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_code_below_the_magic_has_colours() -> None:
