@@ -123,7 +123,7 @@ HELD: dict[str, dict[str, str]] = {
             "pools/ray/test_cluster.py::test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it "
             "ray/test_clusters.py::test_a_cluster_with_a_token_wants_the_right_one"
         ),
-        "**Spark** opens ports on all addresses, as it always does ([more](spark.md#what-listens)).": "- about Spark",
+        "**Spark** opens ports on all addresses, as it always does ([more](ray.md#what-listens)).": "- about Spark",
         "A pickle can run any code when it is loaded.": "- about Python",
         "This table has every place in the package where bytes become objects or code; a test compares it with the source.": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
         "Everything else that is read from files, sockets and messages is JSON, TOML or plain text.": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
