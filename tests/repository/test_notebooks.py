@@ -210,8 +210,12 @@ def test_the_site_has_notebooks_with_outputs_and_runs_each_once(tmp_path: Path) 
     assert list(kept.iterdir()) == [changed], "the older copy is removed"
 
 
-def test_a_notebook_that_cannot_be_run_here_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", [None, "/usr/bin/false"], ids=["is not here", "fails"])
+def test_a_notebook_that_cannot_be_run_here_says_so(
+    python: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executed = site_module("executed")
+    monkeypatch.setattr(executed, "interpreter", lambda name: python)
     source = notebook(tmp_path / "ray_pool.ipynb", "1")
     executed.write_copies([source], tmp_path / "site")
     first, code = nbformat.read(tmp_path / "site" / "ray_pool.ipynb", as_version=4).cells
