@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jupyter_distrib.kernel import trackers
@@ -107,9 +107,11 @@ class CellRequest:
         """Return the sources of the cell, and of the cells and functions that it calls."""
         return (self.cell.source, self.shown, *self.cell.sources.values())
 
-    def in_words(self, text: str) -> str:
-        """Return a sentence about options in the words of who began the run."""
-        return text if self.keywords is None else in_call(text, self.keywords)
+    @property
+    def in_words(self) -> Callable[[str], str]:
+        """A function of a sentence about options: the sentence in the words of who began the run. It does not hold the
+        request, whose values are to be freed."""
+        return str if self.keywords is None else partial(in_call, names=self.keywords)
 
 
 @data_class
