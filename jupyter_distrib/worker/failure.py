@@ -21,7 +21,7 @@ from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire import messages as m
 
 _MAX_FRAMES = 60
-_MAX_CAUSES = 5
+_MAX_CAUSES, _MAX_PARTS = 5, 10
 _MAX_MESSAGE = 20_000
 
 ADD_STRATEGY = (
@@ -91,7 +91,13 @@ def describe(
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *_hints(f"{name}: {message}", groupless), *_limit(error, depth), *_story(error, absent)),
+        notes=(
+            *_notes(error),
+            *_parts(error),
+            *_hints(f"{name}: {message}", groupless),
+            *_limit(error, depth),
+            *_story(error, absent),
+        ),
         parcel=parcel,
         cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
         if cause and depth < _MAX_CAUSES
@@ -114,8 +120,13 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
     yield from (hint for words, hint in _HINTS.items() if words in text)
     if hint := _shared_memory(text) or nccl_hint(text):
         yield hint
+    if found := _NOT_SENT.search(text):
+        name = found[1]
+        yield f"The file needs {name} of the notebook, which this cell does not name: add --with {name.partition('.')[0]}."
 
 
+_NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
+"""The message of pickle for a class of the notebook that the rank does not have."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read
 _NO_ROOM = re.compile(
     r"NCCL[\s\S]*(?:creating shared memory segment|failed to extend \S*/nccl-)"
@@ -217,6 +228,21 @@ def _text_of(error: BaseException) -> str:
 
 def _notes(error: BaseException) -> list[str]:
     return [str(note) for note in getattr(error, "__notes__", ())]
+
+
+def _parts(error: BaseException, before: str = "") -> Iterator[str]:
+    """Yield a line for each exception in a group, with its place: its own text only counts them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return
+    for number, each in enumerate(error.exceptions[:_MAX_PARTS], 1):
+        frames = [frame for frame in frames_of(each.__traceback__) if not file_owner.is_library(frame.filename)]
+        text = _text_of(each)
+        place = f" ({frames[-1].filename}, line {frames[-1].line})" if frames else ""
+        yield f"  {before}{number}. {type_name(type(each))}{f': {text}' if text else ''}{place}"
+        yield from (f"    {note}" for note in _notes(each))
+        yield from _parts(each, f"{before}{number}.")
+    if len(error.exceptions) > _MAX_PARTS:
+        yield f"  and {len(error.exceptions) - _MAX_PARTS} more"
 
 
 def _exit_status(error: SystemExit) -> int:

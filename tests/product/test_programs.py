@@ -596,3 +596,34 @@ def test_a_folder_of_the_notebook_that_is_gone_is_told(book: Notebook, tmp_path:
     book.ok("os.chdir(before)")
     assert told == ("OptionsError: the notebook's working folder was deleted or moved: change to one that exists (%cd)")
     assert book.ok(ON_ONE + "rank").result == "rank 0: 0"
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def test_each_exception_of_a_group_is_told_with_its_line(book: Notebook) -> None:
+    body = (
+        "import asyncio\nasync def bad(what):\n    raise ValueError(what)\n"
+        "async with asyncio.TaskGroup() as tasks:\n    tasks.create_task(bad('first'))\n    tasks.create_task(bad('second'))"
+    )
+    told = book.fails(ON_TWO + body).traceback
+    assert "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)" in told
+    for number, what in enumerate(("first", "second"), 1):
+        assert any(
+            line.startswith(f"  {number}. ValueError: {what} (Cell In[") and line.endswith("], line 4)")
+            for line in told.splitlines()
+        ), told
+    nested = "raise ExceptionGroup('outer', [ExceptionGroup('inner', [KeyError('lr')])])"
+    assert "  1.1. KeyError: 'lr'" in book.fails(ON_TWO + nested).traceback.splitlines()
+
+
+def test_a_file_with_objects_of_the_notebooks_classes_says_what_to_send(book: Notebook) -> None:
+    """`torch.save(model)` names the class only."""
+    book.ok("import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(2, 2), 'net.pt')")
+    load = "import torch\ntype(torch.load('net.pt', weights_only=False)).__name__"
+
+    assert (
+        "needs Net of the notebook, which this cell does not name: add --with Net."
+        in book.fails(ON_TWO + load).traceback
+    )
+    assert book.ok(f"%%distributed --ranks 2 --with Net\n{load}").result == "ranks 0-1: 'Net'"
