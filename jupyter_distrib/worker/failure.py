@@ -121,8 +121,8 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
     if hint := _shared_memory(text) or nccl_hint(text):
         yield hint
     if found := _NOT_SENT.search(text):
-        name = found[1]
-        yield f"The file needs {name} of the notebook, which this cell does not name: add --with {name.partition('.')[0]}."
+        sent = found[1].partition(".")[0]
+        yield f"The file needs {found[1]} of the notebook, which this cell does not name: add --with {sent}."
 
 
 _NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
