@@ -74,6 +74,10 @@ peak
 """
 
 
+FSDP = 0.12
+"""gloo's threads gather earlier or later: real peaks of one cell are 85 to 98 MB here."""
+
+
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     yield shared_notebook
@@ -81,7 +85,7 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08)])
+@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", FSDP)])
 def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
     measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
     shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\n{measured}").result

@@ -184,12 +184,12 @@ LOST_MEANWHILE = """
 import os, signal, time
 from jupyter_distrib.kernel.session import cell_order
 command = cell_order.command
-def with_the_agent_lost(order, options, inputs, run, group):
+def with_the_agent_lost(order, options, inputs, run, group, **more):
     cell_order.command = command
     os.kill(group.connection.ask().pid, signal.SIGKILL)
     while group.connection.state.name != "LOST" or group.connection.groups:
         time.sleep(0.01)
-    return command(order, options, inputs, run, group)
+    return command(order, options, inputs, run, group, **more)
 cell_order.command = with_the_agent_lost
 """
 """The agent ends after the ranks were found to be up, and before the cell is sent."""

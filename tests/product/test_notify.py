@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -54,8 +55,7 @@ def test_a_command_is_told_of_the_end_with_state_metrics_and_error(book: Noteboo
     assert failed["state"] == "failed"
     assert "LookupError: no $(touch /tmp/x)" in failed["error"]
     assert "hunter2" not in json.dumps(failed)
-    wait_until(lambda: Path(f"{news}.text").read_text().startswith("Cell In["))
-    assert "failed after" in Path(f"{news}.text").read_text()
+    assert wait_until(lambda: re.match(r"Cell In\[\d+\]: failed after", Path(f"{news}.text").read_text()))
 
 
 def test_a_short_run_is_not_told_and_nothing_is_by_default(book: Notebook, tmp_path: Path) -> None:
