@@ -203,7 +203,7 @@ TORCH_DRY = Library(
         "torch.nn:Module": "_call_impl",
         "torch.nn:Module()": "_buffers _parameters",
     },
-    spared={"torch._C": ("_ensureCUDADeviceGuardSet", "torch is built for another device")},
+    changing={"torch._C _ensureCUDADeviceGuardSet": ("2.11", "")},
 )
 """The names that dry runs use in a process of their own; no rank needs them."""
 CLOUDPICKLE = Library(
