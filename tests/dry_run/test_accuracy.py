@@ -75,7 +75,7 @@ peak
 
 
 FSDP = 0.12
-"""gloo's threads gather earlier or later: real peaks of one cell are 85 to 98 MB here."""
+"""gloo's threads gather earlier or later: real peaks of one cell are 81 to 98 MB here, on a quiet and on a busy machine."""
 
 
 @pytest.fixture
