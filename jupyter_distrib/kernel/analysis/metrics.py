@@ -10,9 +10,11 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.analysis.rank_mean import means
 from jupyter_distrib.kernel.record.record import RunRecord
 
 if TYPE_CHECKING:
@@ -69,6 +71,16 @@ class Metrics(Sequence[Row]):
             if row[key] is not None:
                 points.setdefault(int(row["rank"] or 0), []).append((int(row["step"] or 0), float(row[key] or 0.0)))
         return points
+
+    def mean(self, name: str) -> list[tuple[float, float]]:
+        """Return the points `(step, value)` of the mean over the ranks, at the steps that nearly all of them have come
+        to, as the charts of many ranks show it."""
+        return [(each.step, each.mean) for each in means(self.finite(name))]
+
+    def finite(self, name: str) -> dict[int, list[tuple[int, float]]]:
+        """Return the points `(step, value)` of a metric by rank, without nan and inf."""
+        of_ranks: dict[int, list[tuple[int, float]]] = self[name]
+        return {rank: [point for point in points if isfinite(point[1])] for rank, points in of_ranks.items()}
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a `pandas.DataFrame` with a row for each report.

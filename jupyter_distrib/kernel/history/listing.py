@@ -189,13 +189,14 @@ def charts(runs: Sequence[SavedRun]) -> str:
 
 
 def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
-    """Yield the points of each metric on the first rank that reported it; none if the file is gone."""
+    """Yield the points of each metric: of many ranks their mean, else those of the first rank that reported it. None if
+    the file is gone."""
     try:
         metrics: Metrics = run.metrics
     except (OSError, ValueError, IndexError):
         return
     for name in metrics.names:
-        of_ranks = metrics[name]
-        reported: list[tuple[int, float]] = next(iter(of_ranks.values()), [])
+        of_ranks = {rank: each for rank, each in metrics.finite(name).items() if each}
+        reported = metrics.mean(name) if len(of_ranks) > chart.MANY else next(iter(of_ranks.values()), [])
         if line := [(float(step), value) for step, value in reported if abs(value) < MOST_DRAWN]:
             yield name, line

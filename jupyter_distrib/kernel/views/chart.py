@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import chain, cycle
-from math import fsum, isfinite
+from math import isfinite
 
+from jupyter_distrib.kernel.analysis.rank_mean import means, stride
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import png
@@ -29,7 +30,7 @@ MANY = 8
 FIRSTS = ("first", "second", "third")
 """Colours of the highlighted lines, one for each metric of a chart."""
 POINTS = 600
-"""The number of points of one chart, over all its ranks."""
+"""The number of points of one chart, over all its lines."""
 
 _KIND = r"(train(?:ing)?|val(?:id(?:ation)?)?|eval|test)"
 _PART = re.compile(rf"{_KIND}[/_.-](.+)|(.+)[/_.-]{_KIND}", re.IGNORECASE)
@@ -49,6 +50,8 @@ class Drawing:
     marks: tuple[Mark, ...]
     left_out: int
     """Number of metrics that have no chart here."""
+    lines: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """The points of each chart's first highlighted line."""
 
     @property
     def title(self) -> str:
@@ -139,7 +142,13 @@ def _drawing(charts: Mapping[str, Sequence[ChartSeries]]) -> Drawing | None:
         height=HEIGHT * -(-len(shown) // COLUMNS),
         marks=tuple(marks),
         left_out=len(changing) - len(shown),
+        lines={title: _highlighted(each) for title, each in shown},
     )
+
+
+def _highlighted(series: Sequence[ChartSeries]) -> list[Point]:
+    lines = dict(next(each.lines for each in series if each.lines))
+    return lines[min(lines)]
 
 
 def _part_and_title(name: str) -> tuple[str, str]:
@@ -155,18 +164,16 @@ def _names(record: RunRecord) -> list[str]:
 
 def _series(record: RunRecord, name: str) -> ChartSeries:
     """Return the lines of the ranks; for many ranks their mean, with a band from the lowest to the highest."""
-    most = max(20, POINTS // len(record.ranks))
+    most = POINTS // min(MANY, len(record.ranks))
     lines = [(rank.rank, points) for rank in record.ranks.values() if (points := list(points_of(rank, name, most)))]
     lost = _lost(record, name)
     if len(lines) <= MANY:  # those of the first rank last, so that they are drawn over the others
         label = f"rank {lines[0][0]}" if len(lines) > 1 else ""
         return ChartSeries(label=label, lines=lines[::-1], lost=lost)
-    values: dict[float, list[float]] = {}
-    for step, value in chain(*(points for _, points in lines)):
-        values.setdefault(step, []).append(value)
-    steps = sorted(values.items())
-    mean = [(step, fsum(value / len(each) for value in each)) for step, each in steps]
-    band = [(step, min(each), max(each)) for step, each in steps]
+    ended = [rank.rank for rank in record.ranks.values() if rank.state in ("done", "failed", "lost")]
+    found = means(dict(lines), ended)
+    mean = [(each.step, each.mean) for each in found]
+    band = [(each.step, each.low, each.high) for each in found]
     return ChartSeries(label=f"mean of {len(lines)} ranks", lines=[(0, mean)], lost=lost, band=band)
 
 
@@ -178,7 +185,7 @@ def _lost(record: RunRecord, name: str) -> list[list[Point]]:
 def points_of(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
     """Yield about `most` of the points of a metric reported by a rank, including the last one."""
     points = _reported(rank, name, lost=False)
-    yield from points[:: -(-len(points) // most) or 1][:-1]
+    yield from points[:: stride(len(points), most)][:-1]
     yield from points[-1:]
 
 
@@ -226,8 +233,7 @@ def _chart(title: str, series: Sequence[ChartSeries]) -> Iterable[Mark]:
             at += (len(label) + 1) * GLYPH_WIDTH // SCALE
     for y, value in ((TOP + 4, high), (TOP + height, low)):
         yield Text(LEFT + width + 6, y, f"{value:.3g}")
-    lines = dict(next(each.lines for each in series if each.lines))
-    last = lines[min(lines)][-1][1]
+    last = _highlighted(series)[-1][1]
     if 0.2 < _share(last, low, high) < 0.8:
         yield Text(LEFT + width + 6, round(down(last) + 4), f"{last:.3g}", colour=FIRSTS[0])
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
+from jupyter_distrib.kernel.analysis.rank_mean import stride
 from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.analysis.traceback_text import fingerprint, innermost, where
 from jupyter_distrib.kernel.record.displays import KEPT, Display
@@ -311,7 +312,7 @@ def _spaced(kept: Sequence[Sample], names: Sequence[str], most: int) -> list[Sam
     """Return about `most` samples, evenly spaced, including the last one; samples of a metric that is reported rarely,
     such as that of a validation, are kept."""
     counts = Counter(name for sample in kept for name in sample.values)
-    strides = {name: -(-counts[name] // most) or 1 for name in names}
+    strides = {name: stride(counts[name], most) for name in names}
     seen: Counter[str] = Counter()
     samples = []
     for sample in kept:

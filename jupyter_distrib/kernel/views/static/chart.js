@@ -2,10 +2,12 @@
 // `chartOf` is pure; `Chart` draws.
 
 import { drawing, element, fill, set } from "./dom.js";
+import { means } from "./mean.js";
 import { t, tn } from "./say.js";
 import { clock, digits, rankList } from "./words.js";
 
 const SHOWN_CHARTS = 6;
+const LEFT = new Set(["done", "failed", "lost"]); // ranks that report nothing more
 const MANY = 8; // with more ranks than these, a chart has a mean and a band
 const SMOOTH = [0, 0.6, 0.9, 0.97];
 export const BOX = { width: 300, height: 96, top: 6, bottom: 6, left: 4, right: 4 };
@@ -55,24 +57,26 @@ export function chartGroups(names) {
  * came before, 0 to 1; `time`: over seconds instead of steps; `zoom`: the part of the axis that is shown.
  */
 export function chartOf(state, names, { log = false, smooth = 0, time = false, zoom = null } = {}) {
-  const inside = ([x, y]) => (!zoom || (x >= zoom[0] && x <= zoom[1])) && (!log || y > 0);
+  const inBox = ([x, y]) => (!zoom || (x >= zoom[0] && x <= zoom[1])) && (!log || y > 0);
   const all = [names].flat().map((name) => {
-    const lines = state.ranks.map(({ rank, columns }) => ({ rank, points: smoothed(pointsOf(columns, name, time), smooth).filter(inside) }));
-    return { name, lines: lines.filter(({ points }) => points.length) };
+    const lines = state.ranks.map(({ rank, state: at, columns }) => ({ rank, ended: LEFT.has(at), points: pointsOf(columns, name, time) })).filter(({ points }) => points.length);
+    const of = (points) => smoothed(points, smooth).filter(inBox);
+    if (lines.length <= MANY) return { name, lines: lines.map((line) => ({ ...line, points: of(line.points) })).filter(({ points }) => points.length) };
+    const found = means(lines);
+    const [mean, low, high] = ["mean", "low", "high"].map((key) => of(found.map((each) => [each.at, each[key], each.step])));
+    return { name, lines, mean, low, high };
   });
-  const points = all.flatMap(({ lines }) => lines.flatMap((line) => line.points));
+  const points = all.flatMap(({ lines, mean, low, high }) => (mean ? [...mean, ...low, ...high] : lines.flatMap((line) => line.points)));
   const of = (values) => [Math.min(...values), Math.max(...values)];
   const x = scale(...of(points.map((point) => point[0])), BOX.left, BOX.width - BOX.right);
   const y = scale(...of(points.map((point) => point[1])), BOX.height - BOX.bottom, BOX.top, log);
-  const series = all.map(({ name, lines }) => {
-    const many = lines.length > MANY ? banded(lines) : null;
-    return {
-      name,
-      lines: lines.map(({ rank, points }) => ({ rank, points, path: many ? "" : pathOf(points, x, y) })),
-      mean: many && pathOf(many.map(({ at, mean }) => [at, mean]), x, y),
-      band: many && `${pathOf([...many.map(({ at, low }) => [at, low]), ...many.map(({ at, high }) => [at, high]).reverse()], x, y)}Z`,
-    };
-  });
+  const series = all.map(({ name, lines, mean, low, high }) => ({
+    name,
+    lines: lines.map((line) => ({ ...line, path: mean ? "" : pathOf(line.points, x, y) })),
+    points: mean ?? lines[0]?.points ?? [],
+    mean: mean ? pathOf(mean, x, y) : null,
+    band: mean ? `${pathOf([...low, ...[...high].reverse()], x, y)}Z` : null,
+  }));
   const first = series.find(({ lines }) => lines.length) ?? series[0];
   return {
     name: first.name,
@@ -83,25 +87,6 @@ export function chartOf(state, names, { log = false, smooth = 0, time = false, z
     first: first.lines[0]?.rank ?? null,
     odd: state.ranks.map(({ rank }) => rank).filter((rank) => [names].flat().some((name) => hasOdd(state, rank, name))),
   };
-}
-
-/** The mean, the lowest and the highest value of all ranks at each step. */
-function banded(lines) {
-  const at = new Map();
-  for (const { points } of lines) {
-    for (const [x, value, step] of points) {
-      if (!at.has(step)) at.set(step, []);
-      at.get(step).push([x, value]);
-    }
-  }
-  return [...at].sort((a, b) => a[0] - b[0]).map(([, pairs]) => {
-    const [xs, values] = [pairs.map(([x]) => x), pairs.map(([, value]) => value)];
-    return { at: mean(xs), mean: mean(values), low: Math.min(...values), high: Math.max(...values) };
-  });
-}
-
-function mean(numbers) {
-  return numbers.reduce((sum, number) => sum + number / numbers.length, 0);
 }
 
 /** Points whose values are means of what came before, of which each counts `weight` as much as the next one. */
@@ -117,10 +102,12 @@ export function smoothed(points, weight) {
 
 /** The value of each rank at or before a place on the axis. */
 export function valuesAt(chart, place) {
-  return chart.lines.map(({ rank, points }) => {
-    const before = points.filter(([x]) => x <= place);
-    return { rank, value: (before[before.length - 1] ?? points[0])[1] };
-  });
+  return chart.lines.map(({ rank, points }) => ({ rank, value: valueAt(points, place) }));
+}
+
+function valueAt(points, place) {
+  const before = points.filter(([x]) => x <= place);
+  return (before[before.length - 1] ?? points[0])[1];
 }
 
 function pointsOf(columns, name, time) {
@@ -230,7 +217,7 @@ export class Chart {
     const place = this.pointed === null ? x.high : x.back(this.pointed * BOX.width);
     const shown = this.options.time ? place : Math.round(place);
     fill(this.value, series, () => element("span"), (node, each) => {
-      set(node, each.lines.length ? this.told(each, shown) : "");
+      set(node, each.points.length ? this.told(each, shown) : "");
       node.className = `jd-told jd-told-${series.indexOf(each) % 3}`;
     });
     set(this.place, this.options.time ? clock(shown) : t("step %1", shown));
@@ -250,7 +237,7 @@ export class Chart {
     const several = this.names.length > 1;
     const who = several ? `${partOf(series.name)} ` : series.mean ? `${t("mean")}: ` : numbers.length > 1 ? `${t("rank %1", series.lines[0].rank)}: ` : "";
     const spread = this.pointed !== null && numbers.length > 1 && !several ? ` (${t("%1 to %2", digits(Math.min(...numbers), 3), digits(Math.max(...numbers), 3))})` : "";
-    return `${who}${digits(series.mean ? mean(numbers) : numbers[0])}${spread}`;
+    return `${who}${digits(valueAt(series.points, place))}${spread}`;
   }
 }
 

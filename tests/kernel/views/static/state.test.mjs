@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { BOX, chartGroups, chartNames, chartOf, smoothed, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { means } from "../../../../jupyter_distrib/kernel/views/static/mean.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, fold, interleave, matches, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
@@ -304,6 +305,29 @@ test("many ranks are a mean and a band", () => {
   assert.equal(mean, "M4.0 69.0L296.0 48.0");
   assert.equal(band, "M4.0 90.0L296.0 90.0L296.0 6.0L4.0 48.0Z");
   assert.equal(lines[0].path, "");
+});
+
+const close = (found, expected) => found.length === expected.length && found.every((each, place) => Math.abs(each - expected[place]) < 1e-9);
+
+for (const { name, lines, ended, means: expected } of JSON.parse(readFileSync(new URL("../../record/golden_mean.json", import.meta.url)))) {
+  test(`the mean of many ranks: ${name}`, () => {
+    const found = means(Object.entries(lines).map(([rank, points]) => ({ ended: ended.includes(Number(rank)), points: points.map(([step, value]) => [step, value, step]) })));
+    assert.equal(found.length, expected.length);
+    found.forEach(({ step, mean, low, high }, place) => assert.ok(close([step, mean, low, high], expected[place]), `${step} ${mean}`));
+  });
+}
+
+test("the mean of ranks that keep points of their own is where all are", () => {
+  const of = (rank) => Array.from({ length: 200 }, (_, step) => step).filter((step) => step % (1 + (rank % 5)) === 0 && step < 200 - rank);
+  const ranks = Array.from({ length: 64 }, (_, rank) => ({ step: of(rank), "=loss": of(rank).map((step) => 1 / (step + 1) + 0.01 * rank) }));
+  const { x, y, series: [{ mean, points }] } = chartOf(charted(...ranks), "loss");
+  const read = mean.slice(1).split("L").map((pair) => pair.split(" ").map(Number));
+  assert.equal(points.at(-1)[2], x.high);
+  assert.ok(read.every(([, down], place) => place === 0 || down >= read[place - 1][1]), "a falling series falls");
+  points.forEach(([step, value], place) => {
+    assert.ok(step < 10 || Math.abs(value - (1 / (step + 1) + 0.315)) < 0.04, `${step}: ${value}`); // before, the mean is interpolated on a steep curve
+    assert.ok(Math.abs(y.at(value) - read[place][1]) < 0.06);
+  });
 });
 
 // ------------------------------------------------------------------------------------------------ colours, clearing
