@@ -66,8 +66,8 @@ export class ComparedRuns extends ReactWidget {
   }
 }
 
-const WIDTH = 360;
-const HEIGHT = 130;
+const WIDTH = 480;
+const HEIGHT = 170;
 
 function Chart({ chart, runs, t }: { chart: Comparison['charts'][number]; runs: string[]; t: view.Say }): React.JSX.Element {
   const drawn = view.chartOf(chart.lines, WIDTH, HEIGHT);
@@ -75,14 +75,23 @@ function Chart({ chart, runs, t }: { chart: Comparison['charts'][number]; runs: 
   return (
     <figure>
       <figcaption>{chart.name}</figcaption>
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={t('%1 over steps', chart.name)}>
-        {drawn.paths.map(({ run, path }) => (
-          <path key={run} d={path} className={kind(run)} />
-        ))}
-      </svg>
-      <div className="jp-Distributed-quiet jp-Distributed-row">
-        <span>{t('%1 to %2', drawn.low, drawn.high)}</span>
-        <span>{t('step %1', drawn.end)}</span>
+      <div className="jp-Distributed-axes">
+        <div className="jp-Distributed-ups" aria-hidden="true">
+          {drawn.ups.map(text => (
+            <span key={text}>{text}</span>
+          ))}
+        </div>
+        <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${t('%1 over steps', chart.name)}: ${drawn.paths.map(({ run, last }) => `${t('run %1', run)} ${last}`).join(', ')}`}>
+          {drawn.paths.map(({ run, path }) => (
+            <path key={run} d={path} className={kind(run)} />
+          ))}
+          {drawn.paths.map(({ run, cross }) => cross && <path key={`nan ${run}`} d={`M${cross[0] - 5} ${cross[1] - 5}l10 10m0 -10l-10 10`} className="jp-mod-turned" />)}
+        </svg>
+        <div className="jp-Distributed-acrosses" aria-hidden="true">
+          {drawn.steps.map((text, place) => (
+            <span key={text}>{place ? text : t('step %1', text)}</span>
+          ))}
+        </div>
       </div>
       <ul className="jp-Distributed-legend">
         {drawn.paths.map(({ run, last }) => (

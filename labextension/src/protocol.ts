@@ -230,11 +230,18 @@ export interface SavedRun {
 }
 
 /** Saved runs beside one another. */
+/** The line of a run in a chart; `turned`: where it was nan or infinite. */
+export interface ComparedLine {
+  run: number;
+  points: [number, number][];
+  turned: { step: number; text: string; is_now: boolean } | null;
+}
+
 export interface Comparison {
   /** `run`, and the numbers of the runs. */
   head: string[];
   rows: string[][];
-  charts: { name: string; lines: { run: number; points: [number, number][] }[] }[];
+  charts: { name: string; lines: ComparedLine[] }[];
   /** For each run behind the first one, how its code differs; of a single run its code. */
   code: string[][];
 }

@@ -45,8 +45,8 @@ def test_charts_have_a_log_scale_smoothing_time_zoom_and_full_width(show: Show, 
     tools = page.get_by_role("toolbar", name="Charts")
     for name, part, text in (
         ("log scale", ".jd-chart-foot", "log"),
-        ("smooth", ".jd-chart-foot", " to "),
-        ("over time", ".jd-chart-foot", "0:49"),
+        ("smooth", ".jd-chart-value", "train "),
+        ("over time", ".jd-acrosses", "0:49"),
     ):
         before = paths(page)
         button = tools.get_by_role("button", name=name)
@@ -75,8 +75,55 @@ def test_charts_have_a_log_scale_smoothing_time_zoom_and_full_width(show: Show, 
     wide.click()
     expect(wide).to_have_attribute("aria-pressed", "true")
     assert (after := svg.bounding_box()) is not None
-    assert after["width"] > 2 * box["width"]
+    assert after["width"] > 1.9 * box["width"]
     shoot(page, f"charts-wide-{'dark' if dark else 'light'}")
+
+
+def test_charts_fill_the_width_and_have_axes(show: Show) -> None:  # noqa: F811
+    page: Page = show(a_training(2))
+    section, *charts = (
+        page.locator(selector) for selector in (".jd-charts", ".jd-chart >> nth=0", ".jd-chart >> nth=1")
+    )
+    whole, first, last = (each.bounding_box() for each in (section, *charts))
+    assert whole is not None and first is not None and last is not None  # noqa: PT018
+    assert first["y"] == last["y"]
+    assert first["x"] - whole["x"] < 20
+    assert whole["x"] + whole["width"] - last["x"] - last["width"] < 20
+    for axis, count in ((".jd-ups", 3), (".jd-acrosses", 3)):
+        expect(charts[0].locator(f"{axis} span")).to_have_count(count)
+    expect(charts[0].locator(".jd-acrosses")).to_have_text("step 0200399")
+    expect(charts[0].locator(".jd-best")).to_have_count(2)
+    expect(charts[0].locator("svg")).to_have_attribute(
+        "aria-label", re.compile("train/loss, rank 0 fell from .* in 399 steps")
+    )
+
+
+def test_one_cursor_is_over_all_charts(show: Show) -> None:  # noqa: F811
+    page: Page = show(a_training(2))
+    charts = page.locator(".jd-chart")
+    svg = charts.first.locator("svg")
+    box = svg.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(charts.last.locator(".jd-chart-foot")).to_have_text(re.compile(r"^step (199|200) · ranks 0: .* 1: "))
+    expect(charts.last.locator(".jd-cross")).to_have_attribute("visibility", "visible")
+    page.mouse.move(0, 0)
+    expect(charts.last.locator(".jd-cross")).to_have_attribute("visibility", "hidden")
+
+
+def test_a_line_that_became_nan_has_a_cross_and_says_since_when(show: Show) -> None:  # noqa: F811
+    record = a_record(2)
+    for step in range(60):
+        for rank in range(2):
+            value = math.nan if step >= 31 else 2 - step / 40
+            record.apply(m.Measured(run="r-7", rank=rank, step=step, values={"loss": value}, at_s=1.0 + step / 8))
+    page: Page = show(record)
+    chart = page.locator(".jd-chart")
+    expect(chart.locator(".jd-marks .jd-turned")).to_have_text("×")
+    expect(chart.locator(".jd-chart-foot")).to_contain_text("nan from step 31")
+    expect(chart.locator(".jd-chart-value")).to_have_text("nan")
+    expect(page.locator(".jd-ranks")).to_contain_text("nan from step 31")
+    shoot(page, "charts-nan")
 
 
 def test_of_more_than_eight_ranks_the_mean_and_a_band_are_drawn(show: Show) -> None:  # noqa: F811

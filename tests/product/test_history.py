@@ -27,7 +27,7 @@ def test_the_next_kernel_lists_and_compares_the_runs_of_the_one_before(tmp_path:
         assert [line.split()[0] for line in listed.splitlines()] == ["run", "3", "2", "1"]
         both = book.ok("%distributed_runs diff 1 2")
         assert "+for step in range(3): jupyter_distrib.report(loss=0.4 - step / 10)" in both.result
-        assert "loss over steps" in both.result_html
+        assert 'alt="loss, run ' in both.result_html
         book.ok("runs = %distributed_runs 0.4")
         assert "0.2" in book.ok("runs[0].metrics['loss'][1]").result
         assert "needs two or more runs" in book.fails("%distributed_runs diff 1").evalue

@@ -1,8 +1,8 @@
 """The mean of what many ranks report, with the lowest and the highest value. Kernel side; pure functions.
 
 Ranks report at steps of their own, and of long runs each keeps steps of its own, so there is rarely a step that all
-have. A mean over whichever ranks have one would jump from step to step. `static/mean.js` does the same for the live view;
-both are tested with `tests/kernel/analysis/golden_mean.json`.
+have. A mean over whichever ranks have one would jump from step to step. `static/mean.js` does the same for the
+live view; both are tested with `tests/kernel/record/golden_mean.json`.
 """
 
 from __future__ import annotations

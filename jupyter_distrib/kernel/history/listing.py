@@ -20,6 +20,8 @@ from typing import overload
 from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.analysis.shares import percents
 from jupyter_distrib.kernel.history.saved_run import SavedRun
+from jupyter_distrib.kernel.record import not_finite
+from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import clipped, duration, short, size
@@ -109,7 +111,14 @@ def began(run: SavedRun) -> str:
 
 
 def _metrics(run: SavedRun) -> str:
-    return "  ".join(f"{short(name)} {value:.4g}" for name, value in list(run.last.items())[:METRICS])
+    return "  ".join(f"{short(name)} {last_value(run, name, 4)}" for name in list(run.last)[:METRICS])
+
+
+def last_value(run: SavedRun, name: str, digits: int) -> str:
+    """Return the last value of a metric, and the steps at which it was nan or infinite."""
+    value, odd = run.last[name], run.not_finite.get(name, "")
+    number = f"{value:.{digits}g}"
+    return number if not odd else odd if odd.startswith(f"{number} ") else f"{number} ({odd})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ def _properties(run: SavedRun) -> dict[str, str]:
         "state": run.state,
         "error": clipped(run.error, DETAIL_CHARACTERS),
         **run.facts,
-        **{name: f"{value:.6g}" for name, value in run.last.items()},
+        **{name: last_value(run, name, 6) for name in run.last},
         "peak memory": size(run.peak_rss_bytes) if run.peak_rss_bytes else "",
         "peak GPU memory": size(peak_gpu) if peak_gpu else "",
         "where its time went": percents(run.shares),
@@ -180,23 +189,30 @@ def _properties(run: SavedRun) -> dict[str, str]:
 def charts(runs: Sequence[SavedRun]) -> str:
     """Return an `<img>` with a chart for each metric and a line for each run; the first run's stands out."""
     lines: dict[str, list[chart.Line]] = {}
+    turned: dict[str, dict[int, NotFinite]] = {}
     for place, run in reversed(list(enumerate(runs))):
-        for name, each in points(run):
+        for name, each, odd in points(run):
             lines.setdefault(name, []).append((place, each))
+            if odd is not None:
+                turned.setdefault(name, {})[place] = odd
     name_of: Callable[[int], str] = lambda place: f"run {runs[place].number}"  # noqa: E731
-    drawing = chart.drawn(lines, name_of)
+    drawing = chart.drawn(lines, name_of, turned)
     return "" if drawing is None else drawing.as_html()
 
 
-def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
-    """Yield the points of each metric: of many ranks their mean, else those of the first rank that reported it. None if
-    the file is gone."""
+def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point], NotFinite | None]]:
+    """Yield the finite points of each metric, and where it was nan or infinite: of many ranks their mean, else those of
+    the first rank that reported it. Nothing if the file is gone."""
     try:
         metrics: Metrics = run.metrics
     except (OSError, ValueError, IndexError):
         return
     for name in metrics.names:
-        of_ranks = {rank: each for rank, each in metrics.finite(name).items() if each}
-        reported = metrics.mean(name) if len(of_ranks) > chart.MANY else next(iter(of_ranks.values()), [])
-        if line := [(float(step), value) for step, value in reported if abs(value) < MOST_DRAWN]:
-            yield name, line
+        of_ranks = metrics.finite(name)
+        many = len(of_ranks) > chart.MANY
+        reported = metrics.mean(name) if many else next(iter(of_ranks.values()), [])
+        line = [(float(step), value) for step, value in reported if abs(value) < MOST_DRAWN]
+        found = [odd for each in metrics[name].values() if (odd := not_finite.of_points(each))]
+        odd = min(found, key=lambda each: (not each.is_now, each.first)) if found else None
+        if line or odd is not None:
+            yield name, line, odd

@@ -13,6 +13,8 @@ from typing import Any
 from jupyter_distrib.kernel.analysis import failures, run_facts
 from jupyter_distrib.kernel.analysis.metrics import OWN_COLUMNS, Metrics
 from jupyter_distrib.kernel.analysis.shares import Shares
+from jupyter_distrib.kernel.record import not_finite
+from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import record_file
@@ -48,6 +50,8 @@ class SavedRun:
     """Strategy, pool, ranks, the given options as `option.NAME`, versions as `version.NAME`."""
     last: dict[str, float] = field(default_factory=dict, metadata=ANY_NUMBER)
     """The last value of each metric, on the first rank that reported it."""
+    not_finite: dict[str, str] = field(default_factory=dict)
+    """The metrics that were nan or infinite: `nan from step 31 on rank 3`."""
     shares: dict[str, float] = field(default_factory=dict)
     """Mean share of each part in the training time; empty without training."""
     sentence: str = ""
@@ -98,12 +102,22 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         error="" if cause is None else clipped(_headline(record, cause), ERROR_CHARACTERS),
         facts=run_facts.setting(run),
         last=last,
+        not_finite=_not_finite(record),
         shares=dict(shares.mean()) if shares.is_meaningful else {},
         sentence=shares.sentence,
         peak_rss_bytes=record.peak_rss_bytes,
         peak_gpu_memory_bytes=record.peak_gpu_memory_bytes,
         source=clipped(run.source, SOURCE_CHARACTERS).strip("\n"),
     )
+
+
+def _not_finite(record: RunRecord) -> dict[str, str]:
+    ranks = record.ranks.values()
+    odd: dict[str, dict[int, NotFinite]] = {}
+    for rank in ranks:
+        for name, each in rank.not_finite.items():
+            odd.setdefault(name, {})[rank.rank] = each
+    return {name: not_finite.of_ranks(each, sum(name in rank.metrics for rank in ranks)) for name, each in odd.items()}
 
 
 def _headline(record: RunRecord, rank: int) -> str:

@@ -236,8 +236,9 @@ class LiveView(View):
 
         if drawing := chart.chart_of(record):
             own = CellDisplay(f"{self._run.id}-chart")
-            size = {"image/png": {"width": drawing.width, "height": drawing.height}}
-            own.put({"image/png": drawing.as_png(), "text/plain": drawing.title}, settled=True, more=size)
+            width, height = drawing.size
+            about = {"image/png": {"width": width, "height": height, "alt": drawing.alt}}
+            own.put({"image/png": drawing.as_png(), "text/plain": drawing.alt}, settled=True, more=about)
             bridge.keep_final_view(self._run, own, model_id="", place=self._place)
 
     @property

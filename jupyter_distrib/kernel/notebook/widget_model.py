@@ -18,8 +18,8 @@ from jupyter_distrib.kernel import views
 
 _STATIC = Path(views.__file__).parent / "static"
 _MODULES = (
-    "say.js", "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "strips.js", "tools.js",
-    "output.js", "displays.js", "ranks.js", "run.js",
+    "say.js", "dom.js", "words.js", "lines.js", "state.js", "mean.js", "chart.js", "charts.js", "styles.js",
+    "strips.js", "tools.js", "output.js", "displays.js", "ranks.js", "run.js",
 )  # fmt: skip
 
 

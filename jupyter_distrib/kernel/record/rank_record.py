@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, assert_never
 
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import Displays
+from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import Course
 from jupyter_distrib.system.data_class import data_class
@@ -53,6 +54,8 @@ class RankRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of every name ever reported."""
     metrics_step: int = 0
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)
+    """The names whose values were nan or infinite."""
     history: list[Sample] = field(default_factory=list)
     """The reported samples. When the list is full, every second one is dropped, so that it always spans the whole
     run."""

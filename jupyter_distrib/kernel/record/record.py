@@ -18,6 +18,7 @@ from typing import cast
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import RankClearing
 from jupyter_distrib.kernel.record.native_frames import NativeFrames
+from jupyter_distrib.kernel.record.not_finite import noted
 from jupyter_distrib.kernel.record.output_lines import Line, Lines, line_of
 from jupyter_distrib.kernel.record.rank_record import OfOneRank, RankRecord, Sample
 from jupyter_distrib.kernel.record.terminal_stream import Stream
@@ -202,6 +203,8 @@ class RunRecord:
         for name, value in event.values.items():
             if not isfinite(value) and isfinite(rank.metrics.get(name, 0.0)):
                 self._note_not_finite(rank.rank, f"{short(name)} is {value} at step {event.step}")
+            if (now := noted(rank.not_finite.get(name), event.step, value)) is not None:
+                rank.not_finite = {**rank.not_finite, name: now}
         if self.restarts and not event.values.keys() <= rank.metrics.keys():
             restarted_s = self.restarts[-1].at_s
             rank.history = [

@@ -220,8 +220,9 @@ def compared_runs(names: Sequence[str]) -> dict[str, Any]:
     comparison = Comparison(tuple(run_files.find(name) for name in names))
     lines: dict[str, list[dict[str, Any]]] = {}
     for run in comparison:
-        for name, each in points(run):
-            lines.setdefault(name, []).append({"run": run.number, "points": thinned(each, _POINTS)})
+        for name, each, odd in points(run):
+            turned = None if odd is None else {"step": odd.first, "text": odd.text, "is_now": odd.is_now}
+            lines.setdefault(name, []).append({"run": run.number, "points": thinned(each, _POINTS), "turned": turned})
     table = comparison.table()
     return {
         "comparison": {

@@ -1,8 +1,8 @@
 """Lines and texts as a PNG, without a library. Kernel side; pure functions.
 
 A canvas holds one byte for each pixel, column after column: the parts of a line within one column are then one slice,
-so that a chart of thousands of points takes milliseconds. Colours are those of a small palette, each in four strengths
-on the ground.
+so that a chart of thousands of points takes milliseconds. The ground is transparent; colours are those of a small
+palette, each in three opacities.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from pathlib import Path
 
 SCALE = 2
 """Number of pixels for each unit of length: screens are finer than the units of a page."""
-GROUND = (0xFA, 0xFA, 0xFA)
 COLOURS = {
-    "first": (0xB4, 0x50, 0x0B),
-    "others": (0x8F, 0xAB, 0xC6),
-    "text": (0x59, 0x59, 0x59),
-    "second": (0x1F, 0x60, 0xA6),
-    "third": (0x2E, 0x70, 0x3A),
-    "band": (0xCF, 0xDB, 0xE7),
+    "first": (0xC8, 0x5A, 0x0A, 255),
+    "others": (0x7F, 0x9F, 0xBF, 255),
+    "text": (0x78, 0x78, 0x78, 255),
+    "second": (0x3A, 0x7C, 0xC4, 255),
+    "third": (0x2F, 0x8A, 0x45, 255),
+    "band": (0x5F, 0x8F, 0xBF, 80),
+    "grid": (0x80, 0x80, 0x80, 90),
+    "bad": (0xD8, 0x3A, 0x3A, 255),
 }
+"""Red, green, blue and opacity. Those of texts have a contrast of 4.2 at least on white as well as on JupyterLab's dark
+ground (#111)."""
 STRENGTHS = 4
 GLYPH_WIDTH, GLYPH_HEIGHT, BASELINE = 12, 22, 17
 """Size of a character in pixels, and the position of its baseline."""
@@ -150,10 +153,28 @@ class _Canvas:
             self._pixels[at + first + 1 : at + last] = bytes([full]) * (last - first - 1)
 
     def as_png(self) -> bytes:
-        rows = b"".join(b"\0" + self._pixels[y :: self._height] for y in range(self._height))
-        header = struct.pack(">IIBBBBB", self._width, self._height, 8, 3, 0, 0, 0)
-        chunks = ((b"IHDR", header), (b"PLTE", _palette()), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b""))
+        used = bytes(sorted({0, *self._pixels}))
+        bits = 4 if len(used) <= 16 else 8
+        table = bytes(max(0, used.find(number)) for number in range(256))
+        pixels = self._pixels.translate(table)
+        rows = b"".join(b"\0" + _packed(pixels[y :: self._height], bits) for y in range(self._height))
+        header = struct.pack(">IIBBBBB", self._width, self._height, bits, 3, 0, 0, 0)
+        colours, opacities = _palette()
+        chunks = (
+            (b"IHDR", header),
+            (b"PLTE", b"".join(colours[3 * number : 3 * number + 3] for number in used)),
+            (b"tRNS", bytes(opacities[number] for number in used)),
+            (b"IDAT", zlib.compress(rows, 9)),
+            (b"IEND", b""),
+        )
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def _packed(row: bytearray, bits: int) -> bytes:
+    """Return a row of pixels with this number of bits for each: two share a byte where few colours are used."""
+    if bits == 8:
+        return bytes(row)
+    return bytes(left << 4 | right for left, right in zip(row[::2], row[1::2] + b"\0" * (len(row) % 2), strict=True))
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -161,19 +182,15 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 @cache
-def _palette() -> bytes:
-    """Return red, green and blue of each palette index: the background, then the colours from pale to strong."""
-    colours = [GROUND]
-    for colour in COLOURS.values():
+def _palette() -> tuple[bytes, bytes]:
+    """Return red, green and blue of each palette index, and the opacities: nothing, then the colours from pale to
+    strong."""
+    colours, opacities = bytearray(3), bytearray(1)
+    for *colour, opacity in COLOURS.values():
         for strength in range(1, STRENGTHS):
-            share = strength / (STRENGTHS - 1)
-            colours.append(_mixed(colour, share))
-    return bytes(part for colour in colours for part in colour)
-
-
-def _mixed(colour: tuple[int, int, int], share: float) -> tuple[int, int, int]:
-    red, green, blue = (round(ground + share * (own - ground)) for own, ground in zip(colour, GROUND, strict=True))
-    return red, green, blue
+            colours += bytes(colour)
+            opacities.append(round(opacity * strength / (STRENGTHS - 1)))
+    return bytes(colours), bytes(opacities)
 
 
 @cache

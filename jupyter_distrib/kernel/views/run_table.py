@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 
+from jupyter_distrib.kernel.analysis.best_value import direction
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import duration
-
-LARGER_IS_BETTER = ("acc", "auc", "f1", "precision", "recall", "reward", "score")
-"""Prefixes of the last word of a metric's name for metrics where higher is better; for all others lower is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +79,7 @@ def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
     """Return the runs sorted by the first metric, the best first; runs without it are last, in the order of
     submission."""
     first = next((name for row in rows for name in row.metrics), "")
-    word = first.lower().replace("/", "_").split("_")[-1]
-    sign = -1.0 if word.startswith(LARGER_IS_BETTER) else 1.0
+    sign = -1.0 if direction(first) > 0 else 1.0
 
     def key(row: RunRow) -> float:
         value = row.metrics.get(first, inf)

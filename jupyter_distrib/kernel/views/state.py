@@ -290,7 +290,8 @@ def _row(record: RunRecord, rank: RankRecord, origin_s: float) -> dict[str, Any]
 
 
 def columns(rank: RankRecord, points: int, origin_s: float = 0.0) -> dict[str, Any]:
-    """Return a history as columns, `{"step": [1, 2], "at": [0.5, 0.7], "=loss": [0.5, None], "left": 0}`.
+    """Return a history as columns, `{"step": [1, 2], "at": [0.5, 0.7], "=loss": [0.5, None], "left": 0,
+    "not_finite": {"loss": ["nan", 2, 2, True]}}`.
 
     About `points` points of all metrics together, evenly spaced and always with the last ones, and the number of
     metrics left out. Steps that a later attempt has computed again are not among them. `at` is in seconds."""
@@ -302,6 +303,9 @@ def columns(rank: RankRecord, points: int, origin_s: float = 0.0) -> dict[str, A
         "step": [sample.step for sample in samples],
         "at": [round(sample.at_s - origin_s, 1) for sample in samples],
         "left": len(rank.metrics) - len(names),
+        "not_finite": {
+            name: [odd.word, odd.first, odd.last, odd.is_now] for name, odd in rank.not_finite.items() if name in names
+        },
     }
     for name in names:
         values[f"={name}"] = [_short(sample.values.get(name)) for sample in samples]

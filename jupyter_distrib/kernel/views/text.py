@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isfinite, nan
 
 from jupyter_distrib.kernel.analysis.failures import cause, in_brief, own_traceback
 from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.shares import Shares
+from jupyter_distrib.kernel.record import not_finite
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -298,11 +299,12 @@ def _metrics(group: Sequence[RankRecord]) -> str:
     texts = []
     for name in dict.fromkeys(name for rank in group for name in rank.metrics):
         values = {rank.rank: rank.metrics[name] for rank in group if name in rank.metrics}
-        numbers = [value for value in values.values() if not isnan(value)]
+        numbers = [value for value in values.values() if isfinite(value)]
+        odd = {rank.rank: rank.not_finite[name] for rank in group if not isfinite(rank.metrics.get(name, 0.0))}
         low, high = (f"{edge(numbers, default=nan):.4g}" for edge in (min, max))
-        texts.append(f"{short(name)} {low}" if low == high else f"{short(name)} {low} to {high}")
-        if numbers and len(numbers) < len(values):
-            texts[-1] += f" (nan on {rank_list(rank for rank, value in values.items() if isnan(value))})"
+        known = "" if not numbers else low if low == high else f"{low} to {high}"
+        told = not_finite.of_ranks(odd, len(values))
+        texts.append(f"{short(name)} {known} ({told})" if known and told else f"{short(name)} {known or told}")
     return "  ".join(texts)
 
 

@@ -317,10 +317,18 @@ test('the end of long runs is told, and that of detached ones always', () => {
 });
 
 test('runs beside one another share their axes', () => {
-  const { paths, low, high, end } = view.chartOf([{ run: 3, points: [[0, 1], [10, 0]] }, { run: 7, points: [[0, 0.5]] }], 104, 54);
+  const { paths, ups, steps } = view.chartOf([{ run: 3, points: [[0, 1], [10, 0]], turned: null }, { run: 7, points: [[0, 0.5]], turned: null }], 104, 54);
   assert.deepEqual(paths, [
-    { run: 3, path: 'M2.0 2.0L102.0 52.0', last: '0' },
-    { run: 7, path: 'M2.0 27.0', last: '0.5' }
+    { run: 3, path: 'M2.0 2.0L102.0 52.0', last: '0', cross: null },
+    { run: 7, path: 'M2.0 27.0', last: '0.5', cross: null }
   ]);
-  assert.deepEqual([low, high, end], ['0', '1', '10']);
+  assert.deepEqual([ups, steps], [['1', '0.5', '0'], ['0', '5', '10']]);
+});
+
+test('a run that became nan has a cross where it did, and no last value', () => {
+  const turned = { step: 20, text: 'nan from step 20', is_now: true };
+  const { paths, steps } = view.chartOf([{ run: 28, points: [[0, 1], [10, 0]], turned }, { run: 29, points: [], turned: { ...turned, step: 0, text: 'nan from step 0' } }, { run: 30, points: [[0, 1], [10, 0.5]], turned: { step: 5, text: 'inf at step 5', is_now: false } }], 104, 54);
+  assert.deepEqual(paths.map(({ last }) => last), ['nan from step 20', 'nan from step 0', '0.5 (inf at step 5)']);
+  assert.deepEqual(paths.map(({ cross }) => cross), [[102, 52], [2, 52], [27, 2]]);
+  assert.equal(steps.at(-1), '20');
 });

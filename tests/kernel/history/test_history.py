@@ -390,7 +390,24 @@ def test_two_runs_show_only_what_differs() -> None:
     ]
     assert "strategy" not in shown
     assert "-b = 2\n+b = 3" in shown
-    assert 'alt="loss over steps"' in both._repr_html_()
+    assert 'alt="loss, run 1 fell from 0.9 to 0.5 in 1 step"' in both._repr_html_()
+
+
+def test_a_metric_that_became_nan_says_since_when_in_lists_and_comparisons() -> None:
+    nan = float("nan")
+    save("a-1", [0.9, 0.5, 0.4])
+    save("a-2", [0.9, nan, nan])
+    save("a-3", [0.9, nan, 0.3])
+
+    listed = listing.matching(run_files.load(), []).as_dicts()
+    assert [row["metrics"] for row in listed] == ["loss 0.3 (nan at step 1)", "loss nan from step 1", "loss 0.4"]
+    both = listing.Comparison((run_files.find("1"), run_files.find("2")))
+    assert ("loss", "0.4", "nan from step 1") in both.table().rows
+    assert "run 2 nan from step 1" in both._repr_html_()
+    ((_, points, turned),) = listing.points(run_files.find("2"))
+    assert points == [(0.0, 0.9)]
+    assert turned is not None
+    assert turned.text == "nan from step 1"
 
 
 def test_the_code_of_one_run_is_shown_whole() -> None:

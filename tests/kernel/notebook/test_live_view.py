@@ -227,7 +227,7 @@ def test_the_output_of_a_saved_notebook_says_what_the_view_said(book: Notebook, 
     html = next(iter(outcome.displays_html.values()))
 
     assert outcome.kinds == {*STATIC, PNG}
-    assert "loss over steps" in outcome.displays.values()
+    assert "loss, rank 0 rose from 0 to 2 in 2 steps, best 0 at step 0" in outcome.displays.values()
     assert "&lt;b&gt;end&lt;/b&gt;" in html
     assert "<img" not in html
     assert "<script" not in html

@@ -366,28 +366,45 @@ def drawing_of(record: RunRecord) -> chart.Drawing:
     return drawing
 
 
-def pixels(drawing: chart.Drawing) -> list[bytes]:
-    """The rows of a picture, each as the numbers of its pixels' colours."""
+Pixel = tuple[int, ...]
+
+
+def pixels(drawing: chart.Drawing) -> list[list[Pixel]]:
+    """The rows of a picture, each pixel as red, green, blue and opacity."""
     data = base64.b64decode(drawing.as_png())
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", data[16:24])
+    width, height, bits = struct.unpack(">IIB", data[16:25])
     assert (width, height) == (2 * drawing.width, 2 * drawing.height)
-    at = data.index(b"IDAT")
-    (size,) = struct.unpack(">I", data[at - 4 : at])
-    rows = zlib.decompress(data[at + 4 : at + 4 + size])
-    return [rows[n * (width + 1) + 1 : (n + 1) * (width + 1)] for n in range(height)]
+
+    def chunk(kind: bytes) -> bytes:
+        at = data.index(kind)
+        (size,) = struct.unpack(">I", data[at - 4 : at])
+        return data[at + 4 : at + 4 + size]
+
+    colours, opacities, rows = chunk(b"PLTE"), chunk(b"tRNS"), zlib.decompress(chunk(b"IDAT"))
+    palette = [(*colours[3 * number : 3 * number + 3], opacity) for number, opacity in enumerate(opacities)]
+    length = width * bits // 8
+    found = []
+    for start in range(1, len(rows), length + 1):
+        row = rows[start : start + length]
+        found.append([palette[each] for byte in row for each in ((byte >> 4, byte & 15) if bits == 4 else (byte,))])
+    return found
 
 
 def test_a_chart_has_a_line_for_each_rank_and_the_first_rank_is_on_top() -> None:
     record = a_record(*(measured(step, rank, loss=1 / (step + 1)) for step in range(30) for rank in range(2)))
     drawing = drawing_of(record)
     strokes = [mark for mark in drawing.marks if isinstance(mark, png.Stroke)]
-    assert [stroke.colour for stroke in strokes] == ["text", "others", "first"]
-    assert {"loss", "rank 0", "step 29"} <= {mark.text for mark in drawing.marks if isinstance(mark, png.Text)}
+    assert [stroke.colour for stroke in strokes] == [*["grid"] * 3, "others", "first", "first"], (
+        "the axis, and the best"
+    )
+    assert {"loss", "rank 0", "1", "0.517", "0.0333", "step 0", "14", "29"} <= {
+        mark.text for mark in drawing.marks if isinstance(mark, png.Text)
+    }
     used = {colour for row in pixels(drawing) for colour in row}
-    first, others = (png._strengths(name)[3] for name in ("first", "others"))
-    assert first in used
-    assert others not in used, "under the first one"
+    assert png.COLOURS["first"] in used
+    assert png.COLOURS["others"] not in used, "under the first one"
+    assert pixels(drawing)[0][0][3] == 0, "the ground is transparent"
 
 
 def test_training_and_validation_share_a_chart_each_with_its_name_and_colour() -> None:
@@ -397,24 +414,28 @@ def test_training_and_validation_share_a_chart_each_with_its_name_and_colour() -
     texts = {mark.text: mark.colour for mark in drawing.marks if isinstance(mark, png.Text)}
     assert (texts["train"], texts["val"]) == ("first", "second")
     strokes = [mark for mark in drawing.marks if isinstance(mark, png.Stroke)]
-    assert [stroke.colour for stroke in strokes] == ["text", "first", "second", "text", "first"]
-    assert png._strengths("second")[3] in {colour for row in pixels(drawing) for colour in row}
+    assert [stroke.colour for stroke in strokes if stroke.colour != "grid"] == [
+        *["first"] * 2,
+        *["second"] * 2,
+        "first",
+    ]
+    assert png.COLOURS["second"] in {colour for row in pixels(drawing) for colour in row}
 
 
 def test_of_more_than_eight_ranks_the_mean_and_a_band_are_drawn() -> None:
     events = (measured(step, rank, loss=step + rank) for step in range(30) for rank in range(9))
     drawing = drawing_of(a_record(*events, ranks=9))
     (band,) = (mark for mark in drawing.marks if isinstance(mark, png.Band))
-    _, line = (mark for mark in drawing.marks if isinstance(mark, png.Stroke))
-    assert line.colour == "first"
+    line, best = (mark for mark in drawing.marks if isinstance(mark, png.Stroke) and mark.colour == "first")
+    assert best.spots[0][0] < line.spots[0][0] < best.spots[1][0]
     for (x, top, bottom), (at, y) in zip(band.edges, line.spots, strict=True):
         assert x == at
         assert y - top == pytest.approx(bottom - y)
     texts = {mark.text for mark in drawing.marks if isinstance(mark, png.Text)}
-    assert {"mean of 9 ranks", "37", "0"} <= texts
+    assert {"mean of 9 ranks", "37", "18.5", "0"} <= texts
     used = {colour for row in pixels(drawing) for colour in row}
-    assert png._strengths("band")[3] in used
-    assert png._strengths("others")[3] not in used
+    assert png.COLOURS["band"] in used
+    assert png.COLOURS["others"] not in used
 
 
 def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
@@ -425,8 +446,22 @@ def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
             wide = len(mark.text) * png.GLYPH_WIDTH / png.SCALE
             left = mark.x - wide if mark.right else mark.x
             assert 0 <= left < left + wide <= drawing.width, mark
-    for colour in (*chart.FIRSTS, "text"):
-        assert contrast(png.COLOURS[colour], png.GROUND) >= 4.5
+    for colour in (*chart.FIRSTS, "text", "bad"):
+        for ground in ((0xFF, 0xFF, 0xFF), (0x11, 0x11, 0x11)):
+            assert contrast(png.COLOURS[colour][:3], ground) >= 4.1
+
+
+def test_the_ground_of_a_chart_is_transparent_and_its_alternative_text_has_the_numbers() -> None:
+    values = [2.3, 1.0, 0.12, 0.13]
+    drawing = drawing_of(
+        a_record(*(measured(step, loss=value, accuracy=1 - value) for step, value in enumerate(values)))
+    )
+    assert {pixel[3] for row in pixels(drawing) for pixel in row} >= {0, 255}
+    assert drawing.alt == (
+        "loss fell from 2.3 to 0.13 in 3 steps, best 0.12 at step 2. "
+        "accuracy rose from -1.3 to 0.87 in 3 steps, best 0.88 at step 2"
+    )
+    assert f'alt="{drawing.alt}"' in drawing.as_html()
 
 
 def contrast(*colours: tuple[int, int, int]) -> float:
@@ -454,7 +489,7 @@ def test_odd_numbers_do_not_break_a_chart(odd: float) -> None:
         a_record(measured(1, loss=1.0), measured(2, loss=odd), measured(3, loss=-1.7e308), measured(4, loss=2.0))
     )
 
-    assert len(set(b"".join(pixels(drawing)))) > 3
+    assert len({pixel for row in pixels(drawing) for pixel in row}) > 3
 
 
 def test_metrics_that_are_not_drawn_are_counted() -> None:

@@ -262,11 +262,11 @@ def test_many_ranks_in_the_same_state_share_a_line() -> None:
 
 def test_a_nan_among_many_ranks_is_named() -> None:
     record = a_record(*(measured(rank, loss=float("nan") if rank == 7 else 0.5) for rank in range(9)), ranks=9)
-    assert body(record)[1].endswith("loss 0.5 (nan on rank 7)")
+    assert body(record)[1].endswith("loss 0.5 (nan from step 1 on rank 7)")
 
 
 def test_a_nan_of_one_rank_is_shown() -> None:
-    assert body(a_record(measured(0, loss=float("nan"))))[1].endswith("loss nan")
+    assert body(a_record(measured(0, loss=float("nan"))))[1].endswith("loss nan from step 1")
 
 
 # ---------------------------------------------------------------------------------------------------- markup, numbers

@@ -1,15 +1,12 @@
-// Charts of reported numbers over steps: one small SVG for each metric, every rank a line, the first one marked.
-// `chartOf` is pure; `Chart` draws.
+// What charts of reported numbers show: for each metric the line of every rank, or the mean of many; scales, ticks, the best
+// value, and where it became nan. Pure; `charts.js` draws.
 
-import { drawing, element, fill, set } from "./dom.js";
 import { means } from "./mean.js";
 import { t, tn } from "./say.js";
-import { clock, digits, rankList } from "./words.js";
+import { digits, direction, notFiniteText, rankList } from "./words.js";
 
-const SHOWN_CHARTS = 6;
 const LEFT = new Set(["done", "failed", "lost"]); // ranks that report nothing more
 const MANY = 8; // with more ranks than these, a chart has a mean and a band
-const SMOOTH = [0, 0.6, 0.9, 0.97];
 export const BOX = { width: 300, height: 96, top: 6, bottom: 6, left: 4, right: 4 };
 
 /** The names of numbers that change, in the order in which they were first reported. */
@@ -35,7 +32,7 @@ export function undrawn(state) {
 const PART = /^(?:(train(?:ing)?|val(?:id(?:ation)?)?|eval|test)[/_.-](.+)|(.+)[/_.-](train(?:ing)?|val(?:id(?:ation)?)?|eval|test))$/i;
 
 /** `train` of `train/loss`. */
-function partOf(name) {
+export function partOf(name) {
   const found = PART.exec(name);
   return found ? (found[1] ?? found[4]) : name;
 }
@@ -67,26 +64,82 @@ export function chartOf(state, names, { log = false, smooth = 0, time = false, z
     return { name, lines, mean, low, high };
   });
   const points = all.flatMap(({ lines, mean, low, high }) => (mean ? [...mean, ...low, ...high] : lines.flatMap((line) => line.points)));
+  const odds = all.map(({ name, lines }) => oddOf(state, name, lines, time)).map((odd) => odd && { ...odd, at: zoom ? Math.min(zoom[1], Math.max(zoom[0], odd.at)) : odd.at });
   const of = (values) => [Math.min(...values), Math.max(...values)];
-  const x = scale(...of(points.map((point) => point[0])), BOX.left, BOX.width - BOX.right);
+  const x = scale(...of([...points.map((point) => point[0]), ...odds.filter((odd) => odd && points.length).map(({ at }) => at)]), BOX.left, BOX.width - BOX.right);
   const y = scale(...of(points.map((point) => point[1])), BOX.height - BOX.bottom, BOX.top, log);
-  const series = all.map(({ name, lines, mean, low, high }) => ({
-    name,
-    lines: lines.map((line) => ({ ...line, path: mean ? "" : pathOf(line.points, x, y) })),
-    points: mean ?? lines[0]?.points ?? [],
-    mean: mean ? pathOf(mean, x, y) : null,
-    band: mean ? `${pathOf([...low, ...[...high].reverse()], x, y)}Z` : null,
-  }));
+  const series = all.map(({ name, lines, mean, low, high }, index) => {
+    const first = mean ?? lines[0]?.points ?? [];
+    return {
+      name,
+      lines: lines.map((line) => ({ ...line, path: mean ? "" : pathOf(line.points, x, y) })),
+      points: first,
+      mean: mean ? pathOf(mean, x, y) : null,
+      band: mean ? `${pathOf([...low, ...[...high].reverse()], x, y)}Z` : null,
+      best: bestOf(name, first),
+      odd: odds[index],
+    };
+  });
   const first = series.find(({ lines }) => lines.length) ?? series[0];
-  return {
-    name: first.name,
-    x,
-    y,
-    series,
-    lines: first.lines,
-    first: first.lines[0]?.rank ?? null,
-    odd: state.ranks.map(({ rank }) => rank).filter((rank) => [names].flat().some((name) => hasOdd(state, rank, name))),
-  };
+  return { name: first.name, x, y, series, lines: first.lines, first: first.lines[0]?.rank ?? null };
+}
+
+/** The best of the points, the first one of several that are; null if the name does not tell which is better. */
+function bestOf(name, points) {
+  const sign = direction(name);
+  return sign && points.length ? points.reduce((best, point) => (sign * point[1] > sign * best[1] ? point : best)) : null;
+}
+
+/**
+ * Where a metric was nan or infinite: `{at, text, word, ranks}`, `word` if the line that stands out has it now. Of several
+ * ranks the earliest that still is.
+ */
+function oddOf(state, name, lines, time) {
+  const found = state.ranks.map(({ rank, columns }) => ({ rank, columns, odd: columns?.not_finite?.[name] })).filter(({ odd }) => odd);
+  if (!found.length) return null;
+  const worst = found.reduce((one, other) => (Number(other.odd[3]) - Number(one.odd[3]) || one.odd[1] - other.odd[1]) > 0 ? other : one);
+  const text = notFiniteText(worst.odd);
+  const alike = found.filter(({ odd }) => notFiniteText(odd) === text).map(({ rank }) => rank);
+  const reporting = state.ranks.filter(({ columns }) => columns?.[`=${name}`]).length;
+  const { step, at } = worst.columns;
+  const place = time && at ? at[Math.max(0, step.findIndex((each) => each >= worst.odd[1]))] : worst.odd[1];
+  const leads = lines.length > MANY ? alike.length === reporting : alike.includes(lines[0]?.rank ?? alike[0]);
+  const who = alike.length === reporting ? "" : ` ${alike.length > 3 ? tn("on %1 rank", "on %1 ranks", alike.length) : t("on %1", rankList(alike))}`;
+  return { at: place, text: text + who, word: leads && worst.odd[3] ? worst.odd[0] : "", line: alike[0] };
+}
+
+/** The place of the cross: where the line was last before it became nan. */
+export function crossOf({ x, y }, { odd, mean, lines, points }) {
+  const own = mean ? points : (lines.find(({ rank }) => rank === odd.line)?.points ?? []);
+  const before = own.filter(([place]) => place <= odd.at);
+  const value = (before[before.length - 1] ?? own[0] ?? [0, y.low])[1];
+  return [x.at(odd.at) / BOX.width, y.at(value) / BOX.height];
+}
+
+/** Three numbers of an axis: the first, one in the middle and the last; fewer if they are the same. */
+export function ticks({ low, high, back }, from, to) {
+  return low === high ? [low] : [low, back((from + to) / 2), high];
+}
+
+/** What a chart shows in a sentence: `loss fell from 2.3 to 0.13 in 153 steps, best 0.12 at step 140`. */
+export function chartText(title, { series }) {
+  const told = series.map(({ name, points, best, odd, mean, lines }) => {
+    if (!points.length) return odd ? `${name} ${odd.text}` : "";
+    const [from, to] = [points[0], points[points.length - 1]];
+    const who = mean ? `, ${t("mean of %1", tn("%1 rank", "%1 ranks", lines.length))}` : lines.length > 1 ? `, ${t("rank %1", lines[0].rank)}` : "";
+    const args = [name + who, digits(from[1], 3), digits(to[1], 3), tn("%1 step", "%1 steps", to[2] - from[2])];
+    const way = to[1] < from[1] ? t("%1 fell from %2 to %3 in %4", ...args) : to[1] > from[1] ? t("%1 rose from %2 to %3 in %4", ...args) : t("%1 went from %2 to %3 in %4", ...args);
+    return [way, best && best[1] !== to[1] ? t("best %1 at step %2", digits(best[1], 3), best[2]) : "", odd?.text].filter(Boolean).join(", ");
+  });
+  return `${series.length > 1 ? `${title}: ` : ""}${told.filter(Boolean).join("; ")}`;
+}
+
+/** Whether a line goes up and down more than it goes on, so that a smooth one says more. */
+export function isNoisy(points) {
+  if (points.length < 20) return false;
+  const steps = points.slice(1).map(([, value], place) => value - points[place][1]);
+  const turns = steps.slice(1).filter((step, place) => step * steps[place] < 0).length;
+  return turns > 0.4 * steps.length;
 }
 
 /** Points whose values are means of what came before, of which each counts `weight` as much as the next one. */
@@ -101,11 +154,11 @@ export function smoothed(points, weight) {
 }
 
 /** The value of each rank at or before a place on the axis. */
-export function valuesAt(chart, place) {
-  return chart.lines.map(({ rank, points }) => ({ rank, value: valueAt(points, place) }));
+export function valuesAt(series, place) {
+  return series.lines.filter(({ points }) => points.length).map(({ rank, points }) => ({ rank, value: valueAt(points, place) }));
 }
 
-function valueAt(points, place) {
+export function valueAt(points, place) {
   const before = points.filter(([x]) => x <= place);
   return (before[before.length - 1] ?? points[0])[1];
 }
@@ -116,198 +169,18 @@ function pointsOf(columns, name, time) {
   return values.map((value, index) => [places[index], value, columns.step[index]]).filter(([, value]) => typeof value === "number");
 }
 
-function hasOdd(state, rank, name) {
-  const columns = state.ranks.find((each) => each.rank === rank).columns;
-  return (columns?.[`=${name}`] ?? []).some((value) => typeof value === "string");
-}
-
 function scale(low, high, from, to, log = false) {
   const on = log ? Math.log : (value) => value;
   // Halved first: the range of two large numbers may not be a number.
   const range = on(high) / 2 - on(low) / 2;
   const at = (value) => (range ? from + ((on(value) / 2 - on(low) / 2) / range) * (to - from) : (from + to) / 2);
-  return { low, high, at, back: (pixel) => low + ((pixel - from) / (to - from)) * (high - low) };
+  const back = (pixel) => {
+    const share = (pixel - from) / (to - from);
+    return log ? Math.exp(on(low) + share * 2 * range) : low + 2 * share * (high / 2 - low / 2);
+  };
+  return { low, high, at, back };
 }
 
 function pathOf(points, x, y) {
   return `M${points.map(([step, value]) => `${x.at(step).toFixed(1)} ${y.at(value).toFixed(1)}`).join("L")}`;
-}
-
-/** One chart in the page; `paint` brings it up to date. A range is zoomed into by drawing over it. */
-export class Chart {
-  constructor({ title, names }, later) {
-    this.names = names;
-    this.later = later;
-    this.layers = new Map();
-    this.root = element("figure", "jd-chart");
-    const caption = this.root.appendChild(element("figcaption", "jd-chart-head"));
-    caption.append((this.label = element("span", "jd-chart-name")), (this.value = element("span", "jd-chart-value")));
-    set(this.label, title);
-    this.title = title;
-    this.back = caption.appendChild(tool(t("zoom out"), () => this.zoomTo(null)));
-    this.wider = caption.appendChild(tool("⤢", () => this.widen()));
-    this.wider.title = t("Full width");
-    this.wider.setAttribute("aria-label", t("%1 over the full width", title));
-    this.svg = this.root.appendChild(drawing("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", preserveAspectRatio: "none" }));
-    this.cross = this.svg.appendChild(drawing("line", { class: "jd-cross", y1: 0, y2: BOX.height, visibility: "hidden" }));
-    this.chosen = this.svg.appendChild(drawing("rect", { class: "jd-chosen", y: 0, height: BOX.height, visibility: "hidden" }));
-    const foot = this.root.appendChild(element("div", "jd-chart-foot"));
-    foot.append((this.range = element("span")), (this.place = element("span")));
-    this.pointed = this.from = this.zoom = null;
-    const fraction = (event) => Math.min(1, Math.max(0, event.offsetX / this.svg.clientWidth));
-    this.svg.addEventListener("pointermove", (event) => this.point(fraction(event)));
-    this.svg.addEventListener("pointerleave", () => this.point(null));
-    this.svg.addEventListener("pointerdown", (event) => (this.from = fraction(event)));
-    this.svg.addEventListener("pointerup", (event) => this.release(fraction(event)));
-    this.svg.addEventListener("dblclick", () => this.zoomTo(null));
-  }
-
-  widen() {
-    const wide = this.root.classList.toggle("jd-wide");
-    this.wider.setAttribute("aria-pressed", String(wide));
-  }
-
-  zoomTo(range) {
-    this.zoom = range;
-    this.seen = null;
-    this.later();
-  }
-
-  release(to) {
-    const [from, { x }] = [this.from, this.chart];
-    this.from = null;
-    this.point(to);
-    if (from === null || Math.abs(to - from) < 0.03) return;
-    this.zoomTo([from, to].sort((a, b) => a - b).map((each) => Math.min(x.high, Math.max(x.low, x.back(each * BOX.width)))));
-  }
-
-  paint(state, options) {
-    this.options = options;
-    const chart = (this.chart = chartOf(state, this.names, { ...options, zoom: this.zoom }));
-    chart.series.forEach((series, index) => this.layer(series, index));
-    const odd = chart.odd.length > 3 ? tn("%1 rank", "%1 ranks", chart.odd.length) : rankList(chart.odd);
-    set(this.range, `${t("%1 to %2", digits(chart.y.low, 3), digits(chart.y.high, 3))}${options.log ? ` ${t("log")}` : ""}${chart.odd.length ? ` · ${t("nan or inf on %1", odd)}` : ""}`);
-    this.back.hidden = !this.zoom;
-    this.write();
-  }
-
-  /** Draw one metric: a line for each rank, or the mean of many ranks and a band around it. */
-  layer({ lines, mean, band }, index) {
-    const drawn = new Map(lines.filter(({ path }) => path).map(({ rank, path }, place) => [`rank ${rank}`, { path, style: place ? "jd-other" : "jd-first" }]));
-    if (mean) drawn.set("band", { path: band, style: "jd-band" }).set("mean", { path: mean, style: "jd-first" });
-    for (const [key, { path, style }] of drawn) {
-      const name = `${index} ${key}`;
-      if (!this.layers.has(name)) {
-        const node = drawing("path", { class: `${style} jd-series-${index % 3}`, "vector-effect": "non-scaling-stroke" });
-        this.layers.set(name, this.svg.insertBefore(node, style === "jd-first" ? this.cross : this.svg.firstChild));
-      }
-      this.layers.get(name).setAttribute("d", path);
-    }
-    for (const [name, node] of this.layers) if (name.startsWith(`${index} `) && !drawn.has(name.slice(`${index} `.length))) node.setAttribute("d", "");
-  }
-
-  point(fraction) {
-    this.pointed = fraction;
-    if (this.chart) this.write();
-  }
-
-  /** The numbers at the end, or under the pointer. */
-  write() {
-    const { x, series } = this.chart;
-    const place = this.pointed === null ? x.high : x.back(this.pointed * BOX.width);
-    const shown = this.options.time ? place : Math.round(place);
-    fill(this.value, series, () => element("span"), (node, each) => {
-      set(node, each.points.length ? this.told(each, shown) : "");
-      node.className = `jd-told jd-told-${series.indexOf(each) % 3}`;
-    });
-    set(this.place, this.options.time ? clock(shown) : t("step %1", shown));
-    this.svg.setAttribute("aria-label", t("%1 over %2: %3 at %4", this.title, this.options.time ? t("time") : t("steps"), [...this.value.children].map((node) => node.textContent).join(", "), this.place.textContent));
-    this.cross.setAttribute("visibility", this.pointed === null ? "hidden" : "visible");
-    if (this.pointed !== null) for (const key of ["x1", "x2"]) this.cross.setAttribute(key, this.pointed * BOX.width);
-    const choosing = this.from !== null && this.pointed !== null;
-    this.chosen.setAttribute("visibility", choosing ? "visible" : "hidden");
-    if (!choosing) return;
-    this.chosen.setAttribute("x", Math.min(this.from, this.pointed) * BOX.width);
-    this.chosen.setAttribute("width", Math.abs(this.from - this.pointed) * BOX.width);
-  }
-
-  /** `rank 0: 0.41`, `mean: 0.41`; with more than one metric its part, and under the pointer the range over the ranks. */
-  told(series, place) {
-    const numbers = valuesAt(series, place).map(({ value }) => value);
-    const several = this.names.length > 1;
-    const who = several ? `${partOf(series.name)} ` : series.mean ? `${t("mean")}: ` : numbers.length > 1 ? `${t("rank %1", series.lines[0].rank)}: ` : "";
-    const spread = this.pointed !== null && numbers.length > 1 && !several ? ` (${t("%1 to %2", digits(Math.min(...numbers), 3), digits(Math.max(...numbers), 3))})` : "";
-    return `${who}${digits(valueAt(series.points, place))}${spread}`;
-  }
-}
-
-function tool(text, click) {
-  const node = element("button", "jd-tool");
-  node.type = "button";
-  set(node, text);
-  node.addEventListener("click", click);
-  return node;
-}
-
-/** All charts of a run, and how they are drawn. */
-export class Charts {
-  constructor(root, later) {
-    this.root = root;
-    this.later = later;
-    this.charts = new Map();
-    this.all = false;
-    this.options = { log: false, smooth: 0, time: false };
-    const tools = root.appendChild(element("div", "jd-chart-tools"));
-    tools.setAttribute("role", "toolbar");
-    tools.setAttribute("aria-label", t("Charts"));
-    tools.append(
-      this.option(t("log scale"), "log", [false, true]),
-      this.option(t("smooth"), "smooth", SMOOTH),
-      this.option(t("over time"), "time", [false, true]),
-    );
-    this.more = root.appendChild(element("div", "jd-more-charts"));
-    this.show = this.more.appendChild(element("button", "jd-show-charts"));
-    this.show.type = "button";
-    this.show.addEventListener("click", () => ((this.all = !this.all), this.later()));
-    this.undrawn = this.more.appendChild(element("span"));
-  }
-
-  /** A button that goes through the values of an option. */
-  option(text, name, values) {
-    const node = tool(text, () => {
-      const value = (this.options[name] = values[(values.indexOf(this.options[name]) + 1) % values.length]);
-      node.setAttribute("aria-pressed", String(Boolean(value)));
-      set(node, value && value !== true ? `${text} ${value}` : text);
-      for (const chart of this.charts.values()) [chart.seen, chart.zoom] = [null, name === "time" ? null : chart.zoom];
-      this.later();
-    });
-    node.setAttribute("aria-pressed", "false");
-    return node;
-  }
-
-  paint(state) {
-    const groups = chartGroups(chartNames(state));
-    const shown = this.all ? groups : groups.slice(0, SHOWN_CHARTS);
-    const keyOf = ({ names }) => names.join("\n");
-    const keys = shown.map(keyOf);
-    for (const [key, chart] of this.charts) {
-      if (keys.includes(key)) continue;
-      chart.root.remove();
-      this.charts.delete(key);
-    }
-    const seen = state.ranks.map((rank) => rank.columns);
-    shown.forEach((group, index) => {
-      if (!this.charts.has(keys[index])) this.charts.set(keys[index], new Chart(group, this.later));
-      const chart = this.charts.get(keys[index]);
-      if (this.root.children[index + 1] !== chart.root) this.root.insertBefore(chart.root, this.root.children[index + 1]);
-      if (!chart.seen || seen.some((columns, place) => columns !== chart.seen[place])) chart.paint(state, this.options);
-      chart.seen = seen;
-    });
-    this.root.hidden = !this.charts.size;
-    set(this.show, this.all ? t("Show %1 of %2 charts", SHOWN_CHARTS, groups.length) : tn("Show %1 more", "Show %1 more", groups.length - SHOWN_CHARTS));
-    this.show.hidden = groups.length <= SHOWN_CHARTS;
-    this.show.setAttribute("aria-expanded", String(this.all));
-    set(this.undrawn, undrawn(state));
-    this.more.hidden = this.show.hidden && !this.undrawn.textContent;
-  }
 }

@@ -3,7 +3,7 @@
 
 const NEARLY_ALL = 0.9;
 const TAIL = 0.1;
-const MOST = 300;
+const MOST_MEANS = 300;
 
 /**
  * `{at, step, mean, low, high}` at each step that nearly all ranks have come to. `lines`: `{points, ended}` of each rank, a
@@ -11,8 +11,8 @@ const MOST = 300;
  */
 export function means(lines) {
   const curves = lines.filter(({ points }) => points.length).map(({ points, ended }) => ({ points: ordered(points), ended }));
-  return stepsOf(curves).map((step) => {
-    const found = curves.map(({ points }) => valueAt(points, step)).filter((point) => point !== null);
+  return meanSteps(curves).map((step) => {
+    const found = curves.map(({ points }) => pointAtStep(points, step)).filter((point) => point !== null);
     const values = found.map(([, value]) => value);
     return { at: meanOf(found.map(([x]) => x)), step, mean: meanOf(values), low: Math.min(...values), high: Math.max(...values) };
   });
@@ -22,7 +22,7 @@ function ordered(points) {
   return [...new Map(points.map((point) => [point[2], point])).values()].sort((a, b) => a[2] - b[2]);
 }
 
-function stepsOf(curves) {
+function meanSteps(curves) {
   if (!curves.length) return [];
   const ascending = (numbers) => numbers.sort((a, b) => a - b);
   const [firsts, lasts] = [(points) => points[0][2], (points) => points[points.length - 1][2]].map((of) => ascending(curves.map(({ points }) => of(points))));
@@ -36,7 +36,7 @@ function stepsOf(curves) {
   if (!passed.length) passed = there.filter(({ count }) => count === most);
   let exact = passed.filter(({ step, count }) => reports.get(step) >= NEARLY_ALL * count);
   if (3 * exact.length < median(ascending(curves.map(({ points }) => points.length)))) exact = passed;
-  const stride = Math.ceil(exact.length / MOST);
+  const stride = Math.ceil(exact.length / MOST_MEANS);
   return ascending([...new Set([...exact.filter((_, place) => place % stride === 0), passed[passed.length - 1]].map(({ step }) => step))]);
 }
 
@@ -57,7 +57,7 @@ function median(numbers) {
 }
 
 /** The point of a rank at a step, interpolated between its reports; null before the first and after the last. */
-function valueAt(points, step) {
+function pointAtStep(points, step) {
   let [from, to] = [0, points.length];
   while (from < to) {
     const middle = (from + to) >> 1;

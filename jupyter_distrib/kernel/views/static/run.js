@@ -5,7 +5,7 @@ import { FINISHED, GLYPHS, addressed, assemble, behind, failures, notes, order, 
 import { clock } from "./words.js";
 import { Logs } from "./lines.js";
 import { Row } from "./ranks.js";
-import { Charts } from "./chart.js";
+import { Charts } from "./charts.js";
 import { Course, Shares } from "./strips.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";

@@ -4,7 +4,7 @@
 // (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
 
 import { t, tn } from "./say.js";
-import { aligned, amount, clock, rankList, ranksOf, size, steady } from "./words.js";
+import { aligned, amount, clock, notFiniteText, rankList, ranksOf, size, steady } from "./words.js";
 
 const DISPLAYS_KEPT = 100;
 
@@ -220,12 +220,18 @@ export function row(rank, late, cause = null, stalled = false) {
     strips: rank.strips ?? ["", ""],
     outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
     bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running" && !stalled)),
-    metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),
+    metrics: Object.entries(rank.metrics).map(([name, value]) => [name, numberOrSince(rank, name, value)]),
     unsent: rank.unsent_metrics ?? 0,
     last: rank.last_line,
     trouble: trouble(rank, cause),
     behind: late ? behindText(late) : "",
   };
+}
+
+/** `0.4113`, `nan from step 31`. */
+function numberOrSince(rank, name, value) {
+  const odd = rank.columns?.not_finite?.[name];
+  return typeof value === "string" && odd?.[3] ? notFiniteText(odd) : aligned(value);
 }
 
 /** The first metrics of a row, and how many more there are. */

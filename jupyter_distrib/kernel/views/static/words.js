@@ -1,6 +1,6 @@
 // Numbers and lists of ranks in words. No DOM; tested under node.
 
-import { tn } from "./say.js";
+import { t, tn } from "./say.js";
 
 /** @type {[string, number][]} */
 const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
@@ -69,4 +69,19 @@ export function rankList(ranks) {
 /** `all 4 ranks`. */
 export function ranksOf(count) {
   return tn("all %1 rank", "all %1 ranks", count);
+}
+
+/** `nan from step 31`, `nan at steps 12-20` (`text` in `kernel/record/not_finite.py`). */
+export function notFiniteText([word, first, last, isNow]) {
+  if (isNow) return t("%1 from step %2", word, first);
+  return last > first ? t("%1 at steps %2-%3", word, first, last) : t("%1 at step %2", word, first);
+}
+
+const LARGER_IS_BETTER = /^(acc|auc|f1|precision|recall|reward|score|bleu|iou)/;
+const SMALLER_IS_BETTER = /^(loss|err|perplexity|ppl|nll|mse|mae|rmse|cost)/;
+
+/** 1 if larger values are better, -1 if smaller ones are, 0 if the name does not tell (`kernel/analysis/best_value.py`). */
+export function direction(name) {
+  const word = name.toLowerCase().replace(/[/_.-](train(ing)?|val(id(ation)?)?|eval|test)$/, "").split(/[/_.\-\s]+/).pop();
+  return LARGER_IS_BETTER.test(word) ? 1 : SMALLER_IS_BETTER.test(word) ? -1 : 0;
 }

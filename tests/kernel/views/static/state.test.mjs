@@ -4,13 +4,13 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { BOX, chartGroups, chartNames, chartOf, smoothed, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { BOX, chartGroups, chartNames, chartOf, chartText, crossOf, isNoisy, smoothed, ticks, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { means } from "../../../../jupyter_distrib/kernel/views/static/mean.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, fold, interleave, matches, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
 import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
-import { amount, clock, digits, size, spans, steady } from "../../../../jupyter_distrib/kernel/views/static/words.js";
+import { amount, clock, digits, direction, size, spans, steady } from "../../../../jupyter_distrib/kernel/views/static/words.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));
@@ -256,13 +256,13 @@ test("a chart has a line for each rank, within its box", () => {
   const chart = chartOf(run, "loss");
   assert.deepEqual(chart.lines.map(({ path }) => path), ["M4.0 34.0L296.0 62.0", "M4.0 6.0L296.0 90.0"]);
   assert.equal(chart.first, 0);
-  assert.deepEqual(valuesAt(chart, 5), [{ rank: 0, value: 2 }, { rank: 1, value: 3 }]);
+  assert.deepEqual(valuesAt(chart.series[0], 5), [{ rank: 0, value: 2 }, { rank: 1, value: 3 }]);
   assert.equal(Math.round(chart.x.back(BOX.width / 2)), 5);
 });
 
 test("what is not a number is left out and named", () => {
   const chart = chartOf(charted({ step: [0, 1, 2, 3], "=loss": [1, "nan", null, 2] }), "loss");
-  assert.deepEqual(chart.odd, [0]);
+  assert.equal(chart.series[0].odd, null, "the kernel tells since when");
   assert.equal(chart.lines[0].points.length, 2);
 });
 
@@ -306,6 +306,45 @@ test("many ranks are a mean and a band", () => {
   assert.equal(band, "M4.0 90.0L296.0 90.0L296.0 6.0L4.0 48.0Z");
   assert.equal(lines[0].path, "");
 });
+
+const TURNED = { step: [0, 1, 2, 3, 4], "=loss": [2, 1.5, 1, "nan", "nan"], not_finite: { loss: ["nan", 3, 4, true] } };
+
+test("a line that became nan has a cross there, and says since when", () => {
+  const chart = chartOf(charted(TURNED, { step: [0, 1, 2, 3, 4], "=loss": [3, 2.5, 2, 1.5, 1] }), "loss");
+  const { odd } = chart.series[0];
+  assert.deepEqual([odd.text, odd.word, odd.at], ["nan from step 3 on rank 0", "nan", 3]);
+  const [left, top] = crossOf(chart, chart.series[0]);
+  assert.deepEqual([left * BOX.width, top * BOX.height], [chart.x.at(3), chart.y.at(1)], "where it was last before");
+  assert.equal(chart.x.high, 4);
+  assert.equal(chartText("loss", chart), "loss, rank 0 fell from 2 to 1 in 2 steps, nan from step 3 on rank 0");
+
+  const only = chartOf(charted(TURNED), "loss");
+  assert.deepEqual([only.series[0].odd.text, only.x.high], ["nan from step 3", 3], "the axis goes on to where it turned");
+  const recovered = { ...TURNED, not_finite: { loss: ["inf", 3, 5, false] } };
+  const { odd: once } = chartOf(charted(recovered), "loss").series[0];
+  assert.deepEqual([once.text, once.word], ["inf at steps 3-5", ""]);
+});
+
+test("axes have three ticks, and a chart says its numbers and its best value", () => {
+  const chart = chartOf(charted({ step: [0, 5, 10, 20], "=val/loss": [4, 1, 0.5, 2] }), "val/loss");
+  assert.deepEqual(ticks(chart.x, BOX.left, BOX.width - BOX.right), [0, 10, 20]);
+  assert.deepEqual(ticks(chart.y, BOX.height - BOX.bottom, BOX.top), [0.5, 2.25, 4]);
+  assert.deepEqual(chart.series[0].best, [10, 0.5, 10]);
+  assert.equal(chartText("val/loss", chart), "val/loss fell from 4 to 2 in 20 steps, best 0.5 at step 10");
+  const log = chartOf(charted({ step: [0, 1], "=loss": [100, 1] }), "loss", { log: true });
+  assert.deepEqual(ticks(log.y, BOX.height - BOX.bottom, BOX.top).map((each) => Math.round(each)), [1, 10, 100]);
+});
+
+test("smoothing is offered for a line that goes up and down", () => {
+  const line = (of) => Array.from({ length: 40 }, (_, step) => [step, of(step), step]);
+  assert.ok(isNoisy(line((step) => 1 / (step + 1) + (step % 2) / 4)));
+  assert.ok(!isNoisy(line((step) => 1 / (step + 1))));
+  assert.ok(!isNoisy(line(() => 1).slice(0, 5)));
+});
+
+for (const [name, expected] of JSON.parse(readFileSync(new URL("../../record/golden_direction.json", import.meta.url)))) {
+  test(`which values of ${name} are better`, () => assert.equal(direction(name), expected));
+}
 
 const close = (found, expected) => found.length === expected.length && found.every((each, place) => Math.abs(each - expected[place]) < 1e-9);
 
