@@ -33,6 +33,20 @@ def test_the_next_kernel_lists_and_compares_the_runs_of_the_one_before(tmp_path:
         assert "needs two or more runs" in book.fails("%distributed_runs diff 1").evalue
 
 
+def test_runs_of_functions_are_compared_by_their_source_and_arguments(tmp_path: Path) -> None:
+    """A function that is defined anew has other code, whichever call runs it."""
+    with Notebook(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "state")}) as book:
+        book.ok("%load_ext jupyter_distrib\nimport jupyter_distrib")
+        for line, call in (("x + 1", "train.submit(0.1).result()"), ("x + 2", "train.distributed(0.2)")):
+            book.ok(f"@jupyter_distrib.distributed(ranks=1)\ndef train(lr, x=1):\n    return {line}")
+            book.ok(call)
+        compared = book.ok("%distributed_runs diff 1 2").result
+        assert "-    return x + 1\n+    return x + 2" in compared
+        assert ["argument.lr", "0.1", "0.2"] in [line.split() for line in compared.splitlines()]
+        assert "__function__" not in compared
+        assert "run" in book.ok("%distributed_runs argument.lr=0.2").result
+
+
 def test_history_0_saves_nothing(tmp_path: Path) -> None:
     (tmp_path / "jupyter_distrib.toml").write_text("history = 0\n")
     with Notebook(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "state")}) as book:

@@ -47,7 +47,8 @@ class SavedRun:
     error: str = ""
     """The first failure, in one line."""
     facts: dict[str, str] = field(default_factory=dict)
-    """Strategy, pool, ranks, the given options as `option.NAME`, versions as `version.NAME`."""
+    """Strategy, pool, ranks, the given options as `option.NAME`, the arguments of a function or the values of a
+    sweep as `argument.NAME`, versions as `version.NAME`."""
     last: dict[str, float] = field(default_factory=dict, metadata=ANY_NUMBER)
     """The last value of each metric, on the first rank that reported it."""
     not_finite: dict[str, str] = field(default_factory=dict)
@@ -100,7 +101,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         elapsed_s=record.elapsed_s,
         state=_state(record),
         error="" if cause is None else clipped(_headline(record, cause), ERROR_CHARACTERS),
-        facts=run_facts.setting(run),
+        facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,
         not_finite=_not_finite(record),
         shares=dict(shares.mean()) if shares.is_meaningful else {},

@@ -106,9 +106,9 @@ def levels(courses: Mapping[int, Sequence[Place]], ended_s: Mapping[int, float])
     length_s = (last_s - began_s) / count
     times = [began_s + length_s * (column + 1) for column in range(count)]
     steps = {rank: [_step(places, at_s, ended_s.get(rank)) for at_s in times] for rank, places in courses.items()}
-    front = [
-        max((each for each in column if each is not None), default=0.0) for column in zip(*steps.values(), strict=True)
-    ]
+    # Ranks that have ended stay part of the front: those that they have left behind are still as far back.
+    passed = [[_step(places, at_s, None) or 0.0 for at_s in times] for places in courses.values()]
+    front = [max(column) for column in zip(*passed, strict=True)]
     noise = [NOTICEABLE_S * (now - before) / length_s for before, now in zip([front[0], *front], front, strict=False)]
     noise[0] = noise[1]
     rows = {

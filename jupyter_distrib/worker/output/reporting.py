@@ -179,15 +179,20 @@ def _number(name: str, value: object) -> float | HostCopy:
     try:
         if is_on_device(value):
             return _sent(value)
-        return float(value)  # type: ignore[arg-type]
+        # Without its gradient: torch warns of a conversion with it.
+        return float(value.detach() if _is_tensor(value) else value)  # type: ignore[arg-type, attr-defined]
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"report({name}=...) takes a number, not {type(value).__name__}.") from error
 
 
 def is_on_device(value: object) -> bool:
     """Return whether the value is a tensor in the memory of an accelerator."""
+    return _is_tensor(value) and value.device.type not in ("cpu", "meta")  # type: ignore[attr-defined]
+
+
+def _is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _sent(tensor: object) -> HostCopy:

@@ -39,6 +39,18 @@ def test_a_rank_that_has_ended_is_not_behind() -> None:
     assert found.rows[1] == "00000....."
 
 
+def test_a_rank_stays_behind_when_the_others_have_ended() -> None:
+    ahead = places(*range(0, 70, 10))  # 60 steps in 6 s
+    late = [Place(float(second), 4.0 * second) for second in range(13)]
+    found = levels({0: ahead, 1: ahead, 2: late}, {0: 6.0, 1: 6.0})
+
+    assert found is not None
+    assert found.rows[0] == "000000......"
+    # 6 to 36 steps behind the others, then 32 to 12 behind where they ended
+    assert found.rows[2] == "345556" + "655554"
+    assert view.spoken(found) == "rank 2 up to 32-63"
+
+
 def test_one_rank_and_a_run_of_seconds_have_no_course() -> None:
     assert levels({0: places(*range(11))}, {}) is None
     assert levels({0: places(0, 1, 2), 1: places(0, 1, 2)}, {}) is None

@@ -179,11 +179,17 @@ export function summary(state, asked) {
 /** How far each rank is behind the front one: rank -> `{steps, seconds}`, only those that are noticeably so. */
 export function behind(state) {
   const moving = state.ranks.filter((rank) => rank.state === "running" && rank.progress.length);
-  const depth = Math.min(...moving.map((rank) => rank.progress.length));
   const late = new Map();
-  if (moving.length < 2) return late;
-  const places = moving.map((rank) => position(rank.progress.slice(0, depth)));
-  const front = Math.max(...places);
+  if (!moving.length) return late;
+  const deep = Math.min(...moving.map((rank) => rank.progress.length));
+  // Those that have ended in the same loops stay at the front: whoever they have left behind is still as far back.
+  const totals = (rank) => rank.progress.slice(0, deep).map(({ total }) => total);
+  const ended = state.ranks.filter((rank) => FINISHED.has(rank.state) && rank.progress.length && totals(rank).every((total, level) => total !== null && total === totals(moving[0])[level]));
+  if (moving.length + ended.length < 2) return late;
+  const depth = Math.min(...[...moving, ...ended].map((rank) => rank.progress.length));
+  const at = (rank) => position(rank.progress.slice(0, depth));
+  const places = moving.map(at);
+  const front = Math.max(...places, ...ended.map(at));
   const rates = moving.map((rank) => rank.progress[depth - 1].rate).filter((rate) => rate > 0).sort((a, b) => a - b);
   const rate = rates[Math.floor(rates.length / 2)];
   moving.forEach((rank, index) => {

@@ -187,6 +187,17 @@ test("nested loops count together", () => {
   assert.deepEqual(late.get(1), { steps: 10, seconds: 1 });
 });
 
+test("a rank is still behind when the others have ended, if they were in the same loops", () => {
+  const done = (rank, more) => a_rank(rank, { state: "done", progress: [a_bar(100, more)] });
+  const run = a_run(done(0), done(1), a_rank(2, { progress: [a_bar(45)] }));
+  assert.equal(behindText(behind(run).get(2)), "5.5 s behind");
+  assert.deepEqual(order(run).map(({ rank }) => rank), [2, 0, 1]);
+  assert.equal(behind(a_run(done(0, { total: 400 }), a_rank(1, { progress: [a_bar(45)] }))).size, 0, "another loop");
+  const epochs = [{ ...a_bar(2), label: "epoch", total: 3 }];
+  const nested = a_run(a_rank(0, { state: "done", progress: [{ ...a_bar(3), label: "epoch", total: 3, rate: null }] }), a_rank(1, { progress: [...epochs.map((bar) => ({ ...bar, step: 1, rate: 0.5 })), a_bar(5)] }));
+  assert.equal(behindText(behind(nested).get(1)), "4.0 s behind");
+});
+
 test("a loop without a known pace counts in steps; one rank alone is not behind", () => {
   const bare = (step) => [a_bar(step, { rate: null, total: null })];
   assert.equal(behindText(behind(a_run(a_rank(0, { progress: bare(90) }), a_rank(1, { progress: bare(30) }))).get(1)), "60 steps behind");
