@@ -4,7 +4,7 @@
  * Notebook 7 and in other applications built from JupyterLab's parts.
  */
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { Clipboard, Dialog, ICommandPalette, MainAreaWidget, SessionContextDialogs, showDialog } from '@jupyterlab/apputils';
+import { Clipboard, Dialog, ICommandPalette, InputDialog, MainAreaWidget, SessionContextDialogs, showDialog } from '@jupyterlab/apputils';
 import { IConsoleTracker } from '@jupyterlab/console';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
@@ -131,14 +131,14 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     label: t('Stop the Distributed Run'),
     caption: t('Stop the run that is going on; a second time kills its ranks'),
     icon: stopIcon,
-    isEnabled: args => typeof args['run'] === 'string' || view.currentRun(model.overview) !== null,
+    isEnabled: args => typeof args['run'] === 'string' || view.currentRuns(model.overview).length > 0,
     describedBy: described({ run: { type: 'string' }, force: { type: 'boolean' } }),
     execute: async args => {
-      const current = view.currentRun(model.overview);
-      const run = typeof args['run'] === 'string' ? args['run'] : current?.run;
-      const force = typeof args['force'] === 'boolean' ? args['force'] : current?.state === 'stopping';
+      const link = model.link;
+      const run = typeof args['run'] === 'string' ? args['run'] : (await chosen(doer, selectedCell(model)))?.run;
+      const force = typeof args['force'] === 'boolean' ? args['force'] : link?.overview?.runs.some(each => each.run === run && each.state === 'stopping');
       if (run) {
-        await stop(doer, model.link, run, force);
+        await stop(doer, link, run, force ?? false);
       }
     }
   });
@@ -222,6 +222,21 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     describedBy: described({ cell: { type: 'string' } }),
     execute: args => goToCell(app, model.home, text(args['cell']))
   });
+}
+
+function selectedCell({ home }: Model): string {
+  return home instanceof NotebookPanel ? (home.content.activeCell?.model.id ?? '') : '';
+}
+
+/** The run that a command means which names none: asked for if it can be several. */
+async function chosen({ model, t }: Doer, cell: string): Promise<Run | undefined> {
+  const runs = view.stoppable(model.overview, cell);
+  if (runs.length < 2) {
+    return runs[0];
+  }
+  const items = runs.map((run, place) => t('%1: %2, %3 (run %4)', place + 1, run.label, view.runStateName(run.state, t), run.run));
+  const { button, value } = await InputDialog.getItem({ title: t('Stop which run?'), items, okLabel: t('Stop') });
+  return button.accept && value !== null ? runs[items.indexOf(value)] : undefined;
 }
 
 async function stop({ model, t }: Doer, link: KernelLink | null, run: string, force: boolean): Promise<void> {

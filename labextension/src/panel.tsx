@@ -376,7 +376,7 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
   const { model, t } = doer;
   const overview = model.overview;
   const [, tick] = React.useState(0);
-  const running = view.currentRun(overview) !== null;
+  const running = view.currentRuns(overview).length > 0;
   React.useEffect(() => {
     const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
     return () => clearInterval(timer);
@@ -541,7 +541,7 @@ export class StatusItem extends ReactWidget {
 function StatusText({ doer }: { doer: Doer }): React.JSX.Element | null {
   const { model, commands, t } = doer;
   const [, tick] = React.useState(0);
-  const running = view.currentRun(model.overview) !== null;
+  const running = view.currentRuns(model.overview).length > 0;
   React.useEffect(() => {
     const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
     return () => clearInterval(timer);

@@ -50,6 +50,22 @@ export function clock(seconds: number): string {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
+/** Of what is over: `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min` (`duration` in `jupyter_distrib/system/formatting.py`). */
+export function duration(seconds: number): string {
+  if (seconds < 9.95) {
+    return `${seconds.toFixed(1).replace(/\.0$/, '')} s`;
+  }
+  const whole = Math.round(seconds);
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60)];
+  if (whole < 120) {
+    return `${whole} s`;
+  }
+  if (whole < 7200) {
+    return `${minutes} min${whole % 60 ? ` ${whole % 60} s` : ''}`;
+  }
+  return `${hours} h${minutes % 60 ? ` ${minutes % 60} min` : ''}`;
+}
+
 /** `0-2, 5`. */
 export function rankList(ranks: number[]): string {
   const runs: [number, number][] = [];
@@ -228,7 +244,7 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
     state: runStateName(run.state, t),
     tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
     facts: facts(run, t),
-    time: clock(run.elapsed_s ?? nowS - run.began_at_s),
+    time: run.elapsed_s === null ? clock(nowS - run.began_at_s) : duration(run.elapsed_s),
     detail: detail(run, t),
     fraction: ended || !total ? null : Math.max(0, Math.min(1, step / total)),
     progress: run.progress ? `${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim() : '',
@@ -241,7 +257,7 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
 export function runStateName(state: string, t: Say): string {
   switch (state) {
     case 'queued':
-      return t('waiting');
+      return t('queued');
     case 'starting':
       return t('starting');
     case 'running':
@@ -253,9 +269,9 @@ export function runStateName(state: string, t: Say): string {
     case 'failed':
       return t('failed');
     case 'lost':
-      return t('rank lost');
+      return t('lost');
     case 'interrupted':
-      return t('stopped');
+      return t('interrupted');
     case 'refused':
       return t('refused');
     default:
@@ -313,9 +329,27 @@ export function stopStage(members: Member[], stage: 'asked' | 'killed', t: Say):
   return t.n('Rank %2 does not stop and is killed and replaced.', 'Ranks %2 do not stop and are killed and replaced.', left.length, who);
 }
 
-/** The run that Stop means when nobody names one: the newest that is not over. */
-export function currentRun(overview: Overview | null): Run | null {
-  return overview?.runs.find(run => run.elapsed_s === null) ?? null;
+/** Whether a run waits for its turn or for ranks. */
+function isWaiting(run: Run): boolean {
+  return run.state === 'queued';
+}
+
+/** The runs that are not over, those that run first, each kind in the order of their starts. */
+export function currentRuns(overview: Overview | null): Run[] {
+  const current = (overview?.runs ?? []).filter(run => run.elapsed_s === null).reverse();
+  return [...current.filter(run => !isWaiting(run)), ...current.filter(isWaiting)];
+}
+
+/**
+ * The runs that Stop can mean when nobody names one; it asks if they are several. Those of the selected cell, else all that
+ * run, else those that wait.
+ */
+export function stoppable(overview: Overview | null, cell: string): Run[] {
+  const current = currentRuns(overview);
+  const own = current.filter(run => cell && run.cell === cell);
+  const among = own.length ? own : current;
+  const running = among.filter(run => !isWaiting(run));
+  return running.length ? running : among;
 }
 
 /** What a cell shows of a run whose kernel has ended in the middle of it, as an output of a notebook file. */
@@ -359,10 +393,14 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
   if (!overview) {
     return '';
   }
-  const run = currentRun(overview);
+  const current = currentRuns(overview);
+  const [run] = current;
   if (run) {
+    const waiting = current.filter(isWaiting).length;
+    const running = current.length - waiting;
     const state = run.state === 'stopping' ? t('stopping') : clock(nowS - run.began_at_s);
-    return `${ranksText(run.ranks, run.gpus, t)} · ${state}`;
+    const first = running > 1 ? t('%1 running', running) : running ? `${ranksText(run.ranks, run.gpus, t)} · ${state}` : '';
+    return [first, waiting ? t('%1 queued', waiting) : ''].filter(Boolean).join(', ');
   }
   const groups = overview.pools.flatMap(pool => pool.groups).filter(group => group.state === 'open');
   const count = groups.reduce((sum, group) => sum + group.size, 0);

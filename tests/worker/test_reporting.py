@@ -62,9 +62,7 @@ def test_a_loss_with_its_gradient_is_reported_without_a_warning(monkeypatch: pyt
     reporter = reporting.Reporter("r", 0, sent.append)
     monkeypatch.setattr(identity.cell, "reporter", reporter)
     loss = torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum()
-    reporting.report(
-        loss=loss, weight=torch.nn.Parameter(torch.tensor(2.0)), values=torch.tensor([3], dtype=torch.int64)
-    )
+    reporting.report(loss=loss, weight=torch.nn.Parameter(torch.tensor(2.0)), count=torch.tensor([3]))
     reporter.close()
     assert loss.requires_grad
     assert sent[0].values == {"loss": loss.item(), "weight": 2.0, "count": 3.0}

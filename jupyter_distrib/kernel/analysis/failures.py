@@ -66,6 +66,14 @@ def cause(record: RunRecord) -> int | None:
     return min(roots, key=lambda trouble: trouble[0])[1].rank if roots else None
 
 
+def first_trouble(record: RunRecord, cause: int, characters: int) -> str:
+    """Return the failure that made the run fail in one line, with all ranks that failed in exactly the same way:
+    `ranks 0-3: KeyError: 'lr'`."""
+    rank = record.ranks[cause]
+    ranks = (cause,) if rank.failure is None else _alike(record, rank)
+    return f"{rank_list(ranks)}: {clipped(in_brief(record, rank), characters)}"
+
+
 def _trouble_at_s(rank: RankRecord) -> float | None:
     if rank.failure is not None:
         return rank.failed_at_s

@@ -18,7 +18,7 @@ from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import record_file
-from jupyter_distrib.system.formatting import clipped, rank_list
+from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile
 
 ROWS = 2000
@@ -100,7 +100,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         began_at_s=run.began_at_s,
         elapsed_s=record.elapsed_s,
         state=_state(record),
-        error="" if cause is None else clipped(_headline(record, cause), ERROR_CHARACTERS),
+        error="" if cause is None else failures.first_trouble(record, cause, ERROR_CHARACTERS),
         facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,
         not_finite=_not_finite(record),
@@ -119,10 +119,6 @@ def _not_finite(record: RunRecord) -> dict[str, str]:
         for name, each in rank.not_finite.items():
             odd.setdefault(name, {})[rank.rank] = each
     return {name: not_finite.of_ranks(each, sum(name in rank.metrics for rank in ranks)) for name, each in odd.items()}
-
-
-def _headline(record: RunRecord, rank: int) -> str:
-    return f"{rank_list([rank])}: {failures.in_brief(record, record.ranks[rank])}"
 
 
 def _state(record: RunRecord) -> str:

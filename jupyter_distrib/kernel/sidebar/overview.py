@@ -199,10 +199,8 @@ def _slowest(record: RunRecord) -> dict[str, Any] | None:
 
 def _trouble(record: RunRecord) -> str:
     """Return the first failure as one line; empty if there is none."""
-    number = failures.cause(record)
-    if number is None:
-        return ""
-    return f"rank {number}: {clipped(failures.in_brief(record, record.ranks[number]), LINE_CHARACTERS)}"
+    cause = failures.cause(record)
+    return "" if cause is None else failures.first_trouble(record, cause, LINE_CHARACTERS)
 
 
 def _last_line(record: RunRecord) -> str:

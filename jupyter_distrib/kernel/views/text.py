@@ -28,7 +28,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Span, visible, without_codes
 from jupyter_distrib.kernel.views import markup, shares
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.system.formatting import clipped, rank_list, short, size
+from jupyter_distrib.system.formatting import clipped, duration, rank_list, short, size
 
 FINAL_LINES = (60, 60)
 """Numbers of output lines shown from the beginning and from the end of a run that has ended."""
@@ -117,7 +117,7 @@ def header(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
     if elapsed_s >= QUIET_S:
         parts += [pool] if pool else []
         parts.append(_devices(record))
-    parts.append(clock(elapsed_s) if elapsed_s >= 10 else f"{elapsed_s:.1f} s")
+    parts.append(clock(elapsed_s) if elapsed_s >= 10 and not record.ended else duration(elapsed_s))
     return " · ".join(parts)
 
 

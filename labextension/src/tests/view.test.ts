@@ -126,9 +126,9 @@ test('a run that goes on has its time, its progress and its last line', () => {
 
 test('a run that failed says why, and has no Stop', () => {
   const row = view.runRow(run({ state: 'failed', elapsed_s: 12, trouble: 'rank 2: ValueError: no' }), 2000, t);
-  assert.deepEqual([row.tone, row.ended, row.time, row.detail], ['bad', true, '0:12', 'rank 2: ValueError: no']);
+  assert.deepEqual([row.tone, row.ended, row.time, row.detail], ['bad', true, '12 s', 'rank 2: ValueError: no']);
   const queued = view.runRow(run({ state: 'queued', elapsed_s: null, members: [] }), 2000, t);
-  assert.deepEqual([queued.state, queued.tone], ['waiting', 'active']);
+  assert.deepEqual([queued.state, queued.tone], ['queued', 'active']);
   const refused = view.runRow(run({ state: 'refused', elapsed_s: 0 }), 2000, t);
   assert.deepEqual([refused.state, refused.tone], ['refused', 'bad']);
 });
@@ -180,6 +180,19 @@ test('the status bar is short, and empty without ranks', () => {
   const overview = { pools, runs: [] } as unknown as Overview;
   assert.equal(view.statusText(overview, 0, t), '');
   assert.equal(view.statusText({ ...overview, runs: [run()] }, 1041, t), '4 GPU ranks · 0:41');
+});
+
+test('of several runs the status bar counts, and Stop means those that run', () => {
+  const runs = ['queued', 'queued', 'queued', 'running', 'running'].map((state, place) => run({ run: `r-${5 - place}`, state: state as never, cell: `c${place % 3}` }));
+  const busy = { runs, pools: [] } as unknown as Overview;
+  assert.equal(view.statusText(busy, 1041, t), '2 running, 3 queued');
+  assert.equal(view.statusText({ ...busy, runs: runs.slice(0, 4) }, 1041, t), '4 GPU ranks · 0:41, 3 queued');
+  assert.equal(view.statusText({ ...busy, runs: runs.slice(0, 3) }, 1041, t), '3 queued');
+  const named = (cell: string): string[] => view.stoppable(busy, cell).map(each => each.run);
+  assert.deepEqual(named(''), ['r-1', 'r-2'], 'in the order of their starts');
+  assert.deepEqual(named('c1'), ['r-1'], 'of the selected cell the one that runs, not the one that waits');
+  assert.deepEqual(named('c2'), ['r-3'], 'a cell whose run waits');
+  assert.deepEqual(named('elsewhere'), ['r-1', 'r-2']);
 });
 
 test('what a stop of ranks would lose is named', () => {
@@ -308,12 +321,12 @@ test('many more ranks than cores are asked for first', () => {
 
 test('the end of long runs is told, and that of detached ones always', () => {
   const ended = { state: 'done', elapsed_s: 31 } as const;
-  assert.deepEqual(view.endText(run(ended), 30, t), { text: 'Cell In[5]: done after 0:31', good: true });
+  assert.deepEqual(view.endText(run(ended), 30, t), { text: 'Cell In[5]: done after 31 s', good: true });
   assert.equal(view.endText(run({ ...ended, elapsed_s: 29 }), 30, t), null);
   assert.equal(view.endText(run(ended), 0, t), null);
   assert.equal(view.endText(run(), 30, t), null);
   const failed = view.endText(run({ state: 'failed', elapsed_s: 1, detached: true, trouble: "rank 2: KeyError: 'lr'" }), 0, t);
-  assert.deepEqual(failed, { text: "Cell In[5]: failed after 0:01\nrank 2: KeyError: 'lr'", good: false });
+  assert.deepEqual(failed, { text: "Cell In[5]: failed after 1 s\nrank 2: KeyError: 'lr'", good: false });
 });
 
 test('runs beside one another share their axes', () => {

@@ -345,7 +345,7 @@ def test_the_newest_displays_are_kept_when_they_are_too_large() -> None:
 
 def test_a_run_that_was_shown_leaves_at_least_its_header() -> None:
     assert as_html(a_record(), 12.0) == ""
-    assert "2 ranks · cpu · 0:12" in as_html(a_record(), 12.0, always=True)
+    assert "2 ranks · cpu · 12 s" in as_html(a_record(), 12.0, always=True)
 
 
 def test_our_own_markup_survives_the_sanitizer_of_nbconvert() -> None:

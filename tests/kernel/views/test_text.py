@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jupyter_distrib.kernel.analysis.failures import first_trouble
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.html import as_html
 from jupyter_distrib.kernel.views.text import amount, as_text, clock, header, is_worth_showing, stream_lines
@@ -295,3 +296,14 @@ def test_the_clock(seconds: float, text: str) -> None:
 )
 def test_amounts(number: float, text: str) -> None:
     assert amount(number) == text
+
+
+def test_ranks_that_failed_alike_are_named_together_and_others_are_not() -> None:
+    record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(4), world_size=4)
+    for rank in range(4):
+        record.apply(m.Started(run="r-7", rank=rank, pid=1, device="cpu", at_s=1.0))
+        message = "'lr'" if rank < 3 else "'other'"
+        failure = m.Failure(type_name="KeyError", message=message)
+        record.apply(m.Failed(run="r-7", rank=rank, failure=failure, at_s=2.0 + rank))
+    assert first_trouble(record, 0, 100) == "ranks 0-2: KeyError: 'lr'"
+    assert first_trouble(record, 3, 100) == "rank 3: KeyError: 'other'"
