@@ -161,7 +161,7 @@ export interface Run {
   peak_gpu_memory_bytes: number | null;
   stall: string;
   trouble: string;
-  progress: { label: string; step: number; total: number | null } | null;
+  progress: { label: string; step: number; total: number | null; left_s?: number | null } | null;
   line: string;
   members: Member[];
 }

@@ -247,10 +247,16 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
     time: run.elapsed_s === null ? clock(nowS - run.began_at_s) : duration(run.elapsed_s),
     detail: detail(run, t),
     fraction: ended || !total ? null : Math.max(0, Math.min(1, step / total)),
-    progress: run.progress ? `${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim() : '',
+    progress: run.progress ? [`${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim(), ended ? '' : leftText(run, t)].filter(Boolean).join(', ') : '',
     ended,
     force: run.stopping !== ''
   };
+}
+
+/** `0:22 left`; empty if nobody knows. */
+function leftText(run: Run, t: Say): string {
+  const left = run.progress?.left_s ?? null;
+  return left === null ? '' : t('%1 left', clock(left));
 }
 
 /** The state of a run. */
@@ -399,7 +405,8 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
     const waiting = current.filter(isWaiting).length;
     const running = current.length - waiting;
     const state = run.state === 'stopping' ? t('stopping') : clock(nowS - run.began_at_s);
-    const first = running > 1 ? t('%1 running', running) : running ? `${ranksText(run.ranks, run.gpus, t)} · ${state}` : '';
+    const left = leftText(run, t);
+    const first = running > 1 ? t('%1 running', running) : running ? `${ranksText(run.ranks, run.gpus, t)} · ${state}${left && ` · ${left}`}` : '';
     return [first, waiting ? t('%1 queued', waiting) : ''].filter(Boolean).join(', ');
   }
   const groups = overview.pools.flatMap(pool => pool.groups).filter(group => group.state === 'open');

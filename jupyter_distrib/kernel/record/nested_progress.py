@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.wire import messages as m
@@ -39,6 +40,22 @@ def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)
     return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]
+
+
+def seconds_left(bars: tuple[Progress, ...]) -> float | None:
+    """Return the seconds until the outermost loop ends, by its pace, or before it has one by that of the innermost loop
+    (`secondsLeft` in `static/state.js`); None if unknown."""
+    outer, *inner = bars or (None,)
+    if outer is None or not outer.total or outer.finished:
+        return None
+    share = 0.0
+    for bar in reversed(inner):
+        share = min(1.0, (bar.step + share) / bar.total) if bar.total else 0.0
+    left = outer.total - outer.step - share
+    if outer.rate:
+        return left / outer.rate
+    rounds = prod(bar.total or 0 for bar in inner)
+    return left * rounds / bars[-1].rate if inner and rounds and bars[-1].rate else None
 
 
 def with_inner(bars: tuple[Progress, ...], before: tuple[Progress, ...]) -> tuple[Progress, ...]:

@@ -12,6 +12,7 @@ from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import SHOWN, Comparison, matching, points
 from jupyter_distrib.kernel.history.saved_run import thinned
+from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
@@ -189,12 +190,15 @@ def _member(rank: RankRecord) -> dict[str, Any]:
 
 
 def _slowest(record: RunRecord) -> dict[str, Any] | None:
-    """Return the outermost loop of the rank that has made the least progress."""
-    bars = [rank.progress[0] for rank in record.ranks.values() if rank.progress]
-    if not bars:
+    """Return the outermost loop of the rank that has made the least progress, and the seconds until the last rank ends;
+    None for these if nothing moves."""
+    loops = [rank for rank in record.ranks.values() if rank.progress]
+    if not loops:
         return None
-    bar = min(bars, key=lambda each: each.step)
-    return {"label": bar.label, "step": bar.step, "total": bar.total}
+    bar = min((rank.progress[0] for rank in loops), key=lambda each: each.step)
+    left = [left for rank in loops if not rank.finished and (left := seconds_left(rank.progress)) is not None]
+    left_s = max(left) if left and record.stall is None else None
+    return {"label": bar.label, "step": bar.step, "total": bar.total, "left_s": left_s}
 
 
 def _trouble(record: RunRecord) -> str:

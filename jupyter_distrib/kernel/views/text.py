@@ -22,6 +22,7 @@ from jupyter_distrib.kernel.analysis.failures import cause, in_brief, own_traceb
 from jupyter_distrib.kernel.analysis.lost_peers import is_consequence
 from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record import not_finite
+from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -259,8 +260,9 @@ def _status(record: RunRecord, group: Sequence[RankRecord], root: int | None, *,
     """Return one row for ranks in the same state, with the bar of the slowest."""
     slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
     most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
+    left_s = seconds_left(slowest.progress)
     bars = " · ".join(
-        _bar(slow, fast, running=slowest.state == "running")
+        _bar(slow, fast, running=slowest.state == "running", left_s=left_s if slow is slowest.progress[-1] else None)
         for slow, fast in zip(slowest.progress, most.progress, strict=False)
     )
     metrics = _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
@@ -308,8 +310,8 @@ def _metrics(group: Sequence[RankRecord]) -> str:
     return "  ".join(texts)
 
 
-def _bar(slow: Progress, fast: Progress, *, running: bool) -> str:
-    """Format a progress bar: `epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`."""
+def _bar(slow: Progress, fast: Progress, *, running: bool, left_s: float | None) -> str:
+    """Format a progress bar: `epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`; the time left is that of all loops."""
     steps = amount(slow.step) if slow.step == fast.step else f"{amount(slow.step)}-{amount(fast.step)}"
     parts = [short(slow.label)] if slow.label else []
     parts.append(steps if slow.total is None else f"{steps}/{amount(slow.total)}")
@@ -317,7 +319,7 @@ def _bar(slow: Progress, fast: Progress, *, running: bool) -> str:
         filled = max(0, min(BAR_CELLS, int(BAR_CELLS * slow.step / slow.total)))
         parts.append("▓" * filled + "░" * (BAR_CELLS - filled))
     if running and slow.rate and not slow.finished:
-        left = f", {clock((slow.total - slow.step) / slow.rate)} left" if slow.total else ""
+        left = "" if left_s is None else f", {clock(left_s)} left"
         parts.append(_rate(slow) + left)
     return " ".join(parts)
 

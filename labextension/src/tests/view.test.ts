@@ -180,6 +180,10 @@ test('the status bar is short, and empty without ranks', () => {
   const overview = { pools, runs: [] } as unknown as Overview;
   assert.equal(view.statusText(overview, 0, t), '');
   assert.equal(view.statusText({ ...overview, runs: [run()] }, 1041, t), '4 GPU ranks · 0:41');
+  const progress = { label: 'epoch', step: 8, total: 14, left_s: 22.4 };
+  assert.equal(view.statusText({ ...overview, runs: [run({ progress })] }, 1041, t), '4 GPU ranks · 0:41 · 0:22 left');
+  assert.equal(view.runRow(run({ progress }), 1041, t).progress, 'epoch 8/14, 0:22 left');
+  assert.equal(view.runRow(run({ progress, elapsed_s: 50, state: 'done' }), 1041, t).progress, 'epoch 8/14');
 });
 
 test('of several runs the status bar counts, and Stop means those that run', () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import POINTS, RECENT_S, Course, Place, levels
@@ -115,3 +116,15 @@ def test_a_loop_that_is_found_inside_another_counts_from_the_beginning() -> None
     course.come_to((epoch, Progress(label="step", step=4, total=10)), 2.0)
 
     assert course.places == [Place(2.0, 14)]
+
+
+def test_the_time_left_is_that_of_the_outermost_loop() -> None:
+    def bar(step: float, total: float | None, rate: float | None) -> Progress:
+        return Progress(label="", step=step, total=total, rate=rate)
+
+    assert seconds_left((bar(8, 14, 0.5), bar(11, 11, 25.6))) == 10.0
+    assert seconds_left((bar(8, 14, 0.5),)) == 12.0
+    assert seconds_left((bar(0, 14, None), bar(0, 11, 22.0))) == 7.0
+    assert seconds_left((bar(14, 14, 0.5),)) is None
+    assert seconds_left((bar(3, None, 2.0),)) is None
+    assert seconds_left(()) is None

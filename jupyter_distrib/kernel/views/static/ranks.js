@@ -63,7 +63,7 @@ function newBar() {
   const node = element("span", "jd-bar");
   const track = node.appendChild(element("span", "jd-track"));
   track.setAttribute("role", "progressbar");
-  track.append(element("span", "jd-filled"));
+  track.append(element("span", "jd-filled"), element("span", "jd-hair"));
   node.append(element("span", "jd-steps"), element("span", "jd-rate"), element("span", "jd-percent"));
   return node;
 }
@@ -72,6 +72,8 @@ function paintBar(node, bar) {
   const [track, steps, rate, percent] = node.children;
   track.hidden = bar.fraction === null;
   track.firstChild.style.transform = `scaleX(${(bar.fraction ?? 0).toFixed(3)})`;
+  track.lastChild.hidden = bar.hair === null;
+  track.lastChild.style.transform = `scaleX(${(bar.hair ?? 0).toFixed(3)})`;
   track.setAttribute("aria-label", bar.label || t("progress"));
   track.setAttribute("aria-valuenow", Math.round(100 * (bar.fraction ?? 0)));
   track.setAttribute("aria-valuetext", `${bar.steps} ${bar.left}`.trim());

@@ -1,7 +1,7 @@
 // The run in the page: an anywidget. Plain DOM, painted at most once per animation frame; nodes are made once and only
 // their texts change, so that focus and selection stay where they are.
 
-import { FINISHED, GLYPHS, addressed, assemble, behind, failures, notes, order, places, row, stacks, stopping, summary, title } from "./state.js";
+import { FINISHED, GLYPHS, addressed, assemble, behind, failures, notes, order, places, row, runLeft, stacks, steadyLoops, stopping, summary, title } from "./state.js";
 import { clock } from "./words.js";
 import { Logs } from "./lines.js";
 import { Row } from "./ranks.js";
@@ -52,6 +52,7 @@ class View {
     this.root = root;
     this.rows = new Map();
     this.cards = new Map();
+    this.loops = new Map(); // of each rank, as they were painted
     this.asked = "";
     this.said = "";
     this.frame = 0;
@@ -69,6 +70,7 @@ class View {
     this.title = head.appendChild(element("span", "jd-title"));
     this.clock = head.appendChild(element("span", "jd-clock"));
     this.clock.setAttribute("role", "timer");
+    this.left = head.appendChild(element("span", "jd-clock jd-left"));
     this.chips = head.appendChild(element("span", "jd-chips"));
     this.stage = head.appendChild(element("span", "jd-stage"));
     this.where = head.appendChild(element("button", "jd-where"));
@@ -105,6 +107,10 @@ class View {
     this.frame = 0;
     const state = assemble((key) => this.model.get(key));
     if (!state) return;
+    for (const rank of state.ranks) {
+      if (rank.state === "running") rank.progress = steadyLoops(this.loops.get(rank.rank), rank.progress);
+      this.loops.set(rank.rank, rank.progress);
+    }
     this.paintHead(state);
     const late = behind(state);
     this.paintRanks(state, late);
@@ -125,6 +131,7 @@ class View {
     set(this.mark, GLYPHS[whole] ?? "▲");
     set(this.title, title(state));
     set(this.clock, clock(((this.store.endedMs ?? this.store.goneMs ?? performance.now()) - this.store.startedMs) / 1000));
+    set(this.left, lost ? "" : runLeft(state));
     const finished = states.filter((name) => FINISHED.has(name)).length;
     set(this.chips, finished ? tn("%2 of %1 finished", "%2 of %1 finished", states.length, finished) : "");
     const stage = lost ? "" : stopping(state, this.asked);

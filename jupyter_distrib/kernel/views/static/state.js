@@ -205,6 +205,35 @@ function position(bars) {
   return bars.reduce((place, bar) => place * (bar.total ?? 0) + bar.step, 0);
 }
 
+/** The loops of a rank between two rounds of its inner loop: those that were there before, begun again. */
+export function steadyLoops(before, now) {
+  const same = before && before.length > now.length && now.length && now.every(({ label, total }, level) => label === before[level].label && total === before[level].total);
+  return same && now[0].total !== null && now[0].step < now[0].total ? [...now, ...before.slice(now.length).map((bar) => ({ ...bar, step: 0 }))] : now;
+}
+
+/** How far nested loops are, 0 to 1, the inner ones as parts of the outermost one's step; null if nobody knows. */
+function wholeFraction(bars) {
+  if (!bars.length || !bars[0].total) return null;
+  const inner = bars.slice(1).reduceRight((share, { step, total }) => (total ? Math.min(1, (step + share) / total) : 0), 0);
+  return Math.min(1, Math.max(0, (bars[0].step + (bars[0].step < bars[0].total ? inner : 0)) / bars[0].total));
+}
+
+/** The seconds until the outermost loop ends, by its pace, or before it has one by that of the innermost loop (`seconds_left` in `nested_progress.py`). */
+export function secondsLeft(bars) {
+  const fraction = wholeFraction(bars);
+  if (fraction === null || fraction >= 1) return null;
+  const [outer, inner] = [bars[0], bars[bars.length - 1]];
+  if (outer.rate > 0) return ((1 - fraction) * outer.total) / outer.rate;
+  const steps = bars.reduce((product, { total }) => product * (total ?? 0), 1);
+  return inner.rate > 0 && steps ? ((1 - fraction) * steps) / inner.rate : null;
+}
+
+/** When the run ends, in words: that of the rank that needs longest; empty if nobody knows, or nothing moves. */
+export function runLeft(state) {
+  const left = state.stall ? [] : state.ranks.filter((rank) => rank.state === "running").map((rank) => secondsLeft(rank.progress)).filter((seconds) => seconds !== null);
+  return left.length ? t("%1 left", clock(Math.round(Math.max(...left)))) : "";
+}
+
 export function behindText({ steps, seconds }) {
   return seconds === null ? tn("%2 step behind", "%2 steps behind", steps, amount(steps)) : t("%1 s behind", seconds < 10 ? seconds.toFixed(1) : Math.round(seconds));
 }
@@ -225,7 +254,7 @@ export function row(rank, late, cause = null, stalled = false) {
     ...usage(rank),
     strips: rank.strips ?? ["", ""],
     outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
-    bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running" && !stalled)),
+    bars: barsOf(rank.progress, rank.state === "running" && !stalled),
     metrics: Object.entries(rank.metrics).map(([name, value]) => [name, numberOrSince(rank, name, value)]),
     unsent: rank.unsent_metrics ?? 0,
     last: rank.last_line,
@@ -269,6 +298,13 @@ function usage(rank) {
   if (!rank.rss_bytes) return { memory: "", memoryFraction: null, busy: "", usage: "" };
   const busy = `${Math.round(rank.cpu_percent)} %`;
   return { memory: size(rank.rss_bytes), memoryFraction: null, busy, usage: t("memory %1, CPU %2", size(rank.rss_bytes), busy) };
+}
+
+/** One bar for all loops of a rank: how far the outermost one is, and as a hairline the innermost; its words and pace are those of the innermost, the time left is the outermost one's. */
+function barsOf(bars, running) {
+  if (bars.length < 2) return bars.map((bar) => ({ ...barOf(bar, running), hair: null }));
+  const [whole, inner, left] = [wholeFraction(bars), barOf(bars[bars.length - 1], running), running ? secondsLeft(bars) : null];
+  return [{ ...inner, fraction: whole ?? inner.fraction, hair: whole === null ? null : inner.fraction, percent: whole === null ? inner.percent : `${Math.floor(100 * whole)} %`, left: left === null ? "" : t("%1 left", clock(Math.round(left))) }];
 }
 
 function barOf(bar, running) {

@@ -9,7 +9,7 @@ import { means } from "../../../../jupyter_distrib/kernel/views/static/mean.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, fold, interleave, matches, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
-import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, runLeft, secondsLeft, stacks, steadyLoops, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 import { amount, clock, digits, direction, size, spans, steady } from "../../../../jupyter_distrib/kernel/views/static/words.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
@@ -215,15 +215,35 @@ test("a row says what a rank does", () => {
   assert.equal(said.usage, "GPU memory 6.4 GB of 85.9 GB, GPU 75 % busy, tensors 5.9 GB, reserved for them 6.2 GB");
   const contained = row({ ...golden.ranks[0], gpu_memory_of_all: true }, null);
   assert.match(contained.usage, /reserved for them 6.2 GB; the driver lists no processes here/);
-  assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", width: 13, fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31" });
+  assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", width: 13, fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31", hair: null });
   assert.deepEqual(said.metrics[0], ["loss", "0.6667"]);
   const moving = row(a_rank(1, { progress: [a_bar(3, { total: 4 }), a_bar(25)] }), { steps: 7, seconds: 0.7 });
   assert.deepEqual(moving.outer, ["step 3/4"]);
-  assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10.0 it/s", "0:07 left", "0.7 s behind"]);
+  assert.deepEqual([moving.bars[0].rate, moving.behind], ["10.0 it/s", "0.7 s behind"]);
   const still = row(a_rank(1, { progress: [a_bar(25)] }), null, null, true);
   assert.deepEqual([still.bars[0].rate, still.bars[0].left], ["", ""]);
   const cpu = row(a_rank(1, { device: "cpu", gpu_memory_bytes: null, rss_bytes: 5e8, cpu_percent: 98.4 }), null);
   assert.deepEqual([cpu.device, cpu.memory, cpu.busy], ["cpu", "500.0 MB", "98 %"]);
+});
+
+test("the bar and the time that is left are the outermost loop's, and do not change between two rounds of the inner one", () => {
+  const epoch = (step, rate) => a_bar(step, { label: "epoch", total: 14, rate });
+  const batch = (step) => a_bar(step, { label: "batch", total: 11, rate: 25.6 });
+  const said = (...progress) => row(a_rank(0, { progress }), null);
+  const inside = said(epoch(8, 0.5), batch(11));
+  assert.deepEqual([inside.outer, inside.bars[0].steps, inside.bars[0].rate, inside.bars[0].left], [["epoch 8/14"], "11/11", "", "0:10 left"]);
+  assert.deepEqual([inside.bars[0].fraction, inside.bars[0].hair, inside.bars[0].percent], [9 / 14, 1, "64 %"]);
+  assert.equal(runLeft(a_run(a_rank(0, { progress: [epoch(8, 0.5), batch(11)] }), a_rank(1, { progress: [epoch(7, 0.5), batch(0)] }))), "0:14 left", "of the rank that needs longest");
+  assert.equal(runLeft({ ...a_run(a_rank(0, { progress: [epoch(8, 0.5)] })), stall: golden.stall ?? {} }), "");
+  assert.equal(Math.round(secondsLeft([epoch(0, null), batch(0)])), 6, "before the first epoch has ended, by the pace of batches");
+  assert.equal(secondsLeft([a_bar(3, { total: null })]), null);
+
+  const between = steadyLoops([epoch(8, 0.5), batch(11)], [epoch(9, 0.5)]);
+  assert.deepEqual([between.length, between[1].step], [2, 0]);
+  assert.equal(said(...between).bars[0].fraction, 9 / 14, "neither back nor forth");
+  assert.equal(steadyLoops([epoch(13, 0.5), batch(11)], [epoch(14, 0.5)]).length, 1, "the end");
+  assert.equal(steadyLoops([epoch(8, 0.5), batch(11)], [a_bar(1, { label: "test" })]).length, 1, "another loop");
+  assert.equal(steadyLoops(undefined, [epoch(1, 1)]).length, 1);
 });
 
 test("a row says how many metrics it does not show, those that were not sent too", () => {
