@@ -1,6 +1,6 @@
 /** The panel at the side. What is said comes from `view.ts`; what is done is a command or a request. */
 import { CommandRegistry } from '@lumino/commands';
-import { PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
+import { HTMLSelect, PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
 import { AccordionPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
@@ -38,9 +38,8 @@ export const COMMANDS = {
 const SIZES = [5, 3, 4, 3];
 /** How many sections are open before the user has chosen. */
 const OPEN_AT_FIRST = 3;
-/** A section is never smaller than this, in pixels, and asks for no more than that. */
-const LEAST_HEIGHT = 90;
-const MOST_HEIGHT = 600;
+/** Of the title of a section, in pixels. */
+const TITLE_HEIGHT = 25;
 
 export class DistributedPanel extends SidePanel {
   constructor(private readonly doer: Doer) {
@@ -126,7 +125,8 @@ export class DistributedPanel extends SidePanel {
     if (this.moved || this.pressed || !this.isVisible || !(content instanceof AccordionPanel)) {
       return;
     }
-    const needs = content.widgets.map(section => Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, section.node.querySelector('.jp-Distributed-part')?.scrollHeight ?? 0)));
+    const natural = content.widgets.map(section => section.node.querySelector('.jp-Distributed-part')?.firstElementChild?.scrollHeight ?? 0);
+    const needs = view.heights(natural.map((height, index) => (content.widgets[index]?.isHidden ? 0 : height)), content.node.clientHeight - TITLE_HEIGHT * natural.length);
     if (needs.some((need, index) => Math.abs(need - (this.needs[index] ?? 0)) > 20)) {
       this.needs = needs;
       content.setRelativeSizes(needs);
@@ -389,10 +389,51 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
   }
   return (
     <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
-      {overview.runs.map(run => (
-        <RunItem key={run.run} doer={doer} run={run} />
-      ))}
+      {view.inOrder(overview.runs).map(({ runs: [first, ...others], ...group }) =>
+        first === undefined ? null : others.length === 0 ? <RunItem key={first.run} doer={doer} run={first} /> : <RunGroup key={first.run} doer={doer} runs={[first, ...others]} title={group.title} />
+      )}
     </ul>
+  );
+}
+
+/** The runs of a sweep or of one cell, as one thing: how many are where, a line for each, and Stop for all that are left. */
+function RunGroup({ doer, runs, title }: { doer: Doer; runs: Run[]; title: string }): React.JSX.Element {
+  const { model, commands, t } = doer;
+  const left = runs.filter(run => run.elapsed_s === null);
+  const { tone, text, done } = view.groupRow(runs, t);
+  const cell = runs[0]?.cell ?? '';
+  const stopAll = (): void => left.reverse().forEach(run => void commands.execute(COMMANDS.stop, { run: run.run, force: run.stopping !== '' }));
+  return (
+    <li className={`jp-Distributed-run jp-mod-${tone}`}>
+      <div className="jp-Distributed-row">
+        <span>
+          <Dot tone={tone} /> <strong>{title}</strong>
+        </span>
+        <span className="jp-Distributed-number">{t('%1 of %2', done, runs.length)}</span>
+      </div>
+      <div className="jp-Distributed-quiet">{text}</div>
+      {left.length > 0 && <Meter label={t('Runs of %1 that have ended', title)} value={done / runs.length} text="" progress />}
+      <details className="jp-Distributed-group" open={left.length > 0}>
+        <summary>{t.n('%1 run', '%1 runs', runs.length)}</summary>
+        <ul className="jp-Distributed-points" aria-label={t('Runs of %1', title)}>
+          {runs.map(run => {
+            const row = view.runRow(run, model.nowS(), t);
+            return (
+              <li key={run.run} data-run={run.run}>
+                <Dot tone={row.tone} /> <span className="jp-Distributed-point" title={row.detail}>{row.title}</span>
+                <span className="jp-Distributed-number">{run.state === 'running' && row.progress ? row.progress : row.state}</span>
+                {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} />}
+                <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />
+              </li>
+            );
+          })}
+        </ul>
+      </details>
+      <div className="jp-Distributed-buttons">
+        {left.length > 0 && <Button name={t('Stop all')} title={t('Stop these runs and take those that wait out of the queue; the ranks stay')} onClick={stopAll} main />}
+        {model.hasCell(cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell })} />}
+      </div>
+    </li>
   );
 }
 
@@ -461,13 +502,13 @@ export function Choice({ label, value, options, onPick }: { label: string; value
   return (
     <label className="jp-Distributed-field">
       <span>{label}</span>
-      <select className="jp-mod-styled" aria-label={label} value={value} onChange={event => onPick(event.target.value)}>
+      <HTMLSelect aria-label={label} value={value} onChange={event => onPick(event.target.value)}>
         {options.map(([key, name]) => (
           <option key={key} value={key}>
             {name}
           </option>
         ))}
-      </select>
+      </HTMLSelect>
     </label>
   );
 }

@@ -161,6 +161,10 @@ export interface Run {
   peak_gpu_memory_bytes: number | null;
   stall: string;
   trouble: string;
+  /** The place in the queue, from 1; 0 if it does not wait. A kernel with an older version does not tell. */
+  place?: number;
+  /** What the runs of one sweep, or those submitted by one cell, have in common; empty of others. */
+  group?: string;
   progress: { label: string; step: number; total: number | null; left_s?: number | null } | null;
   line: string;
   members: Member[];

@@ -241,7 +241,7 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
   const step = run.progress?.step ?? 0;
   return {
     title: run.label,
-    state: runStateName(run.state, t),
+    state: run.place ? t('%1, place %2', runStateName(run.state, t), run.place) : runStateName(run.state, t),
     tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
     facts: facts(run, t),
     time: run.elapsed_s === null ? clock(nowS - run.began_at_s) : duration(run.elapsed_s),
@@ -250,6 +250,35 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
     progress: run.progress ? [`${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim(), ended ? '' : leftText(run, t)].filter(Boolean).join(', ') : '',
     ended,
     force: run.stopping !== ''
+  };
+}
+
+/** Runs as the panel lists them: those that run, those that wait in the order of the queue, and those that are over, newest first; the runs of a sweep or of one cell are together. */
+export function inOrder(runs: Run[]): { title: string; runs: Run[] }[] {
+  const groups = new Map<string, Run[]>();
+  for (const run of runs) {
+    const key = run.group ? `group ${run.group}` : run.run;
+    groups.set(key, [...(groups.get(key) ?? []), run]);
+  }
+  const weight = (run: Run): number => (run.elapsed_s !== null ? 2e6 : isWaiting(run) ? 1e6 + (run.place ?? 0) : 0);
+  const first = (group: Run[]): number => Math.min(...group.map(weight));
+  return [...groups.values()]
+    .map(group => ({ title: group.length > 1 ? (group[0]?.group ?? '') : '', runs: group.length > 1 ? [...group].reverse().sort((a, b) => weight(a) - weight(b)) : group }))
+    .sort((a, b) => first(a.runs) - first(b.runs));
+}
+
+/** A group of runs in a line: how many are in which state. */
+export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: string; done: number } {
+  const counts = new Map<string, number>();
+  for (const run of runs) {
+    counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
+  }
+  const left = runs.some(run => run.elapsed_s === null);
+  const bad = runs.some(run => ['failed', 'lost', 'refused'].includes(run.state));
+  return {
+    tone: left ? 'active' : bad ? 'bad' : counts.has('done') ? 'good' : 'quiet',
+    text: [...counts].map(([state, count]) => `${count} ${runStateName(state, t)}`).join(', '),
+    done: runs.filter(run => run.elapsed_s !== null).length
   };
 }
 
@@ -511,4 +540,36 @@ export function chartOf(lines: ComparedLine[], width: number, height: number): C
 
 function digits(value: number): string {
   return String(Number(value.toPrecision(4)));
+}
+
+// ---------------------------------------------------------------------------------------------------- layout
+
+const LEAST_HEIGHT = 60;
+
+/**
+ * The heights of sections: the form, which is the first one, has its own, and lists share what is left. A list that needs less
+ * than its share leaves the rest to others. A section without content has none.
+ */
+export function heights(natural: number[], room: number): number[] {
+  const found = natural.map((need, place) => (place === 0 ? Math.min(need, Math.max(0, room)) : 0));
+  let left = room - (found[0] ?? 0);
+  let open = natural.map((_, place) => place).filter(place => place > 0 && (natural[place] ?? 0) > 0);
+  while (open.length) {
+    const share = left / open.length;
+    const small = open.filter(place => (natural[place] ?? 0) <= share);
+    for (const place of small.length ? small : open) {
+      found[place] = Math.max(LEAST_HEIGHT, small.length ? (natural[place] ?? 0) : share);
+      left -= found[place] ?? 0;
+    }
+    if (!small.length) {
+      break;
+    }
+    open = open.filter(place => !small.includes(place));
+  }
+  const last = natural.reduce((found, need, place) => (need > 0 ? place : found), -1);
+  const spare = room - found.reduce((sum, each) => sum + each, 0);
+  if (spare > 0 && last >= 0) {
+    found[last] = (found[last] ?? 0) + spare;
+  }
+  return found;
 }

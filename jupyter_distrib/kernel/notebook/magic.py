@@ -167,9 +167,9 @@ class CellMagics(Magics):
             for configuration in swept:
                 given = replace(captured, inputs=sweep.inputs_with(captured, configuration))
                 label = f"{captured.cell.filename}, {sweep.label_of(configuration)}"
-                runs.append(
-                    self._start(current, given, options, settings, label=label, swept=configuration, submitted=True)
-                )
+                run = self._start(current, given, options, settings, label=label, swept=configuration, submitted=True)
+                run.group = f"Sweep of {captured.cell.filename}"
+                runs.append(run)
             made = sweep.SweepRuns(swept, runs)
             if options.out:
                 self.shell.user_ns[options.out] = made

@@ -128,4 +128,5 @@ def show(runs: Sequence[Run]) -> None:
     if _last is None or _last.place != place:
         _last = SubmittedView(place)
     for run in runs:
+        run.group = run.group or f"Runs of Cell In[{place.count}]"
         _last.add(run)

@@ -166,6 +166,8 @@ def _run(run: Run, *, done: bool) -> dict[str, Any]:
     return {
         **m.fields_of(status),
         "cell": run.cell_id,
+        "group": run.group,
+        "place": run.place,
         "numbers": list(record.ranks),
         "began_at_s": run.clock.began_at_s,
         "elapsed_s": status.elapsed_s if done else None,

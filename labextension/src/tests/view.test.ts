@@ -199,6 +199,25 @@ test('of several runs the status bar counts, and Stop means those that run', () 
   assert.deepEqual(named('elsewhere'), ['r-1', 'r-2']);
 });
 
+test('runs are listed as they go: running, waiting by place, over; a sweep is one thing', () => {
+  const point = (name: string, state: string, more: Partial<Run> = {}): Run => run({ run: name, label: `lr=${name}`, state: state as never, group: 'Sweep of In[5]', elapsed_s: ['done', 'failed'].includes(state) ? 3 : null, ...more });
+  const alone = run({ run: 'a-1', state: 'done', elapsed_s: 3 });
+  const listed = view.inOrder([point('p3', 'queued', { place: 2 }), point('p2', 'queued', { place: 1 }), point('p1', 'running'), point('p0', 'done'), alone, run({ run: 'a-2' })]);
+  assert.deepEqual(listed.map(({ title, runs }) => [title, ...runs.map(each => each.run)]), [['Sweep of In[5]', 'p1', 'p2', 'p3', 'p0'], ['', 'a-2'], ['', 'a-1']]);
+  const sweep = listed[0]?.runs ?? [];
+  assert.deepEqual(view.groupRow(sweep, t), { tone: 'active', text: '1 running, 2 queued, 1 done', done: 1 });
+  assert.equal(view.groupRow([point('p0', 'done'), point('p1', 'failed')], t).tone, 'bad');
+  assert.equal(view.runRow(point('p2', 'queued', { place: 1 }), 0, t).state, 'queued, place 1');
+});
+
+test('the form of the sidebar has its own height, and lists share the rest', () => {
+  assert.deepEqual(view.heights([190, 400, 800, 300], 850), [190, 220, 220, 220]);
+  assert.deepEqual(view.heights([190, 80, 800, 0], 850), [190, 80, 580, 0]);
+  assert.deepEqual(view.heights([190, 80, 100, 90], 850), [190, 80, 100, 480]);
+  assert.deepEqual(view.heights([190, 0, 0, 0], 850), [850, 0, 0, 0]);
+  assert.deepEqual(view.heights([0, 80, 900, 0], 500), [0, 80, 420, 0]);
+});
+
 test('what a stop of ranks would lose is named', () => {
   const group = { name: 'c', state: 'open' as const, size: 2, gpus: false, kept: ['model'], run: 'r', ranks: [] };
   const pool: Pool = { name: 'local', kind: 'local', origin: '', groups: [group], node: null };

@@ -377,6 +377,19 @@ def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
     assert "no saved run" in ask(book, op="compare", runs=["999999"])["error"]
 
 
+def test_the_runs_of_a_sweep_and_of_a_cell_are_told_apart_from_others(book: Notebook) -> None:
+    book.ok('%%distributed --ranks 1 --sweep "lr=[1, 2]"\nlr')
+    book.ok("%%distributed --ranks 1\n1")
+    book.ok("import jupyter_distrib\ntwice = jupyter_distrib.distributed(ranks=1)(lambda x: 2 * x)")
+    book.ok("for run in [twice.submit(x) for x in range(2)]: run.result()")
+    later, earlier, alone, second, first = overview(book)["runs"][:5]
+    assert alone["group"] == ""
+    assert first["group"] == second["group"] != ""
+    assert first["group"].startswith("Sweep of Cell In[")
+    assert earlier["group"] == later["group"] not in ("", first["group"])
+    assert [run["place"] for run in (first, later)] == [0, 0]
+
+
 def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
     book.ok("%%distributed --ranks 4\nrank")
     book.ok("%%distributed --on 2,3\nprint('here', rank)")

@@ -110,6 +110,8 @@ class Run:
         self.concurrent = detached or not awaited
         """Whether no cell waits for it."""
         self.cell_id = cell_id
+        self.group = ""
+        """What the runs of one sweep, or those submitted by one cell, have in common; empty for others."""
         self.clock = RunClock(age_s)
         self.stop_order = StopOrder(link)
         self.values = ReturnedValues()
