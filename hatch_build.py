@@ -2,7 +2,7 @@
 is built.
 
 What is built already (`sh .ci/sidebar`, or in a source distribution) is taken. Else it is built, if node is there. Else
-the wheel goes without the sidebar: all of the rest works, and `%distributed_status` says what is missing.
+the wheel goes without the sidebar: all of the rest works, and `%distributed_status --doctor` says what is missing.
 JUPYTER_DISTRIB_SIDEBAR=require makes that an error, for CI and releases; =skip takes only what is built already.
 """
 
@@ -22,6 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 STAMP = "sources.txt"
+WITHOUT = "jupyter_distrib/without_sidebar.txt"
+"""In a wheel without the sidebar: why. `%distributed_status --doctor` reads it, since pip hides what a build says."""
 
 
 class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
@@ -39,11 +41,10 @@ class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
                 self._build()
             case "nothing" if os.environ.get("JUPYTER_DISTRIB_SIDEBAR") == "require":
                 raise RuntimeError("The sidebar is not built, and node is not there to build it.")
-            case "nothing":
-                self.app.display_warning(
-                    "Installing without the sidebar: it is not built, and node is not there to build it."
-                )
+            case "nothing" if os.environ.get("JUPYTER_DISTRIB_SIDEBAR") != "skip":
+                self._trouble = "Node.js was not there to build it"
         if not self._built():
+            self._tell(build_data, editable=version == "editable")
             return
         place = "share/jupyter/labextensions/jupyter-distrib"
         build_data["artifacts"].append("jupyter_distrib/labextension")
@@ -51,6 +52,29 @@ class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
             shared = build_data.setdefault("shared_data", {})
             shared[str(self._output)] = place
             shared[str(self._sources / "install.json")] = f"{place}/install.json"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the file that was made for the wheel."""
+        self._told.unlink(missing_ok=True)
+
+    _trouble = ""
+
+    @property
+    def _told(self) -> Path:
+        return Path(self.directory) / "without_sidebar.txt"
+
+    def _tell(self, build_data: dict[str, Any], *, editable: bool) -> None:
+        """Say in the build's output why there is no sidebar, and in a wheel, too."""
+        if not self._trouble:
+            return
+        self.app.display_warning(
+            f"Installing without the JupyterLab sidebar: {self._trouble}. Install Node.js 20 or newer "
+            "(https://nodejs.org, conda install nodejs) and then this package again; all of the rest works without it."
+        )
+        if self.target_name == "wheel" and not editable:
+            self._told.parent.mkdir(parents=True, exist_ok=True)
+            self._told.write_text(self._trouble)
+            build_data["force_include"][str(self._told)] = WITHOUT
 
     @property
     def _sources(self) -> Path:
@@ -91,7 +115,7 @@ class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
             if done.returncode:
                 if os.environ.get("JUPYTER_DISTRIB_SIDEBAR") == "require":
                     raise RuntimeError(f"The sidebar cannot be built:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-                self.app.display_warning(f"Installing without the sidebar, which cannot be built: {done.stdout[-400:]}")
+                self._trouble = f"it could not be built: {' '.join(done.stdout[-400:].split())}"
                 return
         (self._output / STAMP).write_text(digest(self._sources))
 

@@ -357,6 +357,34 @@ for step in range(20):
 print('learned')"""
 
 
+def test_with_four_sections_the_form_is_whole_and_a_sweep_is_one_thing(open_notebook: Open) -> None:
+    sweep = '%%distributed --ranks 1 --sweep "lr=[1, 2, 3, 4, 5, 6]"\nimport jupyter_distrib\nfor step in range(30): jupyter_distrib.report(loss=lr / (step + 1))'
+    lab = open_notebook(sweep, "%%distributed --ranks 2\nrank")
+    lab.page.set_viewport_size({"width": 1400, "height": 950})
+    panel = lab.panel()
+    for cell in (1, 2):
+        lab.run(cell)
+        lab.wait_idle(cell)
+    lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
+    runs = panel.get_by_role("list", name="The last 20 runs")
+    group = runs.get_by_role("listitem").filter(has_text="Sweep of Cell In")
+    expect(group).to_contain_text("6 of 6")
+    expect(runs.locator("> li")).to_have_count(2)
+    for control in (
+        panel.get_by_label("Ranks", exact=True),
+        panel.get_by_role("button", name="Insert"),
+        panel.get_by_role("button", name="Copy"),
+    ):
+        expect(control).to_be_in_viewport(ratio=1)
+    caret = panel.get_by_label("Pool", exact=True).evaluate(
+        "node => node.parentElement.querySelector('svg') !== null || getComputedStyle(node).backgroundImage !== 'none'"
+    )
+    assert caret
+    lab.shoot("sidebar-four-sections")
+    lab.dark()
+    lab.shoot("sidebar-four-sections-dark")
+
+
 def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     other = LEARNED.replace("60", "90").replace("1.0", "3.0").replace("range(20)", "range(30)")
     lab = open_notebook(LEARNED, other, "%%distributed --ranks 2\nrank")

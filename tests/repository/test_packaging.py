@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -20,7 +21,9 @@ import nbformat
 import pytest
 
 import jupyter_distrib
+from hatch_build import STAMP, digest
 from jupyter_distrib import errors
+from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.libraries import known
 
 TOP = Path(__file__).parent.parent.parent
@@ -68,6 +71,12 @@ def test_without_node_and_without_what_is_built_the_wheel_goes_without_the_sideb
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.whl")
     assert not [name for name in zipfile.ZipFile(file).namelist() if "labextension" in name]
+    assert "Installing without the JupyterLab sidebar: Node.js was not there" in done.stdout + done.stderr
+    zipfile.ZipFile(file).extractall(tmp_path / "installed")
+    finding = doctor._no_sidebar(tmp_path / "installed" / "jupyter_distrib")
+    assert "Node.js was not there to build it when jupyter_distrib was installed" in finding.text
+    assert "install Node.js" in finding.advice
+    assert "environment that JupyterLab" not in finding.advice
 
     refused = build(checkout, tmp_path / "second", PATH=without_node(tmp_path), JUPYTER_DISTRIB_SIDEBAR="require")
     assert refused.returncode != 0
@@ -85,6 +94,25 @@ def test_a_sidebar_that_is_built_is_where_jupyterlab_looks_for_it(checkout, tmp_
     there = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(file).namelist() if ".data/" in name}
     place = "share/jupyter/labextensions/jupyter-distrib"
     assert there == {f"{place}/package.json", f"{place}/install.json"}
+
+
+@pytest.mark.slow
+def test_a_source_distribution_has_the_sidebar_that_is_built(checkout, tmp_path):
+    output = checkout / "jupyter_distrib" / "labextension"
+    output.mkdir()
+    (output / "package.json").write_text("{}")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(checkout)]
+    env = {**os.environ, "PATH": without_node(tmp_path), "JUPYTER_DISTRIB_SIDEBAR": ""}
+    (output / STAMP).write_text(digest(checkout / "labextension"))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        assert [name for name in archive.getnames() if name.endswith("jupyter_distrib/labextension/package.json")]
+    (file,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(file).namelist()
+    assert [name for name in names if name.endswith("labextensions/jupyter-distrib/package.json")]
+    assert not [name for name in names if "without_sidebar" in name]
 
 
 @pytest.mark.slow

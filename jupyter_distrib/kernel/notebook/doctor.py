@@ -11,6 +11,7 @@ import importlib
 import os
 import platform
 import resource
+import shlex
 import shutil
 import sys
 import time
@@ -181,9 +182,28 @@ def _sidebar() -> Iterator[Finding]:
     if installed is not None:
         yield Finding(topic="sidebar", text=str(installed))
         return
-    text = "is not installed where this kernel looks; everything else works without it"
-    advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""
-    yield Finding(topic="sidebar", text=text, advice=advice)
+    yield _no_sidebar(Path(__file__).parents[2])
+
+
+def _no_sidebar(package: Path) -> Finding:
+    """Return the finding that the sidebar is missing: not built, or not in the environment of JupyterLab."""
+    why = package / "without_sidebar.txt"
+    if why.is_file():
+        text = (
+            f"is missing, since {why.read_text()} when jupyter_distrib was installed; everything else works without it"
+        )
+        advice = (
+            "install Node.js 20 or newer (https://nodejs.org, conda install nodejs), then jupyter_distrib again: "
+            "pip install --force-reinstall --no-deps with the same source"
+        )
+    elif (package.parent / "labextension" / "package.json").is_file():
+        text = "is not installed from this checkout; everything else works without it"
+        built = "" if (package / "labextension" / "package.json").is_file() else "run sh .ci/sidebar build there, "
+        advice = f"{built}then pip install -e {shlex.quote(str(package.parent))} again"
+    else:
+        text = "is not installed where this kernel looks; everything else works without it"
+        advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""
+    return Finding(topic="sidebar", text=text, advice=advice)
 
 
 def _settings(session: Session) -> Iterator[Finding]:
