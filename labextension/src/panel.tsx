@@ -39,7 +39,7 @@ const SIZES = [5, 3, 4, 3];
 /** How many sections are open before the user has chosen. */
 const OPEN_AT_FIRST = 3;
 /** Of the title of a section, in pixels. */
-const TITLE_HEIGHT = 25;
+const TITLE_HEIGHT = 33;
 
 export class DistributedPanel extends SidePanel {
   constructor(private readonly doer: Doer) {

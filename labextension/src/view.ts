@@ -406,7 +406,7 @@ function seen(run: Run, nowS: number, went: string, t: Say): OutputLike {
   const lines = [`${row.facts} · ${row.time}`, went, row.progress, row.detail].filter(Boolean);
   const members = run.members.map(({ rank, state, device }) => [t('rank %1', rank), stateName(state, t), device]);
   const cells = (tag: string, texts: string[]): string => texts.map(text => `<${tag}>${escape(text)}</${tag}>`).join('');
-  const table = members.length ? `<table><tbody>${members.map(texts => `<tr>${cells('td', texts)}</tr>`).join('')}</tbody></table>` : '';
+  const table = members.length ? `<table>${members.map(texts => `<tr>${cells('td', texts)}</tr>`).join('')}</table>` : '';
   return {
     output_type: 'display_data',
     data: {

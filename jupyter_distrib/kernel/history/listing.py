@@ -23,6 +23,7 @@ from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.record import not_finite
 from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.views import chart
+from jupyter_distrib.kernel.views.drawing import Point
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import clipped, duration, short, size
 
@@ -200,7 +201,7 @@ def charts(runs: Sequence[SavedRun]) -> str:
     return "" if drawing is None else drawing.as_html()
 
 
-def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point], NotFinite | None]]:
+def points(run: SavedRun) -> Iterator[tuple[str, list[Point], NotFinite | None]]:
     """Yield the finite points of each metric, and where it was nan or infinite: of many ranks their mean, else those of
     the first rank that reported it. Nothing if the file is gone."""
     try:

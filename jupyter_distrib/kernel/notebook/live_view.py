@@ -232,9 +232,9 @@ class LiveView(View):
         """Show the chart as a separate output, so that exports and hosting sites show it too."""
         if not self._chart_is_own:
             return
-        from jupyter_distrib.kernel.views import chart
+        from jupyter_distrib.kernel.views.html import picture_of
 
-        if drawing := chart.chart_of(record):
+        if drawing := picture_of(record):
             own = CellDisplay(f"{self._run.id}-chart")
             width, height = drawing.size
             about = {"image/png": {"width": width, "height": height, "alt": drawing.alt}}

@@ -7,11 +7,9 @@ transparent, and its colours can be read on white and on black. The live view dr
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import cycle
 from math import isfinite
 
@@ -21,7 +19,7 @@ from jupyter_distrib.kernel.record import not_finite
 from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import png
+from jupyter_distrib.kernel.views.drawing import Drawing, Point
 from jupyter_distrib.kernel.views.png import GLYPH_WIDTH, SCALE, Band, Mark, Spot, Stroke, Text
 from jupyter_distrib.system.formatting import short
 
@@ -29,9 +27,6 @@ CHARTS = 4
 COLUMNS = 2
 WIDTH, HEIGHT = 344, 104
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 54, 56
-SHOWN = 1.3
-"""The size of a picture in a page, in its own units: its pixels are finer than those of most pages, so that two charts
-fill the width of a notebook without a larger file."""
 MANY = 8
 """Maximum number of ranks with a line each; beyond it, a chart has a mean and a band."""
 FIRSTS = ("first", "second", "third")
@@ -42,55 +37,8 @@ POINTS = 600
 _KIND = r"(train(?:ing)?|val(?:id(?:ation)?)?|eval|test)"
 _PART = re.compile(rf"{_KIND}[/_.-](.+)|(.+)[/_.-]{_KIND}", re.IGNORECASE)
 
-Point = tuple[float, float]
 Line = tuple[int, list[Point]]
 """A line: its number, and its points."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """Charts in a grid."""
-
-    names: tuple[str, ...]
-    width: int
-    height: int
-    marks: tuple[Mark, ...]
-    left_out: int
-    """Number of metrics that have no chart here."""
-    lines: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    """The points of each chart's first highlighted line."""
-    told: tuple[str, ...] = ()
-    """What each chart shows, in one sentence."""
-
-    @property
-    def title(self) -> str:
-        return f"{', '.join(short(name) for name in self.names)} over steps"
-
-    @property
-    def alt(self) -> str:
-        """The numbers of all charts in words, for those who do not see the picture."""
-        return ". ".join(self.told)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in a page."""
-        return round(SHOWN * self.width), round(SHOWN * self.height)
-
-    def as_png(self) -> str:
-        """Return the picture, as base64."""
-        return base64.b64encode(png.drawn(self.marks, self.width, self.height)).decode()
-
-    def as_html(self) -> str:
-        """Return the picture as an `<img>` with embedded data, and the number of metrics that are not drawn."""
-        width, height = self.size
-        size = f'width="{width}" height="{height}"'
-        return f'<img alt="{escape(self.alt)}" {size} src="data:image/png;base64,{self.as_png()}">{self.remark}'
-
-    @property
-    def remark(self) -> str:
-        """The number of metrics that are not drawn, as HTML."""
-        left = self.left_out
-        return f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import css, visible
 from jupyter_distrib.kernel.views import chart, markup, shares, timeline
 from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.kernel.views.drawing import Drawing, together
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
 
@@ -45,27 +46,26 @@ def as_html(
     output: Sequence[text_view.OutputLine] | None = None,
     with_chart: bool = True,
 ) -> str:
-    """Return the view of `text.as_text` as HTML, with the displays. `with_chart` is False if the chart is an output of
-    its own; otherwise that of an ended run is an image in the page.
-
-    `with_chart` is False where the chart is an output of its own; that of an ended run is else an image in the page.
-    """
+    """Return the view of `text.as_text` as HTML, with the displays. `with_chart` is False where the picture of an ended
+    run is an output of its own; else it is an image in the page."""
     if not always and not text_view.is_worth_showing(record, elapsed_s):
         return ""
     parts = [f"<div><b>{escape(text_view.header(record, elapsed_s, pool))}</b></div>"]
     parts += [f"<div>{_linked(note)}</div>" for note in text_view.remarks(record)]
     if rows := text_view.statuses(record, elapsed_s):
         parts.append(_table(rows))
-    if record.ended and (drawing := chart.chart_of(record)):
+    if drawing := picture_of(record):
         parts.append(f"<div>{drawing.as_html()}</div>" if with_chart else drawing.remark)
-    if bars := shares.picture(record):
-        parts.append(f"<div>{bars}</div>")
-    if course := timeline.picture(record):
-        parts.append(f"<div>{course}</div>")
     if lines := text_view.output_lines(record) if output is None else output:
         parts.append(_output(lines))
     parts += _displays(record)
     return markup.inert(visible(f"<div>{''.join(parts)}</div>"))
+
+
+def picture_of(record: RunRecord) -> Drawing | None:
+    """Return the charts of an ended run, where the time of the training went, and which ranks were behind."""
+    charts = chart.chart_of(record) if record.ended else None
+    return together([charts, shares.picture(record), timeline.picture(record)])
 
 
 def _linked(note: str) -> str:

@@ -29,6 +29,8 @@ COLOURS = {
 }
 """Red, green, blue and opacity. Those of texts have a contrast of 4.2 at least on white as well as on JupyterLab's dark
 ground (#111)."""
+_OTHERS: list[str] = []
+"""Colours that are not named here, in the order in which they were used; there are few of them."""
 STRENGTHS = 4
 GLYPH_WIDTH, GLYPH_HEIGHT, BASELINE = 12, 22, 17
 """Size of a character in pixels, and the position of its baseline."""
@@ -76,6 +78,12 @@ class Band:
 
 
 Mark = Text | Stroke | Band
+
+
+def block(x: float, y: float, width: float, height: float, colour: str) -> Stroke:
+    """Return a rectangle whose left upper corner is at (x, y)."""
+    middle = y + height / 2
+    return Stroke(((x, middle), (x + width - 1 / SCALE, middle)), colour=colour, width=height)
 
 
 def drawn(marks: Iterable[Mark], width: int, height: int) -> bytes:
@@ -181,12 +189,16 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-@cache
+def _of_hex(colour: str) -> tuple[int, int, int, int]:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return red, green, blue, 255
+
+
 def _palette() -> tuple[bytes, bytes]:
     """Return red, green and blue of each palette index, and the opacities: nothing, then the colours from pale to
     strong."""
     colours, opacities = bytearray(3), bytearray(1)
-    for *colour, opacity in COLOURS.values():
+    for *colour, opacity in (*COLOURS.values(), *map(_of_hex, _OTHERS)):
         for strength in range(1, STRENGTHS):
             colours += bytes(colour)
             opacities.append(round(opacity * strength / (STRENGTHS - 1)))
@@ -195,8 +207,10 @@ def _palette() -> tuple[bytes, bytes]:
 
 @cache
 def _strengths(colour: str) -> bytes:
-    """Return the index of each strength of a colour, as a table for `bytes.translate`."""
-    first = 1 + list(COLOURS).index(colour) * (STRENGTHS - 1)
+    """Return the index of each strength of a colour, a name or `#c2569b`, as a table for `bytes.translate`."""
+    if colour not in COLOURS and colour not in _OTHERS:
+        _OTHERS.append(colour)
+    first = 1 + [*COLOURS, *_OTHERS].index(colour) * (STRENGTHS - 1)
     return bytes([0, *range(first, first + STRENGTHS - 1), *[0] * (256 - STRENGTHS)])
 
 

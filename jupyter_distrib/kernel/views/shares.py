@@ -3,26 +3,26 @@ a `RunRecord`.
 
     time: forward 41% · backward 35% · waiting 12% · moving 6% · optimizer 4% · rest 2%
 
-The picture is one stacked bar for each rank, an SVG as in `chart.py`. The live view draws its bars itself
+The picture is one stacked bar for each rank. The live view draws its bars itself
 (`static/strips.js`).
 """
 
 from __future__ import annotations
 
-import base64
-from html import escape
+from collections.abc import Iterator
 from typing import Any
 
 from jupyter_distrib.kernel.analysis.shares import PARTS, Shares, percents
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views.drawing import Drawing
+from jupyter_distrib.kernel.views.png import Mark, Text, block
 
 MOST_BARS = 16
 """Maximum number of ranks to draw; if there are more, the ranks that wait most and least are drawn."""
 COLORS = dict(zip(PARTS, ("#c2569b", "#3f83c4", "#2f9494", "#8f74c9", "#c78a1e", "#d4553f", "#8a8a8a"), strict=True))
 """Colour of each part; readable on white and on black."""
-TEXT = "#808080"
-WIDTH, ROW, BAR, LEFT = 620, 20, 14, 60
-LEGEND_WIDTH = 80
+WIDTH, ROW, BAR, LEFT = 688, 18, 13, 60
+LEGEND_WIDTH = 90
 
 
 def lines(record: RunRecord) -> list[str]:
@@ -49,37 +49,31 @@ def drawn_ranks(shares: Shares) -> list[int]:
     return sorted([*by_waiting[: MOST_BARS // 2], *by_waiting[-MOST_BARS // 2 :]])
 
 
-def picture(record: RunRecord) -> str:
-    """Return an `<img>` with one bar for each rank, and a legend; empty for a run that has hardly trained."""
+def picture(record: RunRecord) -> Drawing | None:
+    """Return one bar for each rank, and a legend; None for a run that has hardly trained."""
     shares = Shares.of(record)
     if not shares.is_meaningful:
-        return ""
+        return None
     ranks = drawn_ranks(shares)
-    height = ROW * (len(ranks) + 1)
-    parts = [_bar(ROW * place, rank, shares) for place, rank in enumerate(ranks)]
-    parts += [_key(ROW * len(ranks), place, name) for place, name in enumerate(PARTS)]
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="system-ui,sans-serif" font-size="11">{"".join(parts)}</svg>'
+    marks = [mark for place, rank in enumerate(ranks) for mark in _bar(ROW * place, rank, shares)]
+    marks += [mark for place, name in enumerate(PARTS) for mark in _key(ROW * len(ranks), place, name)]
+    told = (
+        f"Where the time of the training goes: {'; '.join(f'rank {rank}: {percents(shares[rank])}' for rank in ranks)}"
     )
-    alt = "; ".join(f"rank {rank}: {percents(shares[rank])}" for rank in ranks)
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(alt)}" width="{WIDTH}" height="{height}" src="data:image/svg+xml;base64,{data}">'
+    return Drawing(names=(), width=WIDTH, height=ROW * (len(ranks) + 1), marks=tuple(marks), left_out=0, told=(told,))
 
 
-def _bar(top: int, rank: int, shares: Shares) -> str:
-    at, parts = float(LEFT), [f'<text x="0" y="{top + 12}" fill="{TEXT}">rank {rank}</text>']
+def _bar(top: int, rank: int, shares: Shares) -> Iterator[Mark]:
+    yield Text(0, top + 12, f"rank {rank}")
+    at = float(LEFT)
     for name, share in shares[rank].items():
         width = share * (WIDTH - LEFT)
-        title = f"<title>{name} {share:.1%}</title>"
-        parts.append(
-            f'<rect x="{at:.1f}" y="{top + 1}" width="{width:.1f}" height="{BAR}" fill="{COLORS[name]}">{title}</rect>'
-        )
+        if width >= 1:
+            yield block(at, top + 1, width, BAR, COLORS[name])
         at += width
-    return "".join(parts)
 
 
-def _key(top: int, place: int, name: str) -> str:
+def _key(top: int, place: int, name: str) -> Iterator[Mark]:
     left = LEFT + LEGEND_WIDTH * place
-    square = f'<rect x="{left}" y="{top + 4}" width="9" height="9" fill="{COLORS[name]}"/>'
-    return f'{square}<text x="{left + 13}" y="{top + 12}" fill="{TEXT}">{name}</text>'
+    yield block(left, top + 4, 9, 9, COLORS[name])
+    yield Text(left + 13, top + 12, name)

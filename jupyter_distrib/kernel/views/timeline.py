@@ -1,14 +1,12 @@
 """The course of a run as a part of the widget's state, and as a picture. Kernel side; pure functions of a `RunRecord`.
 
 The picture has a row for each rank and time from left to right, coloured by the steps that the rank was behind the
-front one; an SVG as in `shares.py`. The live view draws it itself (`static/strips.js`).
+front one. The live view draws it itself (`static/strips.js`).
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -16,13 +14,14 @@ from jupyter_distrib.kernel.record import timeline
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.timeline import NONE, Levels, Use
+from jupyter_distrib.kernel.views.drawing import Drawing
+from jupyter_distrib.kernel.views.png import Mark, Text, block
 from jupyter_distrib.system.formatting import duration
 
 COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#93224a", "#6d1a52")
 """Colour of each level: blue for a leading rank, dark red for one far behind."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-TEXT = "#808080"
-WIDTH, LEFT, LEGEND = 620, 60, 22
+WIDTH, LEFT, LEGEND = 688, 60, 22
 TALL, SMALL, TALL_UNTIL = 14, 5, 16
 """Height of a row for up to this many ranks, and with more of them."""
 
@@ -59,22 +58,17 @@ def _digits(values: Sequence[float], most: float) -> str:
     return "".join(DIGITS[min(top, max(0, round(top * value / (most or 1))))] for value in values)
 
 
-def picture(record: RunRecord) -> str:
-    """Return the timeline as an `<img>`; empty if no rank fell behind or this is unknown."""
+def picture(record: RunRecord) -> Drawing | None:
+    """Return the timeline; None if no rank fell behind or this is unknown."""
     found = levels(record)
     if found is None or not found.show_delay:
-        return ""
+        return None
     row = TALL if len(found.rows) <= TALL_UNTIL else SMALL
     height = row * len(found.rows) + LEGEND
-    parts = [part for place, each in enumerate(found.rows.items()) for part in _row(place, *each, row)]
-    parts += _legend(found, row * len(found.rows))
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="system-ui,sans-serif" font-size="11">{"".join(parts)}</svg>'
-    )
-    data = base64.b64encode(svg.encode()).decode()
-    alt = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
-    return f'<img alt="{escape(alt)}" width="{WIDTH}" height="{height}" src="data:image/svg+xml;base64,{data}">'
+    marks = [mark for place, each in enumerate(found.rows.items()) for mark in _row(place, *each, row)]
+    marks += _legend(found, row * len(found.rows))
+    told = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
+    return Drawing(names=(), width=WIDTH, height=height, marks=tuple(marks), left_out=0, told=(told,))
 
 
 def spoken(found: Levels) -> str:
@@ -90,24 +84,22 @@ def steps_of(level: int) -> str:
     return f"{low} and more" if level == timeline.LEVELS else f"{low}-{high}" if high > low else str(low)
 
 
-def _row(place: int, rank: int, row: str, height: int) -> Iterator[str]:
+def _row(place: int, rank: int, row: str, height: int) -> Iterator[Mark]:
     top, at, width = place * height, float(LEFT), (WIDTH - LEFT) / len(row)
     if height == TALL or place % 8 == 0:
-        yield f'<text x="0" y="{top + 10}" fill="{TEXT}">rank {rank}</text>'
+        yield Text(0, top + 10, f"rank {rank}")
     for level, group in groupby(row):
         length = width * len(list(group))
         if level != NONE:
-            yield (
-                f'<rect x="{at:.1f}" y="{top}" width="{length:.1f}" height="{height - 1}" fill="{COLORS[int(level)]}"/>'
-            )
+            yield block(at, top, length, height - 1, COLORS[int(level)])
         at += length
 
 
-def _legend(found: Levels, top: int) -> Iterator[str]:
+def _legend(found: Levels, top: int) -> Iterator[Mark]:
     at = LEFT
     for level in sorted(set("".join(found.rows.values())) - {NONE}):
         text = steps_of(int(level))
-        yield f'<rect x="{at}" y="{top + 7}" width="9" height="9" fill="{COLORS[int(level)]}"/>'
-        yield f'<text x="{at + 13}" y="{top + 15}" fill="{TEXT}">{text}</text>'
+        yield block(at, top + 7, 9, 9, COLORS[int(level)])
+        yield Text(at + 13, top + 15, text)
         at += 28 + 7 * len(text)
-    yield f'<text x="{at}" y="{top + 15}" fill="{TEXT}">steps behind, over {duration(found.seconds)}</text>'
+    yield Text(at, top + 15, f"steps behind, over {duration(found.seconds)}")

@@ -6,8 +6,9 @@ import pytest
 
 from jupyter_distrib.kernel.analysis.shares import PARTS, Shares
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views import html, text, timeline
 from jupyter_distrib.kernel.views import shares as views
-from jupyter_distrib.kernel.views import text
+from jupyter_distrib.kernel.views.chart import chart_of
 from jupyter_distrib.wire import messages as m
 
 EVEN = {"data": 1.0, "forward": 2.0, "backward": 3.0, "collective": 2.0, "optimizer": 1.0, "other": 1.0}
@@ -83,7 +84,7 @@ def test_ranks_that_wait_for_data_are_told() -> None:
 def test_little_training_says_nothing() -> None:
     for record in (trained({"data": 9.0}, steps=4), trained(dict.fromkeys(EVEN, 0.01))):
         assert Shares.of(record).sentence == ""
-        assert (views.lines(record), views.picture(record), views.state(record)) == ([], "", {})
+        assert (views.lines(record), views.picture(record), views.state(record)) == ([], None, {})
     assert len(Shares.of(RunRecord(run="r-1", label="", ranks=[0], world_size=1))) == 0
 
 
@@ -107,10 +108,34 @@ def test_the_line_and_the_bars_show_all_parts() -> None:
         [0, [100, 200, 300, 100, 100, 100, 100]],
         [1, [100, 300, 300, 100, 100, 0, 100]],
     ]
-    assert "rank 1: data 10% · forward 30%" in views.picture(record)
+    picture = views.picture(record)
+    assert picture is not None
+    assert "rank 1: data 10% · forward 30%" in picture.alt
+    assert len(picture.as_png()) > 500
 
 
 def test_of_many_ranks_those_that_wait_most_and_least_are_drawn() -> None:
     record = trained(*({"collective": 1.0 + rank} for rank in range(40)))
 
     assert views.drawn_ranks(Shares.of(record)) == [*range(8), *range(32, 40)]
+
+
+def test_charts_bars_and_timeline_are_one_picture_and_leave_no_markup_for_a_sanitizer() -> None:
+    record = trained({"collective": 2.0}, {"collective": 1.0, "forward": 3.0})
+    for step in range(20):
+        for rank, each in record.ranks.items():
+            record.apply(m.Measured(run="r-1", rank=rank, step=step, values={"loss": 1 / (step + 1)}, at_s=float(step)))
+            each.course.count(step * (10 if rank else 3), float(step))
+            each.ended_at_s = 20.0
+    record.apply(m.Ended(run="r-1", at_s=20.0))
+
+    picture = html.picture_of(record)
+    assert picture is not None
+    assert [text.split(" ")[0] for text in picture.told] == ["loss,", "Where", "Steps"]
+    assert "rank 0 up to" in picture.told[2]
+    chart, bars, course = (
+        drawing.height for drawing in (chart_of(record), views.picture(record), timeline.picture(record)) if drawing
+    )
+    assert picture.height > chart + bars + course
+    assert "<img" not in html.as_html(record, 20.0, always=True, with_chart=False)
+    assert html.as_html(record, 20.0, always=True, with_chart=True).count("<img") == 1
