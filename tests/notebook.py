@@ -176,6 +176,14 @@ class Notebook:
                 return False
         return True
 
+    def shows_html(self, text: str, timeout_s: float = 60.0) -> bool:
+        """Wait until the HTML under the running cell has this text; False if the cell ends without."""
+        deadline = time.monotonic() + timeout_s
+        while not any(text in html for html in self._outcome.displays_html.values()):
+            if self._take(deadline):
+                return False
+        return True
+
     def finish(self, timeout_s: float = 60.0) -> Outcome:
         """Wait for the end of the running cell."""
         deadline = time.monotonic() + timeout_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,10 +136,10 @@ def test_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) ->
         "import jupyter_distrib\nfor step in range(3): jupyter_distrib.report(loss=lr * 10 - step)\nlr * 2"
     )
 
-    table = [line.split()[:3] for line in outcome.view.splitlines()]
+    table = [line.split()[:3] for line in next(iter(outcome.displays.values())).splitlines()]
     assert table == [["lr", "loss", "state"], ["0.1", "-1", "done"], ["0.2", "0", "done"], ["0.3", "1", "done"]]
     assert outcome.result == "lr=0.3: 0.6\nlr=0.1: 0.2\nlr=0.2: 0.4"
-    assert "data:image/" in "".join(outcome.displays_html.values())
+    assert "image/png" in outcome.kinds
     assert book.ok("list(swept), swept[-1], swept.configurations[0]").result == "([0.6, 0.2, 0.4], 0.4, {'lr': 0.3})"
 
 
@@ -155,6 +156,27 @@ def test_a_failed_configuration_has_its_exception_in_place_of_its_value(book: No
     assert outcome.result == "lr=0: ZeroDivisionError('division by zero')\nlr=1: 1.0"
     assert " 0  failed" in outcome.view
     assert book.fails("%%distributed --sweep lr=[0] --ranks 1\n1 / lr").ename == "ZeroDivisionError"
+
+
+def test_a_sweep_has_its_chart_while_it_runs_and_as_a_picture_at_its_end(book: Notebook, tmp_path: Path) -> None:
+    cell = (
+        '%%distributed --sweep "lr=[0.3,0.1]" --ranks 1 --out charted\nimport jupyter_distrib, os, time\n'
+        "for step in range(5): jupyter_distrib.report(loss=lr / (step + 1))\n"
+        "while not os.path.exists('go on'): time.sleep(0.01)"
+    )
+    book.start(cell)
+    alt = "loss, lr=0.1 fell from 0.1 to 0.02 in 4 steps"
+    assert book.shows_html(f'alt="{alt}"')
+    (tmp_path / "go on").touch()
+    outcome = book.finish()
+    assert "image/png" in outcome.kinds
+    assert alt in outcome.displays.values()
+    assert not any("<img" in html for html in outcome.displays_html.values()), "which exports would show as text"
+    if importlib.util.find_spec("pandas") is None:
+        assert "pip install pandas" in book.fails("charted.to_pandas()").evalue
+        return
+    frame = book.ok("charted.to_pandas()[['lr', 'loss', 'state']].values.tolist()").result
+    assert frame == "[[0.3, 0.06, 'done'], [0.1, 0.02, 'done']]"
 
 
 def test_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) -> None:

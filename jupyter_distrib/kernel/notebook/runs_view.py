@@ -21,6 +21,7 @@ from jupyter_distrib.kernel.session.runs.observers import EndObserver
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.kernel.views import run_table
+from jupyter_distrib.kernel.views.drawing import Drawing
 from jupyter_distrib.kernel.views.run_table import RunRow
 from jupyter_distrib.wire import messages as m
 
@@ -31,6 +32,11 @@ def row_of(run: Run, swept: dict[str, str] | None = None) -> RunRow:
     return RunRow(
         run=run.id, label=run.record.label, state=state, elapsed_s=run.elapsed_s, record=run.record, swept=swept or {}
     )
+
+
+def lines_only() -> bool:
+    """Return whether the front end shows lines of text only."""
+    return route() in ("lines", "terminal")
 
 
 class RunsView(Observer):
@@ -45,7 +51,7 @@ class RunsView(Observer):
         self._redraw = RedrawSignal()
         self._handle: Any = None
         self._last: dict[str, str] = {}
-        self._lines = route() in ("lines", "terminal")
+        self._lines = lines_only()
         self._printed: set[str] = set()
 
     def follow(self, run: Run) -> None:
@@ -68,6 +74,15 @@ class RunsView(Observer):
             self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # no types here
         else:
             self._handle.update(bundle, raw=True)
+
+    def put_picture(self, drawing: Drawing | None) -> None:
+        """Show a picture below, as an output of its own, which exports keep."""
+        if drawing is None or self._lines:
+            return
+        width, height = drawing.size
+        about = {"image/png": {"width": width, "height": height, "alt": drawing.alt}}
+        bundle = {"image/png": drawing.as_png(), "text/plain": drawing.alt}
+        display(bundle, raw=True, metadata=about)  # type: ignore[no-untyped-call]  # no types here
 
     def _ended(self, run: Run) -> None:
         if self._lines and run.id not in self._printed:

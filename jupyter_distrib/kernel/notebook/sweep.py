@@ -8,20 +8,26 @@ In the thread that executes the cell.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from jupyter_distrib.errors import CaptureError, OptionsError
+from jupyter_distrib.errors import CaptureError, DistributedError, OptionsError
 from jupyter_distrib.kernel.capture.capture import Captured, Input
-from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, row_of
+from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, lines_only, row_of
 from jupyter_distrib.kernel.session.runs import interrupt_presses
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.views import run_table
 from jupyter_distrib.system import formatting
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MOST_RUNS = 10_000
+CHART_EVERY_S = 2.0
+"""Minimum seconds between two charts of the same sweep while it runs: one takes 50 ms."""
 
 Configuration = dict[str, Any]
 
@@ -88,6 +94,7 @@ class SweepRuns(Sequence[Any]):
     def __init__(self, configured: Sequence[Configuration], runs: Sequence[Run]) -> None:
         self.configurations = tuple(configured)
         self.runs = tuple(runs)
+        self._chart, self._drawn_at_s = "", float("-inf")
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -135,6 +142,7 @@ class SweepRuns(Sequence[Any]):
                 if halt_on_failure and any(_has_failed(run) for run in self.runs):
                     self.cancel()
             view.draw()
+            view.put_picture(run_table.chart_of_sweep(self._rows()))
         self._raise(interrupted=bool(interrupted), halt_on_failure=halt_on_failure)
         return self
 
@@ -166,8 +174,28 @@ class SweepRuns(Sequence[Any]):
 
     def _bundle(self) -> dict[str, str]:
         rows = self._rows()
-        ended = all(run.done() for run in self.runs)
-        return bundle_of(run_table.of_sweep(rows), run_table.chart_of_sweep(rows) if ended else "")
+        if all(run.done() for run in self.runs):  # the chart is an output of its own then
+            return bundle_of(run_table.of_sweep(rows))
+        if time.monotonic() - self._drawn_at_s >= CHART_EVERY_S and not lines_only():
+            drawing = run_table.chart_of_sweep(rows)
+            self._drawn_at_s, self._chart = time.monotonic(), drawing.as_html() if drawing else ""
+        return bundle_of(run_table.of_sweep(rows), self._chart)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a `pandas.DataFrame` with a row for each configuration: its values, the last value of each metric, the
+        state and the seconds.
+
+        Raises:
+            DistributedError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise DistributedError("to_pandas() needs pandas: pip install pandas.") from None
+        rows = zip(self.configurations, self._rows(), strict=True)
+        return pd.DataFrame(
+            [{**each, **row.metrics, "state": row.state, "seconds": row.elapsed_s} for each, row in rows]
+        )
 
     def __repr__(self) -> str:
         return "\n".join(f"{label_of(each)}: {_shown(run)}" for run, each in self._pairs())

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 
 from jupyter_distrib.kernel.analysis.best_value import direction
+from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.kernel.views.drawing import Drawing
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import duration
 
@@ -88,7 +90,7 @@ def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
     return sorted(rows, key=key)
 
 
-def chart_of_sweep(rows: Sequence[RunRow]) -> str:
+def chart_of_sweep(rows: Sequence[RunRow]) -> Drawing | None:
     """Return the charts of the values reported by the runs of a sweep; the best run's line is highlighted."""
     ordered = in_order(rows)
     names = list(dict.fromkeys(name for row in ordered for name in row.metrics))
@@ -105,5 +107,9 @@ def chart_of_sweep(rows: Sequence[RunRow]) -> str:
     def name_of(number: int) -> str:
         return ", ".join(f"{name}={value}" for name, value in ordered[number].swept.items())
 
-    drawing = chart.drawn({name: lines(name) for name in names}, name_of)
-    return drawing.as_html() if drawing else ""
+    turned: dict[str, dict[int, NotFinite]] = {}
+    for number, row in enumerate(ordered):
+        for rank in reversed(row.record.ranks.values()):
+            for name, odd in rank.not_finite.items():
+                turned.setdefault(name, {})[number] = odd
+    return chart.drawn({name: lines(name) for name in names}, name_of, turned)

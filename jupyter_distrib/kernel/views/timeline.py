@@ -21,7 +21,7 @@ from jupyter_distrib.system.formatting import duration
 COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#93224a", "#6d1a52")
 """Colour of each level: blue for a leading rank, dark red for one far behind."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-WIDTH, LEFT, LEGEND = 688, 60, 22
+WIDTH, LEFT, LEGEND = 688, 60, 38
 TALL, SMALL, TALL_UNTIL = 14, 5, 16
 """Height of a row for up to this many ranks, and with more of them."""
 
@@ -102,4 +102,4 @@ def _legend(found: Levels, top: int) -> Iterator[Mark]:
         yield block(at, top + 7, 9, 9, COLORS[int(level)])
         yield Text(at + 13, top + 15, text)
         at += 28 + 7 * len(text)
-    yield Text(at, top + 15, f"steps behind, over {duration(found.seconds)}")
+    yield Text(LEFT, top + 32, f"steps behind, over {duration(found.seconds)}")
