@@ -82,9 +82,10 @@ function activate(
     app.shell.activateById(panel.id);
   });
   const category = say('Distributed');
-  for (const command of [COMMANDS.open, COMMANDS.stop, COMMANDS.start, COMMANDS.restart, COMMANDS.stopRanks, COMMANDS.insert, COMMANDS.copy, COMMANDS.load]) {
+  for (const command of Object.values(COMMANDS)) {
     palette?.addItem({ command, category });
   }
+  app.contextMenu.addItem({ command: COMMANDS.insert, selector: '.jp-Notebook .jp-CodeCell', rank: 12 });
   model.changed.connect(() => app.commands.notifyCommandChanged());
 
   const item = new StatusItem(doer);
@@ -111,6 +112,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   const { model, t } = doer;
   const ready = (): boolean => model.overview !== null;
   const poolOf = (args: ReadonlyPartialJSONObject): string => (typeof args['pool'] === 'string' ? args['pool'] : (model.overview?.next.pool ?? ''));
+  const newest = (): Run | undefined => view.currentRuns(model.overview)[0] ?? model.overview?.runs[0];
   const isUp = (name: string): boolean => (model.overview?.pools.find(pool => pool.name === name)?.groups.length ?? 0) > 0;
   const agreed = (name: string, what: string): Promise<boolean> => agrees(doer, options, model.overview?.pools.find(pool => pool.name === name), what);
   const poolArgs = described({ pool: { type: 'string', description: 'The pool; without it, the one in use.' } });
@@ -204,13 +206,13 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   put(COMMANDS.logs, {
     label: t('Show the Log of a Run'),
     caption: t('All that a rank wrote'),
-    isEnabled: ready,
-    describedBy: described({ run: { type: 'string' } }),
-    execute: args => showLog(app, doer, text(args['run']))
+    isEnabled: args => typeof args['run'] === 'string' || newest() !== undefined,
+    describedBy: described({ run: { type: 'string', description: 'The run; without it, the newest.' } }),
+    execute: args => showLog(app, doer, text(args['run']) || (newest()?.run ?? ''))
   });
   put(COMMANDS.compare, {
     label: t('Compare Saved Runs'),
-    caption: t('Options, results, code and charts of saved runs beside one another'),
+    caption: t('Options, results, code and charts of saved runs beside one another: the chosen ones, or the two newest'),
     isEnabled: ready,
     describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Their numbers, as %distributed_runs lists them.' } }),
     execute: args => compare(app, doer, Array.isArray(args['runs']) ? args['runs'].map(String) : [])
@@ -218,9 +220,9 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   put(COMMANDS.cell, {
     label: t('Go to the Cell of a Run'),
     caption: t('Select the cell that started the run'),
-    isEnabled: ready,
-    describedBy: described({ cell: { type: 'string' } }),
-    execute: args => goToCell(app, model.home, text(args['cell']))
+    isEnabled: args => typeof args['cell'] === 'string' || newest() !== undefined,
+    describedBy: described({ cell: { type: 'string', description: 'The id of the cell; without it, that of the newest run.' } }),
+    execute: args => goToCell(app, model.home, text(args['cell']) || (newest()?.cell ?? ''))
   });
 }
 
@@ -307,7 +309,10 @@ function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = m
   app.shell.add(log, 'main', { mode: 'split-bottom' });
 }
 
-async function compare(app: JupyterFrontEnd, { model, t }: Doer, runs: string[]): Promise<void> {
+/** Compare these saved runs; without any, the two newest. */
+async function compare(app: JupyterFrontEnd, { model, t }: Doer, given: string[]): Promise<void> {
+  const newest = async (): Promise<string[]> => ((await model.ask({ op: 'history', words: '' }))?.saved ?? []).slice(0, 2).map(({ run }) => run).reverse();
+  const runs = given.length ? given : await newest();
   const comparison = runs.length ? (await model.ask({ op: 'compare', runs }))?.comparison : undefined;
   if (comparison) {
     const tab = new MainAreaWidget({ content: new ComparedRuns(comparison, t) });

@@ -357,6 +357,23 @@ for step in range(20):
 print('learned')"""
 
 
+def test_the_palette_has_every_command_and_cells_a_menu_entry(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nprint('said')", "1 + 1")
+    lab.panel()
+    for _ in range(2):
+        lab.run(1)
+        lab.wait_idle(1)
+    lab.palette("Compare Saved Runs")
+    expect(lab.page.locator(".jp-Distributed-compared")).to_be_visible()
+    lab.palette("Show the Log of a Run")
+    expect(lab.page.locator(".jp-Distributed-log")).to_contain_text("said")
+    lab.palette("Go to the Cell of a Run")
+    expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
+    lab.cell(2).click(button="right")
+    lab.page.locator(".lm-Menu-item", has_text="Insert the Magic Line").click()
+    expect(lab.cell(2)).to_contain_text("%%distributed")
+
+
 def test_with_four_sections_the_form_is_whole_and_a_sweep_is_one_thing(open_notebook: Open) -> None:
     sweep = '%%distributed --ranks 1 --sweep "lr=[1, 2, 3, 4, 5, 6]"\nimport jupyter_distrib\nfor step in range(30): jupyter_distrib.report(loss=lr / (step + 1))'
     lab = open_notebook(sweep, "%%distributed --ranks 2\nrank")
