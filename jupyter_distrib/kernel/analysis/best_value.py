@@ -1,4 +1,4 @@
-"""Which values of a metric are the better ones, by its name. Kernel side; pure functions.
+"""The better direction of a metric, by its name. Kernel side; pure functions.
 
 `direction` in `static/words.js` knows the same words."""
 

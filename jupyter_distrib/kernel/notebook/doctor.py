@@ -29,7 +29,7 @@ from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGr
 from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
-from jupyter_distrib.system import control_groups, paths
+from jupyter_distrib.system import control_groups, paths, record_file
 from jupyter_distrib.system.confinement_report import ConfinementReport
 from jupyter_distrib.system.formatting import duration, rank_list, size
 from jupyter_distrib.system.process_environment import version
@@ -187,11 +187,10 @@ def _sidebar() -> Iterator[Finding]:
 
 def _no_sidebar(package: Path) -> Finding:
     """Return the finding that the sidebar is missing: not built, or not in the environment of JupyterLab."""
-    why = package / "without_sidebar.txt"
-    if why.is_file():
-        text = (
-            f"is missing, since {why.read_text()} when jupyter_distrib was installed; everything else works without it"
-        )
+    told = package / "without_sidebar.txt"
+    if told.is_file():
+        why = record_file.text_of(told, through_links=True)
+        text = f"is missing, since {why} when jupyter_distrib was installed; all else works without it"
         advice = (
             "install Node.js 20 or newer (https://nodejs.org, conda install nodejs), then jupyter_distrib again: "
             "pip install --force-reinstall --no-deps with the same source"

@@ -1,4 +1,4 @@
-"""Where a reported number stopped being one: nan, inf. Kernel side; no clock, standard library only."""
+"""The steps at which a reported number was nan or infinite. Kernel side; no clock, standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class NotFinite:
 
     @property
     def text(self) -> str:
-        """`nan from step 31`, `nan at step 12`, `nan at steps 12-20` (`notFiniteText` in `static/words.js`)."""
+        """The phrase `nan from step 31`, `nan at step 12` or `nan at steps 12-20`.
+
+        `notFiniteText` in `static/words.js` says the same.
+        """
         if self.is_now:
             return f"{self.word} from step {self.first}"
         if self.last > self.first:

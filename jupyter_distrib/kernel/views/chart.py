@@ -230,7 +230,7 @@ def _chart(title: str, series: Sequence[ChartSeries]) -> Iterable[Mark]:
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """From steps and values to places in a chart."""
+    """The scales of a chart, from steps and values to places."""
 
     start: float
     end: float

@@ -36,7 +36,7 @@ class Drawing:
     lines: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """The points of each chart's first highlighted line."""
     told: tuple[str, ...] = ()
-    """What each chart shows, in one sentence."""
+    """One sentence on each chart."""
 
     @property
     def title(self) -> str:
@@ -44,7 +44,7 @@ class Drawing:
 
     @property
     def alt(self) -> str:
-        """The numbers of all charts in words, for those who do not see the picture."""
+        """The numbers of all charts in words."""
         return ". ".join(self.told)
 
     @property

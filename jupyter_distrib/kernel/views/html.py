@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.record.displays import Display
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import css, visible
-from jupyter_distrib.kernel.views import chart, markup, shares, timeline
+from jupyter_distrib.kernel.views import chart, markup, share_bars, timeline
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.drawing import Drawing, together
 from jupyter_distrib.kernel.views.table import TextTable
@@ -65,7 +65,7 @@ def as_html(
 def picture_of(record: RunRecord) -> Drawing | None:
     """Return the charts of an ended run, where the time of the training went, and which ranks were behind."""
     charts = chart.chart_of(record) if record.ended else None
-    return together([charts, shares.picture(record), timeline.picture(record)])
+    return together([charts, share_bars.picture(record), timeline.picture(record)])
 
 
 def _linked(note: str) -> str:

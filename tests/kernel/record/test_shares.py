@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_distrib.kernel.analysis.shares import PARTS, Shares
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import html, text, timeline
+from jupyter_distrib.kernel.views import html, share_bars, text, timeline
 from jupyter_distrib.kernel.views import shares as views
 from jupyter_distrib.kernel.views.chart import chart_of
 from jupyter_distrib.wire import messages as m
@@ -84,7 +84,7 @@ def test_ranks_that_wait_for_data_are_told() -> None:
 def test_little_training_says_nothing() -> None:
     for record in (trained({"data": 9.0}, steps=4), trained(dict.fromkeys(EVEN, 0.01))):
         assert Shares.of(record).sentence == ""
-        assert (views.lines(record), views.picture(record), views.state(record)) == ([], None, {})
+        assert (views.lines(record), share_bars.picture(record), views.state(record)) == ([], None, {})
     assert len(Shares.of(RunRecord(run="r-1", label="", ranks=[0], world_size=1))) == 0
 
 
@@ -108,7 +108,7 @@ def test_the_line_and_the_bars_show_all_parts() -> None:
         [0, [100, 200, 300, 100, 100, 100, 100]],
         [1, [100, 300, 300, 100, 100, 0, 100]],
     ]
-    picture = views.picture(record)
+    picture = share_bars.picture(record)
     assert picture is not None
     assert "rank 1: data 10% · forward 30%" in picture.alt
     assert len(picture.as_png()) > 500
@@ -134,7 +134,9 @@ def test_charts_bars_and_timeline_are_one_picture_and_leave_no_markup_for_a_sani
     assert [text.split(" ")[0] for text in picture.told] == ["loss,", "Where", "Steps"]
     assert "rank 0 up to" in picture.told[2]
     chart, bars, course = (
-        drawing.height for drawing in (chart_of(record), views.picture(record), timeline.picture(record)) if drawing
+        drawing.height
+        for drawing in (chart_of(record), share_bars.picture(record), timeline.picture(record))
+        if drawing
     )
     assert picture.height > chart + bars + course
     assert "<img" not in html.as_html(record, 20.0, always=True, with_chart=False)

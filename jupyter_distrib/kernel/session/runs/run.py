@@ -111,7 +111,7 @@ class Run:
         """Whether no cell waits for it."""
         self.cell_id = cell_id
         self.group = ""
-        """What the runs of one sweep, or those submitted by one cell, have in common; empty for others."""
+        """The name that the runs of one sweep, or those submitted by one cell, have in common; empty for others."""
         self.clock = RunClock(age_s)
         self.stop_order = StopOrder(link)
         self.values = ReturnedValues()
