@@ -85,7 +85,7 @@ function activate(
   for (const command of Object.values(COMMANDS)) {
     palette?.addItem({ command, category });
   }
-  app.contextMenu.addItem({ command: COMMANDS.insert, selector: '.jp-Notebook .jp-CodeCell', rank: 12 });
+  app.contextMenu.addItem({ command: COMMANDS.insert, args: { here: true }, selector: '.jp-Notebook .jp-CodeCell', rank: 12 });
   model.changed.connect(() => app.commands.notifyCommandChanged());
 
   const item = new StatusItem(doer);
@@ -187,7 +187,16 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     label: t('Insert the Magic Line'),
     caption: t('Put the line that says what is picked on top of the current cell'),
     isEnabled: ready,
-    execute: () => insert(model)
+    describedBy: described({ here: { type: 'boolean', description: 'Into the cell whose menu is open.' } }),
+    execute: args => {
+      const node = args['here'] === true ? app.contextMenuHitTest(each => each.classList.contains('jp-CodeCell')) : undefined;
+      const home = model.home;
+      const index = home instanceof NotebookPanel ? home.content.widgets.findIndex(cell => cell.node === node) : -1;
+      if (home instanceof NotebookPanel && index >= 0) {
+        home.content.activeCellIndex = index; // a click with the other button does not select it
+      }
+      insert(model);
+    }
   });
   put(COMMANDS.copy, {
     label: t('Copy the Magic Line'),
