@@ -296,7 +296,7 @@ def test_a_long_message_is_folded_and_numbers_that_change_move_nothing(show: Sho
         move(record, rank, 123)
     show(record)
     assert page.locator(".jd-rank").first.evaluate(place) == before
-    for part in (".jd-chart-value", ".jd-chart-foot span", ".jd-chart-name"):
+    for part in (".jd-chart-value", ".jd-ups span", ".jd-chart-name"):
         assert page.locator(part).first.evaluate(CONTRAST) >= 4.5, part
 
     message = "\n".join(f"mismatch {n}" for n in range(60))
