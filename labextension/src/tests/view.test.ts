@@ -44,7 +44,9 @@ const run = (more: Partial<Run> = {}): Run => ({
   peak_gpu_memory_bytes: 31e9,
   stall: '',
   trouble: '',
-  progress: { label: 'epoch', step: 3, total: 12 },
+  place: 0,
+  group: '',
+  progress: { label: 'epoch', step: 3, total: 12, left_s: null },
   line: 'loss 0.3',
   members: [0, 1, 2, 3].map(rank => member(rank, 'running')),
   ...more
