@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,59 @@ def test_nothing_is_said_if_nothing_is_unsteady(tmp_path: Path) -> None:
     assert run_tests(tmp_path, "def test_good(): pass") == 0
     verdict = run(tmp_path, "steady")
     assert (verdict.returncode, verdict.stdout) == (0, "")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A checkout whose jobs do nothing and pass."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for job in (ROOT / ".ci").iterdir():
+        (tmp_path / ".ci" / job.name).write_text('echo "== 1 passed in 0.1s =="\n')
+    (tmp_path / ".ci/run").write_text((ROOT / ".ci/run").read_text())
+    (tmp_path / ".ci/setup").write_text((ROOT / ".ci/setup").read_text() + "\nsetup() { :; }\n")
+    python = tmp_path / ".venv/bin/python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    return tmp_path
+
+
+def everything(checkout: Path) -> tuple[int, str]:
+    variables = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(checkout.parent)}
+    done = subprocess.run(
+        ["sh", ".ci/run"], cwd=checkout, env=variables, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.returncode, done.stdout.split("==== jobs", 1)[1]
+
+
+def test_everything_that_passes_is_listed(stand_in: Path) -> None:
+    code, told = everything(stand_in)
+    assert code == 0
+    jobs = set(re.findall(r"^(\w+) +ok ", told, re.MULTILINE))
+    scripts = {path.name for path in (ROOT / ".ci").iterdir()} - {
+        "run",
+        "setup",
+        "test",
+        "smoke.py",
+        "gpu",
+        "cuda",
+        "release",
+    }
+    assert jobs == scripts | {"tests", "figures", "lint", "format", "types"}
+
+
+@pytest.mark.parametrize(
+    ("job", "script", "name"),
+    [("test", "exit 1", "tests"), ("docs", "exit 3", "docs"), ("slurm", "kill -9 $PPID", "slurm")],
+    ids=["alone", "beside another", "killed with what runs it"],
+)
+def test_a_job_that_fails_fails_the_run_and_the_others_go_on(stand_in: Path, job: str, script: str, name: str) -> None:
+    (stand_in / ".ci" / job).write_text(f"echo why; {script}\n")
+    code, told = everything(stand_in)
+    assert code == 1
+    assert f"==== failed: {name}\n" in told
+    assert told.count(" ok ") >= 18
+    assert "why" in (stand_in / "artifacts" / f"{name}.log").read_text()
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
