@@ -357,11 +357,15 @@ def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, s
     assert texts(sent) == "xxx"
 
 
-def test_late_output_after_close_is_lost_without_harm(output: RunOutput) -> None:
+def test_late_output_after_close_is_lost_without_harm(
+    output: RunOutput, tmp_path: Path, sent: list[m.Wrote | m.Noted]
+) -> None:
     output.write(0, "stdout", b"a")
     output.close()
     output.write(0, "stdout", b"b", show=False)
     output.close()
+    assert texts(sent) == "a"
+    assert [path.read_bytes() for path in (tmp_path / "r-1").iterdir()] == [b"a"]
 
 
 # ---------------------------------------------------------------------------------------------------- pipes

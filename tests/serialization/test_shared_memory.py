@@ -99,7 +99,7 @@ def test_whoever_has_lost_its_reader_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     with early.content as content:
         with early.arriving:
             pass
-        content.fill()
+        assert content.fill()
 
 
 def test_all_of_what_is_finished_has_arrived() -> None:

@@ -162,7 +162,9 @@ def test_top_level_await_is_no_syntax_error() -> None:
 
 def test_future_imports_keep_working() -> None:
     source = taken("from __future__ import annotations\nx: T = 1").cell.source
-    exec(compile(source, "x", "exec", dont_inherit=True), {})
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "x", "exec", dont_inherit=True), namespace)
+    assert namespace["__annotations__"] == {"x": "T"}
 
 
 def test_a_future_import_of_an_earlier_cell_holds_for_this_one() -> None:
