@@ -133,7 +133,10 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.place.start(self.command, self)
 
     def on_queued(self, reason: str) -> None:
-        if not self.closed:
+        """Tell the kernel what the ranks wait for, or a run what its nodes do."""
+        if self.state not in (State.LOOKING, State.STARTING, State.LOOKING_AGAIN, State.STARTING_AGAIN):
+            self._tell_run(reason)
+        else:
             self.waits_for = reason
             self.tell(m.WorkerGroupQueued(group=self.name, reason=reason), ())
 

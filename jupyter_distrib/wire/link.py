@@ -48,11 +48,11 @@ class LinkError(ConnectionError):
 
 
 class Link:
-    """A stream of messages over one connected unix stream socket."""
+    """A stream of messages over one connected unix stream socket; the first bytes may have come already."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, arrived: bytes = b"") -> None:
         self.sock = sock
-        self._incoming = bytearray()
+        self._incoming = bytearray(arrived)
         self._arrived: deque[list[int]] = deque()
         """Descriptors that were received and not yet taken, grouped by frame."""
         self._outgoing: deque[tuple[memoryview, Descriptors]] = deque()
@@ -160,10 +160,11 @@ class Link:
             self._fill()
         except (BlockingIOError, InterruptedError):
             return []
-        return self._messages()
+        return self.arrived()
 
-    def _messages(self) -> Iterator[tuple[m.Message, list[int]]]:
-        """Yield one message after another, so that `frame` is that of the message in hand; none after `close`."""
+    def arrived(self) -> Iterator[tuple[m.Message, list[int]]]:
+        """Yield the messages that were read already, one after another, so that `frame` is that of the message in hand;
+        none after `close`."""
         while self.sock.fileno() >= 0 and (found := self._next()) is not None:
             self.frame, fds = found
             yield decode_frame(self.frame)[0], fds

@@ -65,6 +65,12 @@ HELD: dict[str, dict[str, str]] = {
             "wire/test_link.py::test_only_messages_come_out "
             "agent/test_server.py::test_commands_before_the_greeting_are_refused"
         ),
+        "To [take up a broken connection](ssh.md#what-is-sent-and-what-listens), the command is run again, and hands its pipe to the ranks' process on the host through a Unix socket in that process's own folder.": "pools/command/test_takeover.py::test_the_owner_with_the_secret_goes_on_where_the_connection_broke",
+        "Both sides check the user id.": (
+            "pools/command/test_takeover.py::test_another_user_is_refused_even_with_the_secret "
+            "pools/command/test_takeover.py::test_nothing_is_told_to_whoever_has_put_something_in_the_relays_place"
+        ),
+        "The process wants to hear a random key that it was given at its start.": "pools/command/test_takeover.py::test_whoever_says_something_else_gets_nothing_and_disturbs_nothing",
         "If hosts are reached by ssh or a command, everything goes through the pipe of that command, and this package opens no port for it.": "pools/command/test_connect.py::test_a_relay_opens_no_port_and_its_folder_is_the_users_alone",
         "Only values over 32 MB take another way where the hosts share the notebook's folder: files in a folder there that only you can open.": (
             "pools/command/test_transfer.py::test_a_large_value_goes_by_the_folder_that_all_hosts_share_and_leaves_nothing_there "

@@ -27,7 +27,9 @@ def bed(sshd_is_here: None) -> Iterator[Bed]:
 
 def name_it(bed: Bed, folder: Path, **more: object) -> None:
     """Make the hosts the default pool of notebooks in this folder."""
-    lines = [f"{key} = {value!r}" for key, value in {**bed.options, "nodes": 2, "ranks": 4, **more}.items()]
+    lines = [
+        f"{key} = {value!r}" for key, value in {**bed.options, "nodes": 2, "ranks": 4, "reconnect": 0, **more}.items()
+    ]
     write_trusted(folder, "\n".join(['pool = "box"', "[pools.box]", 'kind = "ssh"', *lines, ""]))
 
 

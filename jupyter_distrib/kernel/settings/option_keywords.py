@@ -55,6 +55,7 @@ class OptionKeywords(TypedDict, total=False):
     start: str | None
     nodes: int | None
     interface: str | None
+    reconnect: float | None
     copy_files: bool | None
     step_through: bool | None
     image: str | None

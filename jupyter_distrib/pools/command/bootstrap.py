@@ -11,6 +11,7 @@ through one shell more (ssh); `-I` keeps a `code.py` of the user's out of the wa
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 WORDS = ("-I", "-m", "code")
 """Arguments of the interpreter that runs `line`."""
@@ -72,9 +73,12 @@ def line(mark: str, kind: str, module: str) -> bytes:
         kind: The kind of pool, for the name of the folder.
         module: The module whose `main` goes on.
     """
-    program = _PROGRAM
-    for name, value in {"MARK": mark, "KIND": kind, "MODULE": module, "DIGITS": str(_SIZE_DIGITS)}.items():
-        program = program.replace(f"@{name}@", value)
+    return filled(_PROGRAM, {"MARK": mark, "KIND": kind, "MODULE": module, "DIGITS": str(_SIZE_DIGITS)})
+
+
+def filled(program: str, values: Mapping[str, str]) -> bytes:
+    """Return the line that runs a program, with values in place of their names between two `@`."""
+    program = re.sub(r"@(\w+)@", lambda match: values[match[1]], program)
     return f"exec({program!r})\n".encode()
 
 

@@ -1,4 +1,5 @@
 """The coordinator's end of the pipe to one host: calls go out in their order, answers and the agent's frames come back.
+When the pipe breaks, another one takes its place, and nobody notices but for the time (`wire/resumable.py`).
 
 Nothing blocks. What arrives is read in the coordinator's loop; calls may be made in any thread. See
 `coordinator.engine.Channel`."""
@@ -6,23 +7,25 @@ Nothing blocks. What arrives is read in the coordinator's loop; calls may be mad
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry
-from jupyter_distrib.pools.command.connect import HostConnection
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command.connect import HostConnection, Reconnection
 from jupyter_distrib.pools.command.piped_relay import ALIVE_S
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.wire.link import encode_pieces, split
+from jupyter_distrib.wire.link import encode, encode_pieces, split
+from jupyter_distrib.wire.resumable import HeardMessages, SentMessages, is_counted
 
 SILENT_ALIVES = 8
-"""Number of missed keep-alives after which the host counts as lost."""
-
-
+"""Number of missed keep-alives after which the pipe counts as broken."""
+SAY_S = 3.0
+"""Seconds without a pipe after which the user is told."""
 CLOSE_S = 2.0
 """Seconds to wait for the loop, which may have ended already."""
 
@@ -36,10 +39,22 @@ class RaisedOnHost(RuntimeError):
 
 
 class PipeChannel:
-    """The pipe to one host."""
+    """The pipe to one host.
 
-    def __init__(self, connection: HostConnection, loop: Loop, calls: CallSoon) -> None:
-        self.connection = connection
+    Args:
+        reconnection: The way to another pipe when this one breaks; without it, the host is lost then.
+        say: Tells the user that this takes a while.
+    """
+
+    def __init__(
+        self,
+        connection: HostConnection,
+        loop: Loop,
+        calls: CallSoon,
+        reconnection: Reconnection | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.connection, self._reconnection, self._say = connection, reconnection, say
         self._loop, self._calls, self._link = loop, calls, connection.link
         self._lock = threading.Lock()
         """Lock held to queue frames and to number calls."""
@@ -53,6 +68,9 @@ class PipeChannel:
         self._answers = 0
         self._values = IncomingValues()
         self._silent = 0
+        self._sent, self._heard = SentMessages(1), HeardMessages(1)  # the relay's start, and its answer
+        self._is_broken = False
+        """Whether the pipe is broken, and no other has come yet."""
         self._lost: ChannelLost | None = None
         self._agent_ended = False
 
@@ -95,17 +113,23 @@ class PipeChannel:
         with self._lock:
             if self._lost is not None:
                 return False
-            waits = self._link.unsent
-            for piece in pieces:
-                self._link.post(piece)
-            with suppress(OSError):  # the reader notices
-                self._link.flush()
-            if self._link.unsent and not waits:
-                self._calls.put(self._watch)
+            if is_counted(message):
+                self._sent.add(pieces)
+            if not self._is_broken:
+                self._post(pieces)
         return True
 
+    def _post(self, pieces: Sequence[bytes]) -> None:
+        waits = self._link.unsent
+        for piece in pieces:
+            self._link.post(piece)
+        with suppress(OSError):  # the reader notices
+            self._link.flush()
+        if self._link.unsent and not waits:
+            self._calls.put(self._watch)
+
     def _watch(self) -> None:
-        if self._lost is None:
+        if self._lost is None and not self._is_broken:
             self._loop.watch(self._link.fileno(), self._read, self._flush if self._link.unsent else None)
 
     def _flush(self) -> None:
@@ -118,10 +142,21 @@ class PipeChannel:
     def _read(self) -> None:
         self._silent = 0
         try:
-            for message, _ in self._link.read():
-                self._take(message)
+            self._take_all(self._link.read())
         except (EOFError, OSError):
-            return self.lose(self._reason())
+            self._break(self._reason())
+
+    def _take_all(self, messages: Iterable[tuple[m.Message, list[int]]]) -> None:
+        tell = False
+        for message, _ in messages:
+            if isinstance(message, m.RelayAlive):
+                with self._lock:
+                    self._sent.confirm(message.heard)
+            elif is_counted(message):
+                tell |= self._heard.add(len(self._link.frame))
+            self._take(message)
+        if tell:
+            self._send(m.RelayAlive(heard=self._heard.count))
         self._hand_over()
 
     def _take(self, message: m.Message) -> None:
@@ -167,9 +202,57 @@ class PipeChannel:
             return
         self._silent += 1
         if self._silent >= SILENT_ALIVES:
-            return self.lose(f"nothing has come from it for {SILENT_ALIVES * ALIVE_S:g} s")
-        self._send(m.RelayAlive())
+            self._break(f"nothing has come from it for {SILENT_ALIVES * ALIVE_S:g} s")
+        self._send(m.RelayAlive(heard=self._heard.count))
         self._loop.later(ALIVE_S, self._keep_alive)
+
+    def _break(self, reason: str) -> None:
+        """Look for another pipe, or treat the host as lost. Called in the loop."""
+        if self._lost is not None or self._is_broken:
+            return
+        if self._reconnection is None or not self._reconnection.limit_s:
+            return self.lose(reason)
+        with self._lock:
+            self._is_broken = True
+        self._loop.watch(self._link.fileno(), None)
+        broken = self.connection
+        self._loop.later(SAY_S, lambda: self._say_broken(broken, reason))
+        threading.Thread(
+            target=self._reconnect, args=(self._reconnection, reason), name="jupyter_distrib-reconnect", daemon=True
+        ).start()
+
+    def _say_broken(self, connection: HostConnection, reason: str) -> None:
+        if self._is_broken and self._lost is None and self.connection is connection:
+            self._say(f"node {connection.host}: {reason}. It is being taken up again; the ranks there go on meanwhile.")
+
+    def _reconnect(self, reconnection: Reconnection, reason: str) -> None:
+        """Take the connection up again; in a thread."""
+        before = self.connection
+        threading.Thread(target=before.end, name="jupyter_distrib-end", daemon=True).start()
+        try:
+            connection, heard = reconnection.again(before, self._heard.count)
+        except PoolError as error:
+            text = f"{reason}: {error}"
+            self._calls.put(lambda: self.lose(text))
+        else:
+            self._calls.put(lambda: self._resume(connection, heard))
+
+    def _resume(self, connection: HostConnection, heard: int) -> None:
+        """Go on with another pipe. Called in the loop."""
+        with self._lock:
+            self.connection, self._link = connection, connection.link
+            if self._lost is None and self._sent.knows(heard):
+                self._is_broken, self._silent = False, 0
+                self._post(self._sent.after(heard))
+            else:
+                self._link.post(encode(m.RelayCall(number=0, method="end")))
+                with suppress(OSError):
+                    self._link.flush()
+                threading.Thread(target=connection.end, name="jupyter_distrib-end", daemon=True).start()
+        if self._is_broken:
+            return self.lose("it does not agree on what was sent")
+        self._take_all(self._link.arrived())
+        self._watch()
 
     def _reason(self) -> str:
         """Return why the pipe has ended."""
@@ -182,7 +265,10 @@ class PipeChannel:
             if self._lost is not None:
                 return
             self._lost = ChannelLost(reason)
-        self._loop.watch(self._link.fileno(), None)
+        if self._reconnection is not None:
+            self._reconnection.given_up.set()
+        if not self._is_broken:
+            self._loop.watch(self._link.fileno(), None)
         self._fail_calls()
         self._hand_over()
 

@@ -19,8 +19,16 @@ class HostCommand(Protocol):
     def kind(self) -> str:
         """The pool's kind."""
 
+    @property
+    def shows_its_end(self) -> bool:
+        """Return whether the input of the process on the host ends before its output does only if this side has closed
+        it. A broken connection ends both."""
+
     def words(self, host: str) -> list[str]:
         """Return the command for a host."""
+
+    def is_final(self, said: str) -> bool:
+        """Return whether a command that failed with this output cannot succeed later."""
 
     def failure(self, host: str, status: int | None, said: str) -> str:
         """Return a sentence on a command that did not start a Python.

@@ -1,4 +1,5 @@
-"""Starts a command that reaches a host, and through it the host's relay. Blocks, in a thread for each host."""
+"""Starts a command that reaches a host, and through it the host's relay; takes up its connection again when it has
+broken. Blocks, in a thread for each host."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import IO, Any
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.command import bootstrap, piped_relay
+from jupyter_distrib.pools.command import bootstrap, piped_relay, takeover
 from jupyter_distrib.pools.command.command import HostCommand, last_line
 from jupyter_distrib.system.launch import new_log
 from jupyter_distrib.wire import messages as m
@@ -36,6 +37,10 @@ LOOK_S = 0.2
 """Seconds between checks whether the host is still wanted."""
 ENDING_S = 2.0
 """Seconds to wait for a command to end after its input has ended."""
+ATTEMPT_S = 15.0
+"""Seconds for one attempt to take up a broken connection."""
+AGAIN_S = 1.0
+"""Seconds between attempts to take up a broken connection."""
 _MAX_BANNER_BYTES = 1 << 20
 
 
@@ -63,6 +68,9 @@ class HostConnection:
         self.log.close()
 
 
+_GIVEN_UP = "the ranks were given up before they had started."
+
+
 class GivenUpConnecting(PoolError):
     """Raised when the host is no longer wanted."""
 
@@ -82,25 +90,76 @@ def connect(
     Raises:
         PoolError: Says in a sentence why the host cannot be used.
     """
+    dialogue = _Dialogue(command, _begun(command, host), given_up)
+    try:
+        dialogue.run(archive, start)
+    except BaseException:
+        dialogue.give_up()
+        raise
+    return dialogue.connection
+
+
+class HostGone(PoolError):
+    """Raised when a broken connection cannot be taken up again, however often that is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconnection:
+    """The way to take up a broken connection again.
+
+    Args:
+        secret: What the relay was told to ask for.
+        limit_s: Seconds within which it has to succeed.
+        given_up: Set when the host is no longer wanted.
+    """
+
+    command: HostCommand
+    secret: str = field(repr=False)
+    limit_s: float
+    given_up: threading.Event
+
+    def again(self, before: HostConnection, heard: int) -> tuple[HostConnection, int]:
+        """Return a connection that takes the place of one, and the number of messages that the relay has heard.
+
+        Args:
+            before: The broken connection.
+            heard: Number of messages that have come from the relay.
+
+        Raises:
+            PoolError: Goes on after "its connection has ended": why it was not taken up again.
+        """
+        until_s = time.monotonic() + self.limit_s
+        while True:
+            dialogue = _Dialogue(self.command, _begun(self.command, before.host, before), self.given_up)
+            try:
+                heard_there = dialogue.take_up(self.secret, heard, min(until_s, time.monotonic() + ATTEMPT_S))
+                return dialogue.connection, heard_there
+            except HostGone:
+                dialogue.give_up()
+                raise
+            except PoolError as error:
+                dialogue.give_up()
+                if time.monotonic() + AGAIN_S > until_s:
+                    reason = str(error).rstrip(".")
+                    raise PoolError(f"was not taken up again within {self.limit_s:g} s ({reason})") from None
+            if self.given_up.wait(AGAIN_S):
+                raise GivenUpConnecting(_GIVEN_UP)
+
+
+def _begun(command: HostCommand, host: str, before: HostConnection | None = None) -> HostConnection:
+    """Start the command for a host; `before` is the connection whose place it takes."""
     ours, theirs = socket.socketpair()
     log = new_log()
     try:
         with theirs:
             process = _started(command, host, theirs, log)
-        dialogue = _Dialogue(command, HostConnection(host=host, process=process, link=Link(ours), log=log), given_up)
-        try:
-            dialogue.run(archive, start)
-        except BaseException:
-            if dialogue.has_relay:
-                dialogue.connection.end()
-            else:
-                _end(process)
-            raise
     except BaseException:
         ours.close()
         log.close()
         raise
-    return dialogue.connection
+    if before is None:
+        return HostConnection(host=host, process=process, link=Link(ours), log=log)
+    return replace(before, process=process, link=Link(ours), log=log)
 
 
 @cache
@@ -134,16 +193,58 @@ class _Dialogue:
         mark = secrets.token_hex(8)
         with suppress(OSError):  # it has ended, which is told where its answer is missing
             self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
-        version = self._wait_for_mark(mark)
+        version = self._wait_for_mark(mark, ANSWER_S)
         self._check_version(version)
         self.has_relay = True
         package = archive.result() if version == sys.version_info[:2] else _for_any_python()
         self._send(bootstrap.packed(package) + encode(m.RelayCall(number=1, method="start", arguments=(dict(start),))))
         self.connection.facts.update(self._wait_for_start())
 
-    def _wait_for_mark(self, mark: str) -> tuple[int, int]:
+    def take_up(self, secret: str, heard: int, until_s: float) -> int:
+        """Make the relay use this connection; return the number of messages that it has heard.
+
+        Args:
+            secret: What the relay asks for.
+            heard: Number of messages that have come from the relay.
+            until_s: Time by `time.monotonic` until which that has to succeed.
+
+        Raises:
+            PoolError: It did not succeed now.
+            HostGone: Nor will it later.
+        """
+        mark, connection = secrets.token_hex(8), self.connection
+        with suppress(OSError):
+            self._link.sock.sendall(takeover.line(mark, connection.facts["folder"], secret, heard))
+        if self._wait_for_mark(mark, until_s - time.monotonic()) == takeover.NO_RELAY:
+            raise HostGone("the ranks' processes there are gone")
+        _, _, after = self._heard.partition(b"\0:" + mark.encode())
+        resumed = Link(self._link.sock, after.partition(b"\n")[2])
+        self.connection = replace(connection, link=resumed)
+        message = next(iter(resumed.arrived()), None)
+        while message is None:
+            self._wait(until_s)
+            message = self._next(resumed)
+        if not isinstance(message[0], m.RelayResumed):
+            raise self._failure()
+        return message[0].heard
+
+    def _next(self, link: Link) -> tuple[m.Message, list[int]] | None:
+        try:
+            return next(iter(link.read()), None)
+        except (EOFError, OSError):
+            raise self._failure() from None
+
+    def give_up(self) -> None:
+        """End the command, which nobody else ends."""
+        if self.has_relay:
+            return self.connection.end()
+        _end(self.connection.process)
+        self._link.close()
+        self.connection.log.close()
+
+    def _wait_for_mark(self, mark: str, limit_s: float) -> tuple[int, int]:
         """Wait for the mark; anything before it is a banner or the output of a startup file."""
-        until_s = time.monotonic() + ANSWER_S
+        until_s = time.monotonic() + limit_s
         while (version := bootstrap.found(mark, self._heard)) is None:
             self._wait(until_s)
             try:
@@ -188,7 +289,7 @@ class _Dialogue:
         poll.register(self._link.sock, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
             if self._given_up.is_set():
-                raise GivenUpConnecting("the ranks were given up before they had started.")
+                raise GivenUpConnecting(_GIVEN_UP)
             if time.monotonic() > until_s:
                 raise self._failure()
 
@@ -197,7 +298,8 @@ class _Dialogue:
         with suppress(subprocess.TimeoutExpired):
             self.connection.process.wait(LOOK_S)
         said = f"{self._heard.decode('utf-8', 'replace')}\n{_read(self.connection.log)}"
-        return PoolError(self._command.failure(self._host, self.connection.process.poll(), said))
+        kind = HostGone if self._command.is_final(said) else PoolError
+        return kind(self._command.failure(self._host, self.connection.process.poll(), said))
 
 
 def _read(log: IO[bytes]) -> str:

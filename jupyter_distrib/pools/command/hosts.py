@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.errors import OptionsError, PoolError
 
 MAX_RANKS = 1000
 """Maximum number of ranks that an agent starts on one machine."""
+RECONNECT_S = 60.0
+"""Seconds in which a broken connection is taken up again, unless the pool says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,11 @@ def _host(name: str, text: str) -> Host:
     if match is None or match[2] == "0":
         raise OptionsError(f"{name} must be hosts such as a,b:2, where :2 limits the ranks on a host; got {text!r}")
     return Host(name=match[1].strip("[]"), slots=int(match[2]) if match[2] else None)
+
+
+def reconnect_s(given: Mapping[str, str]) -> float:
+    """Return the seconds in which a broken connection is taken up again, by a pool's options."""
+    return float(given.get("reconnect", RECONNECT_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, count
+from jupyter_distrib.options import Option, at_least_zero, count
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import sentence
-from jupyter_distrib.pools.command.hosts import checked_hosts, read_hosts
+from jupyter_distrib.pools.command.hosts import RECONNECT_S, checked_hosts, read_hosts, reconnect_s
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ SHARED = (
         metavar="NAME",
         meaning="the network interface by which hosts reach one another",
         default="that of the connection",
+    ),
+    Option(
+        flag="--reconnect",
+        metavar="S",
+        meaning="take up a broken connection again within S seconds",
+        read=at_least_zero,
+        default=f"{RECONNECT_S:g}",
     ),
     IDLE,
     *PACKAGES,
@@ -73,6 +80,9 @@ class HostsPool:
     needed: ClassVar[Mapping[str, str]] = {"hosts": "a,b"}
     """Examples of the options that must be given, by name."""
     capabilities: ClassVar[Capabilities] = Capabilities(streams_content=True)
+    shows_its_end: ClassVar[bool] = False
+    """Whether the command closes the input of the process on the host, and leaves its output open, only if its own
+    input was closed: ssh does. Then ranks end at once when the process that holds the connections is killed."""
 
     def __init_subclass__(cls) -> None:
         if not re.fullmatch(r"[A-Za-z][\w-]*", getattr(cls, "kind", "later")):
@@ -96,6 +106,11 @@ class HostsPool:
             said: What it wrote, banners included.
         """
         return ""
+
+    def is_final(self, said: str) -> bool:
+        """Return whether a command that failed with this output cannot succeed later, as the host is gone for good.
+        A broken connection is not taken up again then."""
+        return False
 
     def check(self) -> dict[str, str]:
         """Return the options for the process that holds the connections, in the kernel, before a connection is made.
@@ -151,6 +166,7 @@ class HostsPool:
             hosts=read_hosts("hosts", self.given["hosts"]),
             nodes=int(self.given.get("nodes", "0")),
             interface=self.given.get("interface", ""),
+            reconnect_s=reconnect_s(self.given),
         )
         return Hosts(self, own, loop, calls, archive)
 

@@ -3,16 +3,18 @@
     coordinator ==command==> PipedRelay --link--> agent --> ranks
 
 The main thread makes the calls that come, one after another; the relay's own thread sends what comes from the agent; a
-third one sends keep-alives. It ends, and with it the agent and all ranks, when its input ends or is silent.
+third one sends keep-alives. When its input ends or is silent, it waits for another connection (`takeover.py`); if none
+comes in time, it ends, and with it the agent and all ranks.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ from jupyter_distrib.agent.gpus import devices, inventory
 from jupyter_distrib.agent.gpus.leases import holder_elsewhere
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
+from jupyter_distrib.pools.command import takeover
 from jupyter_distrib.system import control_groups, network_interfaces
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.pipe_link import PipeLink
@@ -89,9 +92,11 @@ class PipedRelay:
         self._waits = False
         """Whether the main thread is waiting for a call, and so would notice a keep-alive."""
         self._ended = threading.Event()
+        self._limit_s = SILENT_ALIVES * ALIVE_S
+        self._holder: tuple[Any, ...] = ()
 
     def serve(self) -> None:
-        """Execute incoming calls until the input ends."""
+        """Execute incoming calls until the coordinator is gone."""
         threading.Thread(target=self._keep_alive, name="jupyter_distrib-alive", daemon=True).start()
         with suppress(EOFError, OSError):
             while True:
@@ -148,13 +153,24 @@ class PipedRelay:
         assert self._relay is not None, "it has not been started"
         return self._relay
 
-    def _start(self, label: str, session: str, interface: str, env: Mapping[str, str]) -> dict[str, Any]:
-        """Start the agent; return the facts needed to plan the worker group."""
+    def _start(
+        self,
+        label: str,
+        session: str,
+        interface: str,
+        env: Mapping[str, str],
+        takeover: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Start the agent; return the facts needed to plan the worker group. `takeover` has the arguments of
+        `_outlive`; without them, the relay ends with its pipes."""
         address, outer = own_address(interface)
         self._relay = relay.Relay(
             self._folder, label, session, address=address, env=env, inbox=PipedInbox(self._link.send)
         )
+        if takeover:
+            self._outlive(**takeover)
         return {
+            "folder": self._folder,
             "address": address,
             "outer": outer,
             "machine": relay.machine(),
@@ -164,16 +180,31 @@ class PipedRelay:
 
     # ------------------------------------------------------------------------------------------------ ending
 
+    def _outlive(self, secret: str, limit_s: float, holder: Sequence[Any], *, input_shows_the_end: bool) -> None:
+        """Go on for a while when the pipes break.
+
+        Args:
+            secret: What whoever brings other pipes has to know.
+            limit_s: Seconds to wait for them.
+            holder: The result of `takeover.identity` in the coordinator.
+            input_shows_the_end: See `PipeLink`.
+        """
+        self._limit_s, self._holder = limit_s, tuple(holder)
+        takeover.listen(self._folder, secret, self._link)
+        self._link.input_shows_the_end = input_shows_the_end
+        self._link.outlives_its_pipes = True
+
     def _keep_alive(self) -> None:
-        """Send keep-alives, in a thread, until the other side is gone."""
+        """Send keep-alives, in a thread, until the other side is gone for good."""
         heard, silent = -1, 0
         while not self._ended.wait(ALIVE_S):
-            heard, silent = self._link.reads, silent + self._waits if heard == self._link.reads else 0
-            try:
-                self._link.send(m.RelayAlive())
-            except OSError:
-                silent = SILENT_ALIVES
+            is_silent = heard == self._link.reads
+            heard, silent = self._link.reads, silent + (self._waits or self._link.is_broken) if is_silent else 0
+            with suppress(OSError):  # the main thread ends
+                self._link.send_alive()
             if silent >= SILENT_ALIVES:
+                self._link.break_off()
+            if silent * ALIVE_S >= self._limit_s or takeover.is_gone(self._holder):
                 self.end()
 
     def end(self) -> None:
@@ -203,6 +234,7 @@ def own_address(interface: str) -> tuple[str, str]:
 
 
 def main(folder: str, reading: str, writing: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a session that ends with its connection
     PipedRelay(PipeLink(int(reading), int(writing)), folder).serve()
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter
@@ -18,10 +19,11 @@ from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Trans
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import takeover
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
-from jupyter_distrib.pools.command.connect import connect
-from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
+from jupyter_distrib.pools.command.connect import Reconnection, connect
+from jupyter_distrib.pools.command.hosts import MAX_RANKS, RECONNECT_S, Host, Room, plan
 from jupyter_distrib.pools.command.piped_relay import HostGpus
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.system import log_folder
@@ -54,6 +56,8 @@ class HostOptions:
     """Network interface by which hosts reach one another; empty: that of the connection."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""
+    reconnect_s: float = RECONNECT_S
+    """Seconds in which a broken connection is taken up again; 0: the host is lost at once."""
 
 
 class Engine(Protocol):
@@ -198,14 +202,24 @@ class HostsReservation:
         return found, failures
 
     def _connect_to(self, host: str) -> PipeChannel:
+        limit_s, command = self._of.options.reconnect_s, self._of.command
+        secret = secrets.token_hex(32)
+        takeover_of = {
+            "secret": secret,
+            "limit_s": limit_s,
+            "holder": takeover.identity(),
+            "input_shows_the_end": command.shows_its_end,
+        }
         start = {
             "label": self._hello.label,
             "session": self._hello.session,
             "interface": self._of.options.interface,
             "env": {**log_folder.limits(), **self._of.options.env},
+            "takeover": takeover_of if limit_s else None,
         }
-        connection = connect(self._of.command, host, self._of.archive, start, self._given_up)
-        channel = PipeChannel(connection, self._of.loop, self._of.calls)
+        connection = connect(command, host, self._of.archive, start, self._given_up)
+        reconnection = Reconnection(command=command, secret=secret, limit_s=limit_s, given_up=threading.Event())
+        channel = PipeChannel(connection, self._of.loop, self._of.calls, reconnection, self._say)
         self._of.calls.put(channel.open)  # now, since it would take silence for our end
         return channel
 

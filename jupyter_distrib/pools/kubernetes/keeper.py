@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 FIRST_S = 45
 """Seconds in which the first command has to come."""
-ALONE_S = 30
-"""Seconds without one afterwards."""
+ALONE_S = 20
+"""Seconds without one afterwards. A relay whose connection is broken waits for another one before it ends."""
 SILENT_S = 12
 ALIVE_S = 1.0
 """Seconds between the signs of life that `COMPANY` waits for."""

@@ -19,7 +19,7 @@ from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, command
-from jupyter_distrib.pools.command.hosts import Host
+from jupyter_distrib.pools.command.hosts import Host, reconnect_s
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.pools.kubernetes import guard, report, words
@@ -67,7 +67,12 @@ class KubernetesCluster:
 
     def hosts(self, job: PodJob, hosts: tuple[Host, ...]) -> Hosts:
         """Return the pods of a Job."""
-        own = HostOptions(hosts=hosts, nodes=len(hosts), interface=self.options.get("interface", ""))
+        own = HostOptions(
+            hosts=hosts,
+            nodes=len(hosts),
+            interface=self.options.get("interface", ""),
+            reconnect_s=reconnect_s(self.options),
+        )
         found = Hosts(Exec(job=job, python=self.options["python"]), own, self.loop, self.calls, self.archive)
         found.facts = self.facts
         return found
@@ -81,6 +86,10 @@ class Exec:
     python: str
     engine: str = "Kubernetes"
     kind: str = "kubernetes"
+    shows_its_end: bool = False  # a server that restarts ends the input alone
+
+    def is_final(self, said: str) -> bool:
+        return words.is_gone(said)
 
     def words(self, host: str) -> list[str]:
         return self.job.exec(host, (self.python, *bootstrap.WORDS))

@@ -63,6 +63,11 @@ def _part(text: str) -> str:
     return outside_text.shown(text, LONGEST).rstrip(".")
 
 
+def is_gone(said: str) -> bool:
+    """Return whether a command in a pod failed since the pod, or its container, has ended."""
+    return bool(re.search(r'pods "[^"]+" not found|container not found|in a completed pod', said))
+
+
 def failure(verb: str, said: str) -> str:
     """Return a sentence on a kubectl that has failed."""
     return meaning(said) or f"kubectl {verb} failed: {last(said)}."

@@ -26,6 +26,7 @@ _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
+_JOB_ENDED = (_EXPIRED, NO_JOB, "already completing or completed", "Job credential revoked")
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
 _HELD = (
     "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; cat >/dev/null; "
@@ -92,6 +93,10 @@ class Srun:
     """The number of the job's GPUs on each node. A step of one task would get one task's GPUs."""
     engine: str = "Slurm"
     kind: str = "slurm"
+    shows_its_end: bool = False
+
+    def is_final(self, said: str) -> bool:
+        return any(words in said for words in _JOB_ENDED)
 
     def words(self, host: str) -> list[str]:
         # Without --unbuffered, bytes stay in srun until a line ends.

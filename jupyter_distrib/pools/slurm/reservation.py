@@ -18,7 +18,7 @@ from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
 from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.command.hosts import Host
+from jupyter_distrib.pools.command.hosts import Host, reconnect_s
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.pools.slurm import allocation, command, report
@@ -48,7 +48,12 @@ class SlurmCluster:
     def hosts(self, job: command.Job, hosts: tuple[Host, ...], *, gpus: bool) -> Hosts:
         """Return the nodes of an allocation."""
         nodes = int(self.options.get("nodes", "0")) if self.options.get("job") else 0  # else salloc has seen to it
-        own = HostOptions(hosts=hosts, nodes=nodes, interface=self.options.get("interface", ""))
+        own = HostOptions(
+            hosts=hosts,
+            nodes=nodes,
+            interface=self.options.get("interface", ""),
+            reconnect_s=reconnect_s(self.options),
+        )
         found = Hosts(
             command.Srun(job=job.id, python=self.options["python"], gpus=job.gpus if gpus else {}),
             own,

@@ -46,6 +46,7 @@ class SshPool(HostsPool):
 
     kind = "ssh"
     engine = "SSH"
+    shows_its_end = True
     options: ClassVar = (
         HOSTS,
         Option(

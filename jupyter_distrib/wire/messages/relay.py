@@ -61,4 +61,15 @@ class RelayEnded(RelayMessage):
 
 @message
 class RelayAlive(RelayMessage):
-    """Keep-alive of either side."""
+    """Keep-alive of either side, which is not counted."""
+
+    heard: int = 0
+    """Number of messages that have come from the other side so far."""
+
+
+@message
+class RelayResumed(RelayMessage):
+    """The first message of the relay on a connection that takes the place of a broken one; not counted."""
+
+    heard: int
+    """Number of messages that have come from the other side so far: it sends the later ones again."""

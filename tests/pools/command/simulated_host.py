@@ -30,11 +30,12 @@ class SimulatedHost:
 
     def __init__(self, run_s: float) -> None:
         self._run_s = run_s
-        self._link = PipeLink(0, 1)
+        self._link: PipeLink
         self._ranks = range(0)
 
     def serve(self) -> None:
         _start()
+        self._link = PipeLink(0, 1)
         threading.Thread(target=self._keep_alive, daemon=True).start()
         while True:
             call = self._link.receive()
