@@ -17,6 +17,8 @@ import signal
 import socket
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from jupyter_distrib.interfaces import framework
@@ -26,6 +28,8 @@ from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.worker.environment import local_modules, threads
+
+_CPP_LOG = "TORCH_CPP_LOG_LEVEL"
 
 
 def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
@@ -38,7 +42,7 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     if refusal := versions.too_old(process_environment.version("torch")):
         sys.exit(refusal)
     try:
-        with threads.loading():
+        with threads.loading(), _without_warnings_of_cpp():
             framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -49,6 +53,20 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     from jupyter_distrib.worker.process import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))
+
+
+@contextmanager
+def _without_warnings_of_cpp() -> Iterator[None]:
+    """Keep torch's C++ code from writing warnings into cells, unless the user has said what it is to write. It reads
+    that when it is imported."""
+    if _CPP_LOG in os.environ:
+        yield
+        return
+    os.environ[_CPP_LOG] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[_CPP_LOG]
 
 
 def preload(agent_pid: int, preloaded: socket.socket) -> None:
