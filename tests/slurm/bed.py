@@ -48,7 +48,10 @@ GresTypes=gpu
 TaskProlog={folder}/prolog
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.2 Port=6831 CPUs=4 Gres=gpu:4
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.3 Port=6832 CPUs=4 Gres=gpu:4
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PartitionName=urgent Nodes=n1,n2 MaxTime=60 State=UP PriorityTier=9
 """
 GPUS = 4
 """The GPUs of each node. Slurm wants no more of them than a device file."""

@@ -199,6 +199,72 @@ def test_a_node_that_fails_is_named_as_such(bed: SlurmBed) -> None:
             bed.output("scontrol", "update", "nodename=n2", "state=resume")
 
 
+def sruns(node: str) -> dict[int, int]:
+    """The sruns that reach a node, with their parents: each has a helper, which ends the step when srun is killed."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"--nodelist={node}".encode() in (path / "cmdline").read_bytes().split(b"\0"):
+                found[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def test_an_srun_that_is_killed_is_replaced_and_the_ranks_go_on(bed: SlurmBed, tmp_path: Path) -> None:
+    with client(nodes="2") as one:
+        group = one.group(2)
+        source = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nos.getpid()"
+        run = one.start(group, source, inputs={"flag": str(tmp_path / "flag")})
+        while not isinstance(one.seen.get(timeout=60), m.Wrote):
+            pass
+        before = sruns("n2")
+        for pid in sorted(before, key=lambda pid: before[pid] not in before):  # the helper first
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: set(sruns("n2")) - set(before), 20)
+        (tmp_path / "flag").touch()
+        outcome = one.finish(run, (0, 1))
+        assert outcome.of(m.Exited) == []
+        assert outcome.values == {worker.rank: worker.pid for worker in group.workers}
+        one.close_group(group)
+    assert bed.left() == ""
+
+
+def test_a_job_that_is_preempted_is_told_and_with_restarts_the_cell_goes_on_in_another(
+    bed: SlurmBed, tmp_path: Path
+) -> None:
+    lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "nodes = 2"]
+    write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
+    waits = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nrank"
+    with Notebook(tmp_path) as book:
+        book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")
+        book.start(f"%%distributed --ranks 2\n{waits}")
+        book.until("in")
+        urgent = ["salloc", "--partition=urgent", "--nodes=2", "--exclusive", "true"]
+        subprocess.run(urgent, env={**os.environ, **bed.environment}, capture_output=True, timeout=60, check=True)
+        outcome = book.finish()
+        assert re.search(r"node n\d was lost: job \d+ was preempted by another one: ", outcome.traceback), outcome.text
+        book.start(f"%%distributed --ranks 2 --max-restarts 2 --wait 60\n{waits}")
+        book.until("in")
+        subprocess.run(urgent, env={**os.environ, **bed.environment}, capture_output=True, timeout=60, check=True)
+        (tmp_path / "flag").touch()
+        outcome = book.finish(90)
+        assert outcome.status == "ok", outcome.text
+        assert "ranks 0-1" in outcome.result or "rank 1: 1" in outcome.result, outcome.result
+    assert bed.left() == ""
+
+
+def test_an_idle_allocation_is_given_back_in_time(bed: SlurmBed, tmp_path: Path) -> None:
+    """Five seconds after the cell, and two in which the ranks leave."""
+    assert bed.left() == ""
+    lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "idle = 5"]
+    write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        for _ in range(2):
+            book.ok("%%distributed --ranks 2\nimport torch, torch.distributed as dist\nx = torch.ones(1000)\nx.sum()")
+            assert len(bed.jobs()) == 1
+            assert bed.left(12) == ""
+
+
 def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:
     with client(nodes="1", time="4") as one:
         group = one.group(1)
