@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import confinement, open_files, paths, process_environment, record_file
+from jupyter_distrib.system import confinement, open_files, package_folders, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire import messages as m
@@ -114,13 +114,13 @@ class Home:
         """Return the kernel's environment, extended so that this package can be imported from anywhere, even from a
         source folder."""
         root = Path(__file__).parent.parent.parent
-        if self.python or _is_lower_layer(root):
+        added = () if self.python else package_folders.added_first()
+        if self.python or added or _is_lower_layer(root):
             root = _alone(directory)
-        before = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
             **confinement.job_variables(),
-            "PYTHONPATH": str(root) if not before else f"{root}{os.pathsep}{before}",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), *added, os.environ.get("PYTHONPATH")))),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
 
@@ -168,6 +168,7 @@ def fingerprint(*more: object) -> str:
         sys.version,
         process_environment.version("torch"),
         process_environment.version("cloudpickle"),
+        package_folders.added_first(),
         *_sources(),
         *sorted(process_environment.load_time_variables()),
         *(resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")),

@@ -137,6 +137,36 @@ def test_the_preloaded_forkserver_takes_over(stage: Stage) -> None:
     stage.take(stage.preloaded)
 
 
+def test_a_forkserver_of_other_packages_completes_its_orders_and_gets_no_more(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.package_folders, "on_path", lambda: (str(tmp_path),))
+    stage.forkservers._packages = module.PackageFolders([str(tmp_path)])
+    stage.order(0)
+    old = stage.early
+    old.send(m.ForkserverReady(pid=1, early=True))
+    stage.turn()
+    first = stage.take(old)
+    stage.order(1)
+    second = stage.take(old)
+
+    (tmp_path / "new-1.0.dist-info").mkdir()
+    stage.order(2)
+    assert len(stage.started) == 2
+    stage.early.send(m.ForkserverReady(pid=2, early=True))
+    stage.turn()
+    third = stage.take(stage.early)
+    assert [order.rank for order in third.orders] == [2]
+    stage.answer(old, first, 10)
+    stage.answer(old, second, 11)
+    with pytest.raises(EOFError):
+        old.receive()
+    stage.answer(stage.early, third, 12)
+    assert stage.pids == [(10,), (11,), (12,)]
+    stage.order(3)
+    assert len(stage.started) == 2
+
+
 def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """They, and their first cell, have the processor for themselves."""
     monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)

@@ -32,7 +32,7 @@ from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
 from jupyter_distrib.agent.runs.run import NodeRun
 from jupyter_distrib.server.worker_group import PendingCell, StateMachine, Tell, WorkerGroupState
-from jupyter_distrib.system import open_files
+from jupyter_distrib.system import open_files, package_folders
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
@@ -185,6 +185,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 node_has_gpus=exist,
                 gpu_problem=problem,
                 notes=self._notes,
+                package_folders=package_folders.on_path(),
             )
             self.tell(opened, ())
         if lost := self.ranks.pop_lost():

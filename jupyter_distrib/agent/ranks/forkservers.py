@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from jupyter_distrib.agent.ranks import exit_info
 from jupyter_distrib.server.watched_link import WatchedLink
-from jupyter_distrib.system import open_files
+from jupyter_distrib.system import open_files, package_folders
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
+from jupyter_distrib.system.package_folders import PackageFolders
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -175,6 +176,8 @@ class Forkservers:
     def __init__(self, loop: Loop, on_preloaded: Callable[[], None], launched: Launched | None = None) -> None:
         self._loop, self._on_preloaded, self._launched = loop, on_preloaded, launched
         self._log = launched[2] if launched else new_log()
+        self._packages = PackageFolders(package_folders.on_path())
+        """The packages as they were when the forkserver began to import some of them."""
         self._orders = ForkOrders()
         self._generation: _Generation | None = None
         self._failures = 0
@@ -210,7 +213,10 @@ class Forkservers:
         return "ready (still importing)" if importing else "ready"
 
     def start(self) -> None:
-        """Exec the forkserver, unless one is running or starting."""
+        """Exec the forkserver, unless one is running or starting that has begun with the packages of now."""
+        if self._packages.changes:
+            self._packages = PackageFolders(package_folders.on_path())
+            self._leave()
         if self._generation is not None:
             return
         try:
@@ -352,6 +358,14 @@ class Forkservers:
         self._log.seek(0)
         self._log.truncate()
         return said
+
+    def _leave(self) -> None:
+        """Give up the forkserver, which has imported packages that have changed since, once it has executed its
+        orders."""
+        if self._generation is not None:
+            for link in self._generation.links:
+                self._close_unless_forking(link)
+            self._generation = None
 
     def _close(self, generation: _Generation) -> None:
         for link in generation.links:

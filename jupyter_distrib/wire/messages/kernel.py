@@ -226,6 +226,8 @@ class WorkerGroupOpened(Event):
     """Sentence for the user on why GPUs of the node cannot be used; empty if there is no problem."""
     notes: tuple[str, ...] = ()
     """Sentences for the head of the first run: the choice of GPUs, and their use by others."""
+    package_folders: tuple[str, ...] = ()
+    """The folders of packages that these ranks import from; empty if they are on several nodes."""
 
 
 @message

@@ -41,9 +41,10 @@ from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool, packages_wanted
-from jupyter_distrib.system import confinement, interrupts, process
+from jupyter_distrib.system import confinement, interrupts, package_folders, process
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.system.package_folders import PackageFolders
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -186,6 +187,9 @@ class Connection:
         self._loss = ""
         """The reason why the pool was lost."""
         self._variables = self._read_variables()
+        self._added_packages = package_folders.added_first()
+        """The folders of packages that the pool's process has before those of the interpreter, if it is the
+        kernel's."""
         self._companion: confinement.Companion | None = None
         """The process at the other end, if it is at the same place as the ranks."""
         self._known_lost = threading.Event()
@@ -206,7 +210,10 @@ class Connection:
         """Return whether the pool is still where the notebook's folder and environment say."""
         if self._variables and self._variables != self._read_variables():
             return False
-        return self._companion is None or self._companion.is_here(surely=surely)
+        if self._companion is None:
+            return True
+        same = self.facts.elsewhere or self._added_packages == package_folders.added_first()
+        return same and self._companion.is_here(surely=surely)
 
     def packages(self) -> m.Packages | None:
         """Return the packages that its ranks must have; None if packages are not compared or none can be missing."""
@@ -263,6 +270,8 @@ class Connection:
             case m.WorkerGroupOpened():
                 group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
                 self.gpus.learn(event)
+                if not self.facts.remote:
+                    group.packages = PackageFolders(event.package_folders)
                 group.state = GroupState.OPEN
                 group.wake_waiting()
             case m.WorkerGroupQueued():
@@ -381,7 +390,9 @@ class WorkerGroup:
     notes: tuple[str, ...] = ()
     """Sentences for the head of its next run: on the choice of GPUs, and on variables that are not in force."""
     announced: set[str] = field(default_factory=set)
-    """Sentences on variables that have been in `notes` before."""
+    """Sentences on variables and packages that have been in `notes` before."""
+    packages: PackageFolders = field(default_factory=PackageFolders)
+    """The packages from which its ranks import, as they were when the ranks started; none if they are elsewhere."""
     state: GroupState = GroupState.OPENING
     reason: str = ""
     """The reason why it was closed."""

@@ -275,15 +275,15 @@ class PoolManager:
         request = _request(options, connection, connection.packages())
         if handles:
             group = selection.of_handles(handles, connection, options.size.count, options.on)
-            return selection.with_note_on_variables(group, request)
+            return selection.with_notes_on_changes(group, request)
         if options.on is not None and options.size.count is None:
             return selection.newest(connection)
         fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
         if not (fitting or options.fresh):
             fitting = [
-                selection.with_note_on_variables(group, request)
+                selection.with_notes_on_changes(group, request)
                 for group in connection.groups.values()
-                if group.kept and not group.busy and selection.fits_but_for_variables(group, request)
+                if group.kept and not group.busy and selection.fits_if_kept(group, request)
             ]
         busy = []
         for group in [group for group in fitting if group.busy]:

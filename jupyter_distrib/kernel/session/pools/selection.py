@@ -15,6 +15,18 @@ from jupyter_distrib.system.formatting import rank_list
 
 
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Return whether these ranks meet the request and have the packages of now."""
+    return _meets(group, request) and not group.packages.changes
+
+
+def fits_if_kept(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Return whether these ranks meet the request except for packages that have changed, and variables that the
+    notebook has set, since they started."""
+    asked = group.asked
+    return _given(asked) == _given(request) and _meets(group, replace(request, load_env=asked.load_env))
+
+
+def _meets(group: WorkerGroup, request: GroupRequest) -> bool:
     """Return whether these ranks meet the request; its size is for CPU ranks if the pool has no GPUs."""
     size, asked = request.size, group.asked
     on_cpus = group.state is GroupState.OPEN and not group.gpus  # where nothing reads the variables of GPU libraries
@@ -30,25 +42,29 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
     return group.gpus == size.gpus and size.count in (None, len(group.workers))
 
 
-def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Return whether these ranks meet the request except for variables that the notebook has set since they started."""
-    asked = group.asked
-    return _given(asked) == _given(request) and fits(group, replace(request, load_env=asked.load_env))
-
-
 def _given(request: GroupRequest) -> dict[str, str]:
     """Return the variables that were requested by `--env`."""
     return {name: value for name, value in request.load_env.items() if request.changed.get(name) != value}
 
 
-def with_note_on_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
-    """Return the group; add a note for the head of its next run, once, on variables of the notebook that are not in
-    force."""
-    text = not_in_force(request.changed, group.asked.load_env)
-    if text and text not in group.announced:
-        group.announced.add(text)
-        group.notes = (*group.notes, text)
+def with_notes_on_changes(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
+    """Return the group, which keeps values; add notes for the head of its next run, once, on variables of the notebook
+    that are not in force and packages that have changed."""
+    for text in (not_in_force(request.changed, group.asked.load_env), _changed_since(group)):
+        if text and text not in group.announced:
+            group.announced.add(text)
+            group.notes = (*group.notes, text)
     return group
+
+
+def _changed_since(group: WorkerGroup) -> str:
+    """Return a sentence on packages that have changed since the ranks started; empty if none have."""
+    if not (changes := group.packages.changes):
+        return ""
+    return (
+        f"packages have changed since these ranks were started: {changes}; what the ranks had imported by then stays, "
+        "since they keep values; --fresh starts new ranks"
+    )
 
 
 def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
