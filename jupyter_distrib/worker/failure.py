@@ -7,11 +7,13 @@ import linecache
 import os
 import re
 import shutil
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jupyter_distrib.interfaces import stand_ins
+from jupyter_distrib.interfaces import identity, stand_ins
+from jupyter_distrib.interfaces.strategy import TrainingStrategy
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner, open_files
@@ -97,6 +99,7 @@ def describe(
             *_hints(f"{name}: {message}", groupless),
             *_limit(error, depth),
             *_story(error, absent),
+            *_plain_model(error),
         ),
         parcel=parcel,
         cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
@@ -162,6 +165,31 @@ def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
             names.get("__name__", names.get("__module__")) == "__main__"
         ):  # `get_type_hints` reads texts among a class's names
             yield story
+
+
+_IN_PLACE = {
+    "module": "leave out `.module`",
+    "no_sync": "leave it out, since the gradients of several backward passes add up without it",
+    "clip_grad_norm_": "write torch.nn.utils.clip_grad_norm_(model.parameters(), ...)",
+    "backward": "write loss.backward()",
+    "step": "write optimizer.step()",
+    "save_checkpoint": "write jupyter_distrib.save(folder, model=model)",
+    "load_checkpoint": "write jupyter_distrib.load(folder, model=model)",
+    **dict.fromkeys(
+        ("join", "register_comm_hook", "state_dict_type", "summon_full_params"),
+        "wrap the model in the cell yourself to have it, which is left as it is",
+    ),
+}
+"""Names that models have once they are wrapped in torch's classes or DeepSpeed's, with what a cell writes instead."""
+
+
+def _plain_model(error: BaseException) -> Iterator[str]:
+    """Yield what to write for an attribute of a wrapper that the cell asks of a model which a strategy distributes."""
+    if not isinstance(error, AttributeError) or (instead := _IN_PLACE.get(error.name or "")) is None:
+        return
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if module is not None and isinstance(error.obj, module) and isinstance(identity.cell.strategy, TrainingStrategy):
+        yield f"Under this strategy the name stands for the plain model, which has no `{error.name}`: {instead}."
 
 
 def type_name(cls: type) -> str:

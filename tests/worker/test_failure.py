@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import Strategy, TrainingStrategy
 from jupyter_distrib.worker import failure
 
 
@@ -76,3 +79,40 @@ def test_a_gpu_that_is_full_is_called_so_where_the_driver_tells_nothing() -> Non
     )
     (note,) = failure.describe(RuntimeError(text), run="r", by_value=False).notes
     assert note.startswith("The GPU is out of memory")
+
+
+def attribute_error(of: object, name: str) -> AttributeError:
+    with pytest.raises(AttributeError) as caught:
+        getattr(of, name)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("module", "leave out `.module`"),
+        ("no_sync", "leave it out"),
+        ("clip_grad_norm_", "torch.nn.utils.clip_grad_norm_(model.parameters()"),
+        ("backward", "loss.backward()"),
+        ("step", "optimizer.step()"),
+        ("register_comm_hook", "wrap the model in the cell yourself"),
+    ],
+)
+def test_what_wrapped_models_have_is_answered_by_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, name: str, instead: str
+) -> None:
+    monkeypatch.setattr(identity.cell, "strategy", TrainingStrategy())
+    (note,) = failure.describe(attribute_error(nn.Linear(1, 1), name), run="r", by_value=False).notes
+    assert instead in note
+    assert f"`{name}`" in note
+
+
+@pytest.mark.parametrize(("of", "name"), [(nn.Linear(1, 1), "modules_"), (object(), "module"), (nn, "module")])
+def test_other_attributes_have_no_hint(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> None:
+    monkeypatch.setattr(identity.cell, "strategy", TrainingStrategy())
+    assert failure.describe(attribute_error(of, name), run="r", by_value=False).notes == ()
+
+
+def test_without_a_strategy_for_training_a_model_has_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity.cell, "strategy", Strategy())
+    assert failure.describe(attribute_error(nn.Linear(1, 1), "module"), run="r", by_value=False).notes == ()
