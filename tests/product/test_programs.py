@@ -505,6 +505,8 @@ def test_a_task_in_a_cell_that_awaits_nothing_says_what_to_do(book: Notebook) ->
     [
         "work()",
         "kept = work()\n1",
+        "work();1",
+        "def hold():\n    work()\nhold()\n1",
         "def hold(c):\n    1 / 0\nhold(work())",
         "class Node: pass\nnode = Node()\nnode.me, node.task = node, work()\n1",
     ],

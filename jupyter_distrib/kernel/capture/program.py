@@ -87,7 +87,8 @@ def _translate(body: str, transform: Transform) -> str:
 
 def _no_cell_magic(text: str, line: int) -> CaptureError:
     name = (text.split() or [""])[0]
-    return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; put it in a cell of its own")
+    instead = "write %timeit before the statement to time" if name == "timeit" else "put it in a cell of its own"
+    return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; {instead}")
 
 
 def imported(program: ast.AST) -> Iterator[str]:

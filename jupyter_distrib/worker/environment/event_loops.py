@@ -13,22 +13,20 @@ from jupyter_distrib.system import file_owner
 
 
 def install() -> None:
-    """Let warnings about coroutines that were never awaited name the user's code instead of this package's, in which
-    they are dropped after the cell."""
-    original = getattr(warnings, "_warn_unawaited_coroutine", None)
-    if original is None:
+    """Let warnings about coroutines that were never awaited name the line that drops them. Where this package drops
+    them after the cell, they name the line of the function."""
+    if not hasattr(warnings, "_warn_unawaited_coroutine"):
         return
 
     def warn(coroutine: types.CoroutineType[Any, Any, Any]) -> None:
         frame = sys._getframe(1)  # noqa: SLF001 - where it is dropped
-        code = getattr(coroutine, "cr_code", None)
-        if code is None or not file_owner.is_own(frame.f_code.co_filename):
-            original(coroutine)
-            return
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if file_owner.is_own(file) and (code := getattr(coroutine, "cr_code", None)) is not None:
+            file, line = code.co_filename, code.co_firstlineno
         text = f"coroutine '{coroutine.__qualname__}' was never awaited"
-        warnings.warn_explicit(text, RuntimeWarning, code.co_filename, code.co_firstlineno)
+        warnings.warn_explicit(text, RuntimeWarning, file, line)
 
-    warnings._warn_unawaited_coroutine = warn  # type: ignore[attr-defined]  # noqa: SLF001 - what Python calls
+    warnings._warn_unawaited_coroutine = warn  # noqa: SLF001 - what Python calls
 
 
 def begin_cell() -> None:

@@ -66,6 +66,10 @@ def test_indented_and_prompted_cells_are_translated() -> None:
         ),
         ("\n%%capture\nx", "line 3: %%capture cannot stand inside a distributed cell; put it in a cell of its own"),
         ("\n%%time f()\nx", "line 3: %%time stands alone in its line; the code to time begins in the next one"),
+        (
+            "%%timeit -n 3\nx",
+            "line 2: %%timeit cannot stand inside a distributed cell; write %timeit before the statement to time",
+        ),
         ("x = 1\n%%bash -e\n", "line 3: %%bash cannot stand inside a distributed cell; put it in a cell of its own"),
     ],
 )
