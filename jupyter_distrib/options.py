@@ -79,6 +79,25 @@ def size_or_none(name: str, text: str) -> int:
     return 0 if text.strip() == "0" else size_bytes(name, text)
 
 
+_DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
+_UNITS_S = (86_400, 3_600, 60, 1)
+_LONGEST_S = 10 * 366 * 86_400
+
+
+def duration(name: str, text: str) -> str:
+    """Return the text of a duration, if it is one: `90m`, `2h` or `1d12h`."""
+    if not 0 < duration_s(text) <= _LONGEST_S:
+        raise OptionsError(f"{name} must be a duration such as 90m, 2h or 1d12h; got {shown(text)}")
+    return text
+
+
+def duration_s(text: str) -> int:
+    """Return the seconds of a duration; 0 if it is none."""
+    match = _DURATION.fullmatch(text)
+    parts = match.groups("0") if match else ()
+    return sum(int(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False))
+
+
 def json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

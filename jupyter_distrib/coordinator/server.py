@@ -25,6 +25,8 @@ from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire import messages as m
 
+USE_S = 1.0
+"""Seconds between two reports of the use of ranks."""
 KernelClient = Client[MultiNodeWorkerGroup]
 FindNodes = Callable[[KernelClient, m.OpenWorkerGroup], NodeSource]
 AskNodes = Callable[[Tell], None]
@@ -47,6 +49,8 @@ class Coordinator:
         """Function that finds nodes for a new worker group."""
         self.ask_nodes: AskNodes = lambda tell: tell(NodeReport())
         """Function that reports the nodes in the loop, soon."""
+        self.on_use: Callable[[bool], None] | None = None
+        """Function that is told whether ranks are in use: each time a cell comes, and then once a second."""
         self.title = "not connected"
         self.idle_s = idle_s
         self._leaving = False
@@ -54,6 +58,8 @@ class Coordinator:
 
     def run(self) -> None:
         """Serve until it is no longer needed."""
+        if self.on_use is not None:
+            self._tell_use()
         self.server.serve()
 
     def stop(self) -> None:
@@ -124,12 +130,19 @@ class Coordinator:
         """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
-        """Do nothing: nodes report changes of their ranks by themselves."""
+        """Tell that ranks are in use; nodes report changes of their ranks by themselves."""
+        if self.on_use is not None:
+            self.on_use(True)
 
     def free_memory(self) -> None:
         """Do nothing: without worker groups nothing costs memory."""
 
     # ------------------------------------------------------------------------------------------------ idle ranks
+
+    def _tell_use(self) -> None:
+        assert self.on_use is not None
+        self.on_use(any(group.in_use for group in self.server.groups))
+        self.loop.later(USE_S, self._tell_use)
 
     def _tell(self, client: KernelClient, group: MultiNodeWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
         self.server.send(client, event, fds)

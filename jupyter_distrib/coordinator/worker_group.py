@@ -115,6 +115,11 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
     def closed(self) -> bool:
         return self.state is State.CLOSED
 
+    @property
+    def in_use(self) -> bool:
+        """Return whether it starts, executes or repairs something, or keeps values."""
+        return self.state is not State.READY or self.pending is not None or bool(self.kept)
+
     def infos(self) -> tuple[m.WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
         return tuple(

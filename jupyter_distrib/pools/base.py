@@ -34,7 +34,7 @@ DEFAULT_KIND = "local"
 LOOK_ROUND_S = 5.0
 """Seconds until a newly installed engine is noticed: the sidebar asks several times a second."""
 _PACKAGE = "jupyter_distrib.pools"
-_NO_KINDS = frozenset({"base", "server_home", "server_link"})
+_NO_KINDS = frozenset({"base", "machines", "server_home", "server_link"})
 """Modules of `pools/` that are not kinds of pools."""
 
 

@@ -155,7 +155,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker/output",
         "worker/process",
     },
-    "pools/command": {"agent/gpus", "coordinator", "errors", "options", "pools", "system", "wire"},
+    "pools/machines": {"errors", "options", "system"},
+    "pools/command": {"agent/gpus", "coordinator", "errors", "options", "pools", "pools/machines", "system", "wire"},
     "pools/spark": {"addresses", "coordinator", "errors", "options", "pools", "pools/ray", "wire"},
     "pools/ray": {"addresses", "coordinator", "errors", "options", "pools", "system", "wire"},
     # the notebook's kernel

@@ -57,6 +57,14 @@ class OptionKeywords(TypedDict, total=False):
     interface: str | None
     reconnect: float | None
     copy_files: bool | None
+    up: str | None
+    down: str | None
+    status: str | None
+    hosts_from: str | None
+    down_after: str | None
+    at_most: str | None
+    up_within: str | None
+    price: str | None
     step_through: bool | None
     image: str | None
     template: str | None

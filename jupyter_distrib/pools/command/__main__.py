@@ -55,6 +55,7 @@ def _serve(pool: HostsPool, arguments: Sequence[str]) -> None:
     coordinator.title = pool.title
     coordinator.find_nodes = Placements(calls, engine.reserve, copy_files="copy_files" in pool.given).find
     coordinator.ask_nodes = engine.ask
+    coordinator.on_use = getattr(engine, "set_busy", None)
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()
     os._exit(0)  # threads that end connections have nothing of ours

@@ -22,7 +22,8 @@ from jupyter_distrib.options import Option, at_least_zero, count
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import sentence
-from jupyter_distrib.pools.command.hosts import RECONNECT_S, checked_hosts, read_hosts, reconnect_s
+from jupyter_distrib.pools.command.hosts import RECONNECT_S, checked_hosts, read_hosts
+from jupyter_distrib.pools.machines import options as machine_options
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ SHARED = (
     ),
 )
 """The options of all these pools."""
+MACHINES = machine_options.MACHINES
+"""The options of those whose hosts may be started on demand."""
 
 
 class HostsPool:
@@ -75,7 +78,7 @@ class HostsPool:
     """The name of the kind: a word."""
     engine: str = ""
     """The name of the connection method, for users: `SSH`. Empty: the kind."""
-    options: ClassVar[tuple[Option, ...]] = (HOSTS, *SHARED)
+    options: ClassVar[tuple[Option, ...]] = (HOSTS, *SHARED, *MACHINES)
     """A subclass with options of its own adds them: `options = (*HostsPool.options, Option(...))`."""
     needed: ClassVar[Mapping[str, str]] = {"hosts": "a,b"}
     """Examples of the options that must be given, by name."""
@@ -128,8 +131,9 @@ class HostsPool:
         from jupyter_distrib.pools.server_link import greeted
 
         for name, example in self.needed.items():
-            if name not in self.given:
+            if name not in self.given and not (name == "hosts" and "hosts_from" in self.given):
                 raise PoolError(f"this pool needs {name}: say --{name} {example}, or {name} = ... in a settings file.")
+        machine_options.check(self.given)
         folder, version = self._home()
         told = {"folder": folder, "pool": f"{type(self).__module__}:{type(self).__qualname__}", "options": self.check()}
         text = json.dumps(told, sort_keys=True)
@@ -156,19 +160,19 @@ class HostsPool:
     @property
     def title(self) -> str:
         """The name of the hosts, for users."""
+        if "hosts" not in self.given:
+            return f"{self.engine} to machines on demand"
         return f"{self.engine} to {', '.join(host.name for host in read_hosts('hosts', self.given['hosts']))}"
 
     def reach(self, loop: Loop, calls: CallSoon, archive: Future[bytes]) -> Engine:
         """Return what reserves the hosts; `archive` is this package as a file, for them."""
+        if "up" in self.given:
+            from jupyter_distrib.pools.command.machine_hosts import MachineHosts
+
+            return MachineHosts(self, self.given, loop, calls, archive)
         from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
 
-        own = HostOptions(
-            hosts=read_hosts("hosts", self.given["hosts"]),
-            nodes=int(self.given.get("nodes", "0")),
-            interface=self.given.get("interface", ""),
-            reconnect_s=reconnect_s(self.given),
-        )
-        return Hosts(self, own, loop, calls, archive)
+        return Hosts(self, HostOptions.of(self.given), loop, calls, archive)
 
     def words(self, host: str) -> list[str]:
         """See `HostCommand`."""

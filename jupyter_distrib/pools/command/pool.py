@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.command.hosts_pool import HOSTS, SHARED, HostsPool
+from jupyter_distrib.pools.command.hosts_pool import HOSTS, MACHINES, SHARED, HostsPool
 
 
 def template(name: str, text: str) -> str:
@@ -31,6 +31,7 @@ class CommandPool(HostsPool):
             read=template,
         ),
         *SHARED,
+        *MACHINES,
     )
     needed: ClassVar = {"hosts": "a,b", "start": '"docker exec -i {host} {python}"'}
 

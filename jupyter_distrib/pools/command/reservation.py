@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Transfer
@@ -23,7 +24,15 @@ from jupyter_distrib.pools.command import takeover
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import Reconnection, connect
-from jupyter_distrib.pools.command.hosts import MAX_RANKS, RECONNECT_S, Host, Room, plan
+from jupyter_distrib.pools.command.hosts import (
+    MAX_RANKS,
+    RECONNECT_S,
+    Host,
+    Room,
+    plan,
+    read_hosts,
+    reconnect_s,
+)
 from jupyter_distrib.pools.command.piped_relay import HostGpus
 from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.system import log_folder
@@ -58,6 +67,21 @@ class HostOptions:
     """Variables of the ranks."""
     reconnect_s: float = RECONNECT_S
     """Seconds in which a broken connection is taken up again; 0: the host is lost at once."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> HostOptions:
+        """Return the options that are given as texts."""
+        hosts = read_hosts("hosts", given["hosts"])
+        return cls(
+            hosts=hosts,
+            nodes=int(given.get("nodes", "0")),
+            interface=given.get("interface", ""),
+            reconnect_s=reconnect_s(given),
+        )
+
+
+class NoHostReached(PoolError):
+    """An error for a pool none of whose hosts can be used."""
 
 
 class Engine(Protocol):
@@ -121,7 +145,7 @@ class HostsReservation:
         ]
         try:
             if not candidates:
-                raise PoolError(_none_left(list(failures.values())))
+                raise NoHostReached(_none_left(list(failures.values())))
             gpus, shape = self._shape(candidates, failures)
         except Exception:
             _end_all(list(found.values()))
@@ -157,6 +181,11 @@ class HostsReservation:
             if channel in self._channels:
                 del self._of.channels[name]
         _end_all(self._channels)
+
+    def lose(self, reason: str) -> None:
+        """Treat all hosts as lost; from any thread."""
+        for channel in self._channels:
+            self._of.calls.put(partial(channel.lose, reason))
 
     def is_room_wanted(self) -> bool:
         return False  # hosts are not reserved for anybody

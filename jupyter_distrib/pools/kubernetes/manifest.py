@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_distrib.pools.kubernetes import keeper, readers
+from jupyter_distrib.options import duration_s
+from jupyter_distrib.pools.kubernetes import keeper
 from jupyter_distrib.pools.kubernetes.template import JOB, JOB_SET, Template
 
 REQUEST = "jupyter-distrib/request"
@@ -60,7 +61,7 @@ def made(
     spec |= {"completions": wanted.pods, "parallelism": wanted.pods, "completionMode": "Indexed", "backoffLimit": 0}
     spec.setdefault("podReplacementPolicy", "Failed")  # no index has two pods
     if "time" in options:
-        spec["activeDeadlineSeconds"] = readers.duration_s(options["time"])
+        spec["activeDeadlineSeconds"] = duration_s(options["time"])
     whole = {"apiVersion": JOB, "kind": "Job", "metadata": template.job.get("metadata") or {}, "spec": spec}
     if template.job_set is not None:
         whole = _job_set(template, template.job_set)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, count
+from jupyter_distrib.options import Option, count, duration
 from jupyter_distrib.pools.command.hosts_pool import SHARED, HostsPool
 from jupyter_distrib.pools.kubernetes import readers
 
@@ -69,7 +69,7 @@ class KubernetesPool(HostsPool):
             read=readers.name,
             default="the namespace's",
         ),
-        Option(flag="--time", metavar="TIME", meaning="the time limit of the pods: 90m, 2h", read=readers.duration),
+        Option(flag="--time", metavar="TIME", meaning="the time limit of the pods: 90m, 2h", read=duration),
         Option(
             flag="--kubectl",
             metavar="COMMAND",

@@ -1,4 +1,4 @@
-"""Reads the options of the pool: names, quantities and durations as Kubernetes writes them. Pure."""
+"""Reads the options of the pool: names and quantities as Kubernetes writes them. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _RESOURCE = re.compile(rf"{_SUBDOMAIN.pattern}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
-_DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?")
-_UNITS_S = (86_400, 3_600, 60, 1)
-_LONGEST_S = 10 * 366 * 86_400
 
 
 def name(option: str, text: str) -> str:
@@ -61,20 +58,6 @@ def size(option: str, text: str) -> str:
     if match["unit"] is None and float(match["number"]) < 1 << 20:
         raise OptionsError(f"{option} = {text} is {text} bytes: write {text}Gi or {text}Mi")
     return text
-
-
-def duration(option: str, text: str) -> str:
-    """Read a duration: `90m`, `2h` or `1d12h`."""
-    if not 0 < duration_s(text) <= _LONGEST_S:
-        raise OptionsError(f"{option} must be a duration such as 90m, 2h or 1d12h; got {shown(text)}")
-    return text
-
-
-def duration_s(text: str) -> int:
-    """Return the seconds of a duration; 0 if it is none."""
-    match = _DURATION.fullmatch(text)
-    parts = match.groups("0") if match else ()
-    return sum(int(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False))
 
 
 def command(option: str, text: str) -> str:

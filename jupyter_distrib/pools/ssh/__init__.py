@@ -5,4 +5,4 @@ from collections.abc import Mapping
 
 def usable(options: Mapping[str, str]) -> bool:
     """Return whether a pool with these options can be reached at all."""
-    return "hosts" in options
+    return bool({"hosts", "hosts_from"} & options.keys())

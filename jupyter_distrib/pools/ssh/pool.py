@@ -15,7 +15,7 @@ from typing import ClassVar
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option
 from jupyter_distrib.pools.command import command
-from jupyter_distrib.pools.command.hosts_pool import HOSTS, SHARED, HostsPool
+from jupyter_distrib.pools.command.hosts_pool import HOSTS, MACHINES, SHARED, HostsPool
 
 CONNECT_S = 10
 """Seconds to wait for a host to answer."""
@@ -57,6 +57,7 @@ class SshPool(HostsPool):
             default="ssh",
         ),
         *SHARED,
+        *MACHINES,
     )
 
     def __init__(self, **given: str) -> None:

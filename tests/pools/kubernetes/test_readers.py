@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.options import parse_arguments
+from jupyter_distrib.options import duration_s, parse_arguments
 from jupyter_distrib.pools.kubernetes.pool import KubernetesPool
-from jupyter_distrib.pools.kubernetes.readers import duration_s
 
 WRONG = {
     "image": ("'a b'", "'-flag=x'", "'$(id)'", "a;b"),
