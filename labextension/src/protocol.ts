@@ -61,6 +61,8 @@ export interface Pool {
   kind: string;
   origin: string;
   groups: WorkerGroup[];
+  /** The machines that it has started on demand; empty if there are none. */
+  machines?: string;
   node: Node | null;
 }
 

@@ -195,10 +195,11 @@ export function machineTexts(pool: Pool, t: Say): string[] {
     );
 }
 
-/** What the next rank takes, and who waits for room: `Next rank: at once, on the CPU`. */
+/** Its machines on demand, what the next rank takes, and who waits for room: `Next rank: at once, on the CPU`. */
 export function roomTexts(pool: Pool, t: Say): string[] {
   const next = pool.node?.next_rank ? [t('Next rank: %1', pool.node.next_rank)] : [];
-  return [...next, ...(pool.node?.waiting ?? []).map(each => t('%1 waits: %2', each.holder, each.reason))];
+  const machines = pool.machines ? [t('Machines: %1', pool.machines)] : [];
+  return [...machines, ...next, ...(pool.node?.waiting ?? []).map(each => t('%1 waits: %2', each.holder, each.reason))];
 }
 
 /** Whether it is known that there is none. */

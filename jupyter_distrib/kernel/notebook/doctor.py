@@ -25,6 +25,7 @@ from typing import Any
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import DistributedError, page
 from jupyter_distrib.kernel.notebook import live_view
+from jupyter_distrib.kernel.session import machines
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.pools.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
@@ -67,6 +68,7 @@ EXPLAINED = {
     "sidebar": ("install", "the-sidebar"),
     "settings": ("pools",),
     "pool": ("errors", "poolerror"),
+    "machines": ("ssh", "machines-on-demand"),
     "GPUs": ("gpus",),
     "GPU driver": ("gpus",),
     "network": ("performance", "the-network-between-nodes"),
@@ -106,7 +108,16 @@ class Report:
     @classmethod
     def of(cls, session: Session, shell: Any) -> Report:
         """Return a report with all findings; a failed check is a finding too."""
-        parts = (_versions(), _front_end(shell), _sidebar(), _settings(session), _pool(session), _gpus(), _machine())
+        parts = (
+            _versions(),
+            _front_end(shell),
+            _sidebar(),
+            _settings(session),
+            _pool(session),
+            _machines(session),
+            _gpus(),
+            _machine(),
+        )
         found = (finding for part in parts for finding in part)
         return cls(findings=tuple(replace(each, text=without_secrets(each.text)) for each in found))
 
@@ -217,6 +228,16 @@ def _settings(session: Session) -> Iterator[Finding]:
         )
         for text in settings.ignored:
             yield Finding(topic="settings", text="a settings file of this folder is not used", advice=text)
+
+
+def _machines(session: Session) -> Iterator[Finding]:
+    """Yield findings on machines that pools have started and that may cost something."""
+    with suppress(DistributedError):
+        for each in machines.statuses(session.settings):
+            if each.state != "ended":
+                cost = f", {each.cost:.2f} until now" if each.price else ""
+                text = f"{each.pool or each.down}: {each.text}{cost}"
+                yield Finding(topic="machines", text=text, advice=each.problem)
 
 
 def _pool(session: Session) -> Iterator[Finding]:

@@ -80,9 +80,12 @@ class LineMagics(Magics):
 
         request = magic_requests.parse_status(line)
         if request.json:
+            from jupyter_distrib.kernel.session import machines
             from jupyter_distrib.kernel.session.runs import json_lines
 
-            print("".join(json_lines.status_line(run) + "\n" for run in session.current().history), end="")
+            lines = [json_lines.status_line(run) for run in session.current().history]
+            lines += map(json_lines.line, machines.as_dicts(session.current().settings))
+            print("".join(f"{line}\n" for line in lines), end="")
             return None
         if request.doctor:
             return Report.of(session.current(), self.shell)
@@ -209,6 +212,8 @@ class LineMagics(Magics):
         `%distributed_pool stop [NAME]`         end the ranks; the values that they keep are lost
         `%distributed_pool restart [NAME]`      replace the ranks by new processes
         `%distributed_pool resize N`            use N ranks from now on
+        `%distributed_pool up [NAME]`           start the machines of a pool that has them on demand
+        `%distributed_pool down [NAME]`         end its ranks, and these machines
         `%distributed_pool trust`               follow the settings file of this folder, which is not yours by itself
         """
         from jupyter_distrib.kernel.notebook import magic_answers

@@ -10,14 +10,15 @@ main thread; all raise `DistributedError`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
 from jupyter_distrib.kernel.notebook import magic_requests
 from jupyter_distrib.kernel.notebook.status import PoolTable
-from jupyter_distrib.kernel.session import rank_differences, saved_runs, session
+from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
+from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.rank_differences import Differences
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
@@ -56,9 +57,22 @@ def change_pools(line: str) -> PoolTable:
             pools.restart_ranks(name)
         case "resize":
             pools.resize(name, request.size or request.count)
+        case "up":
+            _say_while(lambda say: machines.start(current, name, say))
+        case "down":
+            _say_while(lambda say: machines.end(current, name, say))
         case "trust":
             print(current.choices.trust(request.name))
     return PoolTable.of(current)
+
+
+def _say_while(act: Callable[[Callable[[str], None]], None]) -> None:
+    """Do something that says what it waits for."""
+    line = WaitingLine()
+    try:
+        act(line.say)
+    finally:
+        line.end()
 
 
 def find_runs(line: str) -> RunList | Comparison:

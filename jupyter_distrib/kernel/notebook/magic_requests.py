@@ -28,7 +28,9 @@ from jupyter_distrib.options import (
     switch,
 )
 
-PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
+PoolAction: TypeAlias = Literal[
+    "list", "use", "add", "remove", "start", "stop", "restart", "resize", "up", "down", "trust"
+]
 
 JSON = Option(flag="--json", meaning="one line of JSON for each run", read=switch)
 RANK = Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks")
@@ -173,7 +175,7 @@ def parse_status(line: str) -> StatusRequest:
 
 
 def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
-    """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N|--ranks N]`.
+    """Parse `%distributed_pool [ACTION] [NAME or N] [--gpus N|--ranks N]`.
 
     Args:
         line: The text as typed.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from jupyter_distrib.kernel.session import detached
+from jupyter_distrib.kernel.session import detached, machines
+from jupyter_distrib.kernel.session.machines import MachineStatus
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import (
     DetachedStatus,
@@ -32,7 +33,8 @@ _SETUPS = ("set-up", "cell", "begins with")
 _NO_SETUPS = "This notebook has no set-ups."
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
 _DETACHED = ("detached run", "cell", "state", "began before", "notebook", "where")
-_POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
+_POOLS = ("pool", "kind", "in use", "ranks", "keeps", "machines", "from")
+_MACHINES = ("machines", "state", "cost", "hosts", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class Status:
     """The worker groups of other notebooks in these pools."""
     detached: tuple[DetachedStatus, ...]
     """The detached runs on this machine that are not among `runs`."""
+    machines: tuple[MachineStatus, ...]
+    """The machines of this user that pools have started."""
     damage: str
     """A sentence on unreadable entries of detached runs; empty if there are none."""
 
@@ -77,6 +81,7 @@ class Status:
             runs=tuple(RunStatus.of(run) for run in session.history),
             others=other_groups(pools, session),
             detached=detached_elsewhere(session),
+            machines=machines.statuses(settings),
             damage=detached.damage(),
         )
 
@@ -99,6 +104,7 @@ class Status:
             TextTable(head=_RANKS, rows=[_rank_row(rank) for rank in self.ranks]).without_empty("node"),
             TextTable(head=_NODES, rows=nodes).without_empty("held by"),
             TextTable(head=_GPUS, rows=[_gpu_row(gpu) for gpu in gpus]).without_empty("mode"),
+            TextTable(head=_MACHINES, rows=[_machine_row(each) for each in self.machines]).without_empty("cost"),
             TextTable(head=_WAITING, rows=waiting),
             TextTable(head=_OTHERS, rows=others),
             TextTable(head=_SETUPS, rows=self.setups),
@@ -121,7 +127,8 @@ class Status:
             head.append(
                 f"{size(self.cache_bytes)} of memory hold values that are not sent again while they do not change."
             )
-        return [*head, *stalls, *self.kept, *filter(None, [self.damage])]
+        problems = [f"MACHINES of {each.pool or each.down}: {each.problem}" for each in self.machines if each.problem]
+        return [*problems, *head, *stalls, *self.kept, *filter(None, [self.damage])]
 
     def __repr__(self) -> str:
         return "\n\n".join(["\n".join(self._head()), *(table.as_text() for table in self._tables())])
@@ -147,7 +154,7 @@ class PoolTable:
             ranks = ", ".join(f"{group.size} {'GPU' if group.gpus else 'CPU'}" for group in groups if group.size)
             kept = ", ".join(handle.name for group in groups for handle in group.kept)
             in_use = "yes" if name == settings.pool else ""
-            rows.append((name, pool.kind, in_use, ranks or "none up", kept, pool.origin))
+            rows.append((name, pool.kind, in_use, ranks or "none up", kept, machines.of_pool(pool), pool.origin))
         return cls(rows=tuple(rows))
 
     def __repr__(self) -> str:
@@ -157,7 +164,7 @@ class PoolTable:
         return self._table().as_html()
 
     def _table(self) -> TextTable:
-        return TextTable(head=_POOLS, rows=self.rows)
+        return TextTable(head=_POOLS, rows=self.rows).without_empty("machines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +243,11 @@ def _node_row(pool: PoolStatus, node: m.NodeStatus) -> tuple[str, ...]:
 def _waiting_row(pool: PoolStatus, each: m.WaitingStatus) -> tuple[str, ...]:
     ranks = f"{each.ranks or ''} {'GPU' if each.gpus else 'CPU'}".strip()
     return (each.holder, ranks, each.reason, pool.name)
+
+
+def _machine_row(each: MachineStatus) -> tuple[str, ...]:
+    cost = f"{each.cost:.2f}" if each.price else ""
+    return (each.pool or each.down, each.text, cost, each.hosts, each.end)
 
 
 def _gpu_row(gpu: m.GpuStatus) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.history.saved_run import thinned
 from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session import machines
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
@@ -107,6 +108,7 @@ def _pool(
         "kind": pool.kind,
         "origin": pool.origin,
         "groups": groups,
+        "machines": machines.of_pool(pool),
         "node": _node(session, status) if status and status.server.nodes is not None else None,
     }
 

@@ -130,10 +130,10 @@ class HostsPool:
         from jupyter_distrib.pools.server_home import Home, fingerprint  # here, for ranks that read a strategy's class
         from jupyter_distrib.pools.server_link import greeted
 
+        machine_options.check(self.given)
         for name, example in self.needed.items():
             if name not in self.given and not (name == "hosts" and "hosts_from" in self.given):
                 raise PoolError(f"this pool needs {name}: say --{name} {example}, or {name} = ... in a settings file.")
-        machine_options.check(self.given)
         folder, version = self._home()
         told = {"folder": folder, "pool": f"{type(self).__module__}:{type(self).__qualname__}", "options": self.check()}
         text = json.dumps(told, sort_keys=True)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.machines import commands
+from jupyter_distrib.pools.machines import commands, summary
 from jupyter_distrib.pools.machines.options import NAMES
 from jupyter_distrib.pools.machines.record import ENDED, ENDING, STARTING, UP, Place, Record, known
 from jupyter_distrib.system import interrupts, paths
@@ -35,7 +35,7 @@ class Machine:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.plan = {name: options[name] for name in (*NAMES, "hosts") if name in options}
-        self.place = Place.of(self.plan)
+        self.place = Place.of(self.plan).made()
 
     def record(self) -> Record | None:
         return self.place.record()
@@ -75,15 +75,8 @@ class Machine:
         if record.state == STARTING:
             return f"`up` starts the machines{f': {record.line}' if record.line else '.'}"
         if record.state == ENDING and record.failures and not record.gone:
-            raise PoolError(self.stuck(record))
+            raise PoolError(summary.stuck(record, self.place))
         return "the machines are being ended; new ones are started then." if record.state == ENDING else ""
-
-    def stuck(self, record: Record) -> str:
-        """Return a sentence on machines that cannot be ended."""
-        return (
-            f"{record.failure}, so the machines may still be running: run `{record.plan['down']}` by hand, and see "
-            f"{self.place.log}; if they are gone, remove {self.place.folder / 'record'}."
-        )
 
     def _refusal(self, record: Record) -> str:
         return f"the machines were not started: {record.reason}. `down` has been run; {self.place.log} has the output."

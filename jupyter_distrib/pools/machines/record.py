@@ -106,12 +106,16 @@ class Place:
     folder: Path
 
     @classmethod
-    def of(cls, plan: Mapping[str, str]) -> Place:
-        """Return the folder of the machines with this plan, which is made."""
-        identity = json.dumps([plan.get(name, "") for name in _IDENTITY])
-        folder = _folder() / hashlib.sha256(identity.encode()).hexdigest()[:16]
-        paths.clear(folder, stat.S_IFDIR)
-        return cls(paths.private(folder))
+    def of(cls, options: Mapping[str, str]) -> Place:
+        """Return the folder of the machines of a pool with these options; it need not exist."""
+        identity = json.dumps([options.get(name, "") for name in _IDENTITY])
+        return cls(_folder() / hashlib.sha256(identity.encode()).hexdigest()[:16])
+
+    def made(self) -> Place:
+        """Return it once the folder exists."""
+        paths.clear(self.folder, stat.S_IFDIR)
+        paths.private(self.folder)
+        return self
 
     @property
     def log(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jupyter_distrib.pools.machines.record import ENDED, Record
+from jupyter_distrib.pools.machines.record import ENDED, STARTING, UP, Place, Record
 from jupyter_distrib.system.formatting import duration
 
 
@@ -28,31 +28,47 @@ def next_rank(record: Record | None) -> str:
             return "a cell starts the machines by `up`"
 
 
-def state(record: Record, now_s: float) -> str:
+def state(record: Record, *, is_held: bool) -> str:
     """Describe the machines: `up for 2 h 5 min`."""
-    elapsed = duration(record.elapsed_s(now_s))
+    for_s = f"for {duration(record.elapsed_s(time.time()))}"
+    if record.alive and not is_held:
+        return f"LEFT BEHIND {for_s}: the next notebook that is opened ends them"
     match record.state:
         case "starting":
-            return f"starting for {elapsed}{f': {record.line}' if record.line else ''}"
+            return f"starting {for_s}{f': {record.line}' if record.line else ''}"
         case "up":
-            return f"up for {elapsed}"
+            return f"up {for_s}"
         case "ending" if record.failures:
-            return f"STILL RUNNING? for {elapsed}: {record.failure}"
+            return f"STILL RUNNING {for_s}"
         case "ending":
-            return f"ending after {elapsed}, since {record.reason}"
+            return f"ending {for_s}, since {record.reason}"
         case _:
-            return f"ended after {elapsed}, since {record.reason}"
+            return f"ended, after {for_s[4:]}, since {record.reason}"
 
 
-def cost(record: Record, now_s: float) -> str:
+def cost(record: Record) -> str:
     """Return what the machines have cost; empty if the price is unknown."""
-    return f"{record.cost(now_s):.2f}" if record.price else ""
+    return f"{record.cost(time.time()):.2f}" if record.price else ""
 
 
-def limit(record: Record, now_s: float) -> str:
-    """Return until when the machines stay at most; empty without a limit."""
-    if not record.ends_at_s or not record.alive:
+def end(record: Record) -> str:
+    """Return when the machines end: `20 min after the last use, at 17:30 at the latest`."""
+    if record.state not in (STARTING, UP):
         return ""
-    return time.strftime(
-        "%H:%M" if record.ends_at_s - now_s < 86_400 else "%Y-%m-%d %H:%M", time.localtime(record.ends_at_s)
+    after = f"{duration(record.seconds('down_after'))} after the last use"
+    if not record.ends_at_s:
+        return after
+    is_soon = record.ends_at_s - time.time() < 86_400
+    at = time.strftime("%H:%M" if is_soon else "%Y-%m-%d %H:%M", time.localtime(record.ends_at_s))
+    return f"{after}, at {at} at the latest"
+
+
+def stuck(record: Record, place: Place) -> str:
+    """Return a sentence on machines that cannot be ended."""
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.began_at_s))
+    costs = f" and have cost {cost(record)}" if record.price else ""
+    return (
+        f"{record.failure}, so the machines may still be running: they are there since {since}{costs}. `down` is tried "
+        f"again and again; run `{record.plan['down']}` by hand, and see {place.log}. If they are gone, remove "
+        f"{place.folder / 'record'}."
     )

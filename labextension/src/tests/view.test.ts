@@ -96,6 +96,7 @@ test('a pool of several machines tells of each, and has a GPU if one of them has
   Object.assign(held.node ?? {}, { next_rank: 'at once, on n1', waiting: [{ holder: 'b.ipynb', ranks: 2, gpus: true, reason: 'no GPU is free.' }] });
   assert.deepEqual(view.roomTexts(held, t), ['Next rank: at once, on n1', 'b.ipynb waits: no GPU is free.']);
   assert.deepEqual(view.roomTexts(pool(0), t), []);
+  assert.deepEqual(view.roomTexts({ ...pool(0), machines: 'up for 2 h, 48.00 until now' }, t), ['Machines: up for 2 h, 48.00 until now']);
   assert.equal(view.hasNoGpu(pool(0, 2)), false);
   assert.equal(view.hasNoGpu(pool(0, 0)), true);
   assert.equal(view.hasNoGpu({ ...pool(0), node: null }), false);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -123,6 +124,8 @@ def test_whoever_is_killed_while_up_runs_nothing_is_left(tmp_path: Path, cloud: 
         pids["all"] = [record().keeper, *pids["both"]]
         for pid in pids[killed]:
             os.kill(pid, signal.SIGKILL)
+        if killed == "coordinator":  # the cell asks another one for its ranks, which waits for the same `up`
+            book.manager.interrupt_kernel()
         if killed != "all":
             assert wait_until(lambda: "down" in cloud.calls(), 20)
     if killed == "all":
@@ -172,3 +175,94 @@ def test_a_machine_up_again_says_up(rented: Notebook, cloud: Cloud) -> None:
     cloud.fault("full", on=False)
     assert rented.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
     assert record().state == UP
+
+
+def test_it_can_be_started_and_ended_by_hand_and_is_shown(rented: Notebook, cloud: Cloud) -> None:
+    assert "creating box" in rented.ok("%distributed_pool up rented").text or cloud.runs()
+    assert cloud.calls() == ["up", "hosts"]
+    pools = rented.ok("%distributed_pool").text
+    assert "up for" in pools
+    assert "until now" in pools
+    shown = rented.ok("%distributed_status").text
+    assert "3 s after the last use" in shown
+    line = json.loads(rented.ok("%distributed_status --json").stdout.splitlines()[-1])
+    assert (line["machines"], line["state"], line["hosts"]) == ("rented", "up", "box")
+    assert line["cost"] == pytest.approx(line["elapsed_s"] / 100)  # 36 an hour
+    doctor = rented.ok("%distributed_status --doctor").text
+    assert "rented: up for" in doctor
+    rented.ok("%%distributed --keep held\nheld = rank")
+    assert "ended, after" in rented.ok("%distributed_pool down rented\n%distributed_status").text
+    assert not cloud.runs()
+    assert "has no machines that are up" in rented.fails("%distributed_pool down").text
+
+
+def test_a_down_that_fails_is_shown_with_its_cost(rented: Notebook, cloud: Cloud) -> None:
+    rented.ok("%distributed_pool up")
+    cloud.fault("stuck")
+    told = rented.fails("%distributed_pool down").text
+    assert "`down` ended with status 4 (the API is away), so the machines may still be running" in told
+    for look in ("%distributed_status", "%distributed_pool", "%distributed_status --doctor"):
+        text = rented.ok(look).text
+        assert "STILL RUNNING" in text
+        assert "the API is away" in text
+    assert "have cost 0." in rented.ok("%distributed_status").text
+    assert "the API is away" in rented.fails("%%distributed\nrank").text
+    cloud.fault("stuck", on=False)
+    rented.ok("%distributed_pool down")
+    assert not cloud.runs()
+    assert rented.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_machines_in_use_by_another_notebook_are_not_ended(tmp_path: Path, cloud: Cloud) -> None:
+    with opened(tmp_path, cloud) as one, opened(tmp_path, cloud, nodes="1") as other:
+        one.ok("%%distributed --keep held\nheld = rank")
+        assert "in use by another notebook" in other.fails("%distributed_pool down").text
+        assert one.ok("%%distributed\nheld").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_file_that_is_not_trusted_runs_nothing(tmp_path: Path, cloud: Cloud) -> None:
+    with Notebook(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")}) as book:
+        (tmp_path / "jupyter_distrib.toml").write_text(f'pool = "rented"\n\n{cloud.settings()}')
+        book.ok("%load_ext jupyter_distrib")
+        for line in (
+            "%%distributed --pool rented\nrank",
+            "%distributed_pool up rented",
+            "%distributed_pool down rented",
+        ):
+            assert "%distributed_pool trust" in book.fails(line).text
+        assert cloud.calls() == []
+        book.ok("%distributed_pool trust")
+        book.ok("%distributed_pool up rented")
+        assert cloud.calls() == ["up", "hosts"]
+
+
+def test_up_alone_is_refused(notebook: Notebook, cloud: Cloud) -> None:
+    line = f"%%distributed --pool command --ranks 1 --start 'env {{host}} {{python}}' --up {cloud.folder}/up.sh"
+    assert "up needs down, the command that ends what it starts" in notebook.fails(f"{line} --hosts a\nrank").text
+    assert "up needs the hosts that it starts" in notebook.fails(f"{line} --down true\nrank").text
+    assert (
+        "price is for machines that are started on demand: set up as well"
+        in notebook.fails(
+            "%%distributed --pool command --ranks 1 --start 'env {host} {python}' --hosts a --price 2\nrank"
+        ).text
+    )
+    assert cloud.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"price": "lots"}, "--price must be the price of an hour, a number such as 24.5; got 'lots'"),
+        ({"price": "nan"}, "--price must be the price of an hour"),
+        ({"price": "-1"}, "--price must be the price of an hour"),
+        ({"down_after": "soon"}, "--down-after must be a duration such as 90m, 2h or 1d12h; got 'soon'"),
+        ({"at_most": "0m"}, "--at-most must be a duration"),
+        ({"up_within": "20"}, "--up-within must be a duration"),
+        ({"up": " "}, "--up needs a value"),
+        ({"hosts": "a"}, "hosts and hosts_from exclude each other: leave one out"),
+    ],
+)
+def test_wrong_options_are_one_sentence(notebook: Notebook, cloud: Cloud, options: dict[str, str], told: str) -> None:
+    flags = " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in cloud.options(**options).items())
+    assert told in notebook.fails(f"%%distributed --pool command --ranks 1 {flags}\nrank").text
+    assert cloud.calls() == []

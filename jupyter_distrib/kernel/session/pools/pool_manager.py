@@ -27,12 +27,14 @@ from jupyter_distrib.kernel.session.pools.connection import (
     WorkerGroup,
 )
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, GroupSize, Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
 from jupyter_distrib.pools.local import RunningServer
+from jupyter_distrib.pools.machines.machine import end_left
 from jupyter_distrib.pools.server_home import AGENT_NAME
 from jupyter_distrib.system import interrupts, open_files, process_environment
 from jupyter_distrib.system.data_class import data_class
@@ -92,10 +94,12 @@ class Connections:
 
     def warm_up(self) -> None:
         """Reach the pool of the first cell while the user is still typing: the local agent imports torch, a coordinator
-        joins its cluster. Called when the extension is loaded."""
+        joins its cluster. Machines on demand that were left without a keeper are ended. Called when the extension is
+        loaded."""
 
         def connect() -> None:
             try:
+                end_left()
                 self.connect(self._choices.pool)
             except (DistributedError, OSError):
                 return  # the first cell meets the same error and reports it
@@ -347,6 +351,8 @@ class PoolManager:
 
     def wait_open(self, group: WorkerGroup, say: Callable[[str], object] = print) -> None:
         """Wait until the group's ranks are up. Raises `PoolError` if they cannot be; an interrupt closes the group."""
+        line = WaitingLine()
+        say = line.say if say is print else say
         try:
             while not group.opened.is_set():
                 if reason := interrupts.take(group.news):
@@ -356,6 +362,8 @@ class PoolManager:
         except KeyboardInterrupt:
             self.close_group(group)
             raise
+        finally:
+            line.end()
         if refusal := group.connection.versions.refusal:
             self.close_group(group)
             raise PoolError(refusal)

@@ -1,0 +1,32 @@
+"""The lines under a cell that waits for its ranks. Kernel side."""
+
+from __future__ import annotations
+
+import sys
+
+
+class WaitingLine:
+    """Prints what is waited for. News of the same thing, such as the last line of a command, replaces its last news in
+    place: the texts have the same words before a colon."""
+
+    def __init__(self) -> None:
+        self._open = ""
+        """The text of the last line, which has no end yet."""
+
+    def say(self, text: str) -> None:
+        """Print a text; every one is complete by itself."""
+        parts = text.split(": ", 2)
+        thing = ": ".join(parts[:2]) if len(parts) > 2 else ""
+        if self._open and thing and self._open.startswith(f"{thing}: "):
+            sys.stdout.write(f"\r{text.ljust(len(self._open))}")
+        else:
+            self.end()
+            sys.stdout.write(text)
+        self._open = text
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the last line."""
+        if self._open:
+            sys.stdout.write("\n")
+            self._open = ""
