@@ -72,7 +72,7 @@ class MachineStatus:
 
 
 def statuses(settings: Settings) -> tuple[MachineStatus, ...]:
-    """Return the machines of this user that have not ended, and those that ended within a day."""
+    """Return this user's machines, without those that ended more than a day ago."""
     pools: dict[Place, list[str]] = {}
     for pool in settings.pools.values():
         if "up" in pool.options:
