@@ -72,7 +72,7 @@ class MachineStatus:
 
 
 def statuses(settings: Settings) -> tuple[MachineStatus, ...]:
-    """Return this user's machines, without those that ended more than a day ago."""
+    """Return this user's machines; any that ended more than a day ago are left out."""
     pools: dict[Place, list[str]] = {}
     for pool in settings.pools.values():
         if "up" in pool.options:
