@@ -50,6 +50,8 @@ class MachineHosts:
         """Reservations that wait for machines, and the word `cells` while a cell or a kept value needs them."""
         self.reservations: list[MachineReservation] = []
         """Reservations with ranks on the machines."""
+        self.reached = ""
+        """The life of machines of which one has answered."""
         self.facts: dict[str, Mapping[str, Any]] = {}
         self.channels: dict[str, PipeChannel] = {}
         self.ask = NodeReporter(loop, calls, self._look).ask
@@ -148,7 +150,7 @@ class MachineReservation:
                     break
         finally:
             self._of.leave(self)
-        self.life = record.life
+        self.life = self._of.reached = record.life
         self._of.reservations.append(self)
         left_s = record.ends_at_s - time.time()
         return replace(nodes, ends_at_s=time.monotonic() + left_s) if record.ends_at_s else nodes
@@ -172,7 +174,7 @@ class MachineReservation:
 
     def _wait_or_replace(self, record: Record, why: str) -> None:
         """Wait for machines that do not answer yet, or have those replaced that are gone. Raises `PoolError`."""
-        if time.time() < record.up_at_s + READY_S:
+        if record.life != self._of.reached and time.time() < record.up_at_s + READY_S:
             if why != self._said:
                 self._said = why
                 self._say(f"the machines are up, but do not answer yet: {why}")

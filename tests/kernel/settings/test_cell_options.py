@@ -469,7 +469,7 @@ def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest
         ("stat", "%distributed_pool stat is not known: did you mean start?"),
         (
             "xyz",
-            "%distributed_pool xyz is not known: choose list, use, add, remove, start, stop, restart, resize or trust",
+            "%distributed_pool xyz is not known: choose list, use, add, remove, start, stop, restart, resize, up, down or trust",
         ),
         ("remove", "remove needs the name of a pool: choose local or ray"),
         ("add", "add needs the kind of the pool: write add NAME --kind local|ray"),
@@ -497,7 +497,7 @@ def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest
             "stop local now",
             (
                 "'now' is one word too many: the line is "
-                "%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N | --ranks N]"
+                "%distributed_pool list|use|add|remove|start|stop|restart|resize|up|down|trust [NAME or N] [--gpus N | --ranks N]"
             ),
         ),
     ],
