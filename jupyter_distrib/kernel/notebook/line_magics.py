@@ -84,7 +84,7 @@ class LineMagics(Magics):
             from jupyter_distrib.kernel.session.runs import json_lines
 
             lines = [json_lines.status_line(run) for run in session.current().history]
-            lines += map(json_lines.line, machines.as_dicts(session.current().settings))
+            lines += map(json_lines.line, machines.as_dicts(session.current()))
             print("".join(f"{line}\n" for line in lines), end="")
             return None
         if request.doctor:

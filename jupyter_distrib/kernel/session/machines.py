@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
 from jupyter_distrib.pools.machines import options as machine_options
@@ -85,9 +86,11 @@ def statuses(settings: Settings) -> tuple[MachineStatus, ...]:
     )
 
 
-def as_dicts(settings: Settings) -> list[dict[str, Any]]:
-    """Return the same as JSON can carry it."""
-    return [{"machines": each.pool, **m.fields_of(each)} for each in statuses(settings)]
+def as_dicts(session: Session) -> list[dict[str, Any]]:
+    """Return the same as JSON can carry it; nothing while a settings file has an error."""
+    with suppress(DistributedError):
+        return [{"machines": each.pool, **m.fields_of(each)} for each in statuses(session.settings)]
+    return []
 
 
 def of_pool(pool: NamedPool) -> str:

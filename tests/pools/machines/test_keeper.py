@@ -48,6 +48,7 @@ def state(machine: Machine) -> str:
     return record.state if record else ""
 
 
+@pytest.mark.slow
 def test_it_starts_holds_and_ends_them(cloud: Cloud) -> None:
     machine, said = Machine(cloud.options(down_after="1s", price="3600")), list[str]()
     with needing(machine):
@@ -145,6 +146,7 @@ def test_a_keeper_that_is_killed_while_up_runs_leaves_nothing_once_it_is_found(c
     assert wait_until(lambda: not session(record.up_pid), 5)
 
 
+@pytest.mark.slow
 def test_whoever_finds_machines_without_a_holder_ends_them(cloud: Cloud) -> None:
     machine = Machine(cloud.options())
     with needing(machine):
@@ -159,6 +161,7 @@ def test_whoever_finds_machines_without_a_holder_ends_them(cloud: Cloud) -> None
     assert not cloud.runs()
 
 
+@pytest.mark.slow
 def test_machines_of_a_killed_keeper_that_somebody_needs_are_held_on(cloud: Cloud) -> None:
     machine = Machine(cloud.options(down_after="1s"))
     with needing(machine):
@@ -173,6 +176,7 @@ def test_machines_of_a_killed_keeper_that_somebody_needs_are_held_on(cloud: Clou
     assert cloud.calls("up") == ["up"]
 
 
+@pytest.mark.slow
 def test_a_down_that_fails_is_repeated_and_told(cloud: Cloud) -> None:
     cloud.fault("stuck")
     machine = Machine(cloud.options(down_after="1s"))
@@ -193,6 +197,7 @@ def test_a_down_that_fails_is_repeated_and_told(cloud: Cloud) -> None:
     assert not cloud.runs()
 
 
+@pytest.mark.slow
 def test_at_most_ends_them_although_they_are_needed(cloud: Cloud) -> None:
     machine = Machine(cloud.options(at_most="3s"))
     with needing(machine):
