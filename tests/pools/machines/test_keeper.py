@@ -188,7 +188,9 @@ def test_a_down_that_fails_is_repeated_and_told(cloud: Cloud) -> None:
     assert (record.state, record.failure) == (ENDING, "`down` ended with status 4 (the API is away)")
     with (
         needing(machine),
-        pytest.raises(PoolError, match=r"the API is away.*may still be running: run `.*down.sh` by hand"),
+        pytest.raises(
+            PoolError, match=r"the API is away.*may still be running: they are there since .*run `.*down.sh` by hand"
+        ),
     ):
         obtain(machine)
     cloud.fault("stuck", on=False)
