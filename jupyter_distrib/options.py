@@ -35,6 +35,41 @@ def count(name: str, text: str) -> int:
     return _whole(name, text, 1, "a whole number, at least 1")
 
 
+class NumberRange(int):
+    """The numbers from `least` to the number itself in equal steps, as in `2:8:2`."""
+
+    least: int
+    step: int
+
+    def __new__(cls, most: int, least: int, step: int = 1) -> NumberRange:
+        made = super().__new__(cls, most)
+        made.least, made.step = least, step
+        return made
+
+    def __reduce__(self) -> tuple[type[NumberRange], tuple[int, int, int]]:
+        return NumberRange, (int(self), self.least, self.step)
+
+    def __repr__(self) -> str:
+        return f"{self.least}:{int(self)}" + (f":{self.step}" if self.step > 1 else "")
+
+    __str__ = __repr__
+
+
+def count_or_range(name: str, text: str) -> int:
+    """Return a number, or a `NumberRange` for a text such as `2:8`, or `2:8:2` for even numbers only."""
+    if ":" not in text:
+        return count(name, text)
+    match = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})(?::([0-9]{1,9}))?\s*", text)
+    least, most, step = (int(part or 1) for part in match.groups()) if match else (0, 0, 0)
+    if not (least and step):
+        raise OptionsError(f"{name} must be a whole number, at least 1, or a range such as 2:8; got {shown(text)}")
+    if most < least:
+        raise OptionsError(f"{name} has the range {text.strip()} backwards: write {most}:{least}")
+    if least % step or most % step:
+        raise OptionsError(f"{name} has steps of {step}, so {least} and {most} must be multiples of {step}")
+    return NumberRange(most, least, step) if least < most else most
+
+
 def rank(name: str, text: str) -> int:
     return _whole(name, text, 0, "a rank, counted from 0")
 

@@ -20,6 +20,7 @@ OPTIONS_PAGE = TOP / "docs" / "options.md"
 KEYWORDS = TOP / "jupyter_distrib" / "kernel" / "settings" / "option_keywords.py"
 _TYPES = {
     readers.count: "int",
+    readers.count_or_range: "int | str",
     readers.seconds: "float",
     readers.at_least_zero: "float",
     readers.size_bytes: "int | str",

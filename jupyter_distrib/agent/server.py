@@ -26,6 +26,7 @@ from jupyter_distrib.agent.gpus.leases import Leases
 from jupyter_distrib.agent.gpus.torch_build import torch_build
 from jupyter_distrib.agent.groups import gpu_allocation
 from jupyter_distrib.agent.groups.gpu_allocation import Allotted, Busy, IdleGpus, WaitingGroups
+from jupyter_distrib.agent.groups.room import Room, within
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
@@ -177,7 +178,10 @@ class Agent:
         )
 
     def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
-        """Open a worker group; with GPUs, as soon as the driver has reported their present use. Packages come first."""
+        """Open a worker group; with GPUs, as soon as the driver has reported their present use. Packages come first. A
+        group of this name is replaced: its run grows over more nodes."""
+        if (before := client.groups.get(command.group)) is not None:
+            self.server.close(before, force=True)
         if command.packages is not None:
             return self._sync_packages(client, command)
         if not command.gpus:
@@ -245,7 +249,8 @@ class Agent:
             self._gpu_allocation.give_back(gpus)
             return self._refuse(client, command, reason)
         self._waiting.remove(command.group)
-        command = replace(command, gpus=bool(gpus), size=choice.size)
+        size = len(gpus) or self._cpu_ranks(command, choice.size)
+        command = replace(command, gpus=bool(gpus), size=size)
         if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.has_early_ranks`
             self._forkservers.growing = False
         report = self._reports.pop(command.group, {})
@@ -262,12 +267,48 @@ class Agent:
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
+        group.ask_room = lambda ranks, unit, then: self._find_room(client, group, ranks, unit, then)
+        group.give_back = self._give_back
         group.starts.on_unstarted = lambda: self._loop.soon(self._release_closed)
         self.server.add(client, group)
         self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
         group.open()
         if (store := self._early_stores.pop(command.group, None)) is not None:
             group.store.use(store)
+
+    def _cpu_ranks(self, command: m.OpenWorkerGroup, most: int) -> int:
+        """Return the number of CPU ranks that a worker group begins with, if several numbers will do."""
+        if not command.least:
+            return most
+        return max(command.least, within(self._free_cores(), most, command.unit))
+
+    def _free_cores(self) -> int:
+        """Return the number of cores that no CPU rank of a cell uses."""
+        used = sum(group.command.size for group in self.server.groups if not (group.gpus or group.idle))
+        return control_groups.cores() - used
+
+    def _find_room(
+        self, client: KernelClient, group: NodeWorkerGroup, ranks: int, unit: int, then: Callable[[Room], None]
+    ) -> None:
+        """Get room for up to so many more ranks of a worker group that executes a cell, as far as nobody waits."""
+        if group.store.spans_nodes or group.command.world_size:
+            return then(Room())  # the coordinator's matter
+        if not group.gpus:
+            return then(Room(ranks=within(self._free_cores(), ranks, unit)))
+
+        def look(inventory: Inventory) -> None:
+            if self._waiting or self._opening or group.closed or client.hello is None:
+                return then(Room())
+            fitting = gpu_choice.alike(group.command, group.gpus, inventory)
+            gpus = self._gpu_allocation.lease_free(fitting, ranks, unit, client.hello.label)
+            return then(Room(ranks=len(gpus), gpus=gpus))
+
+        return self._gpus.ask(look, fresh_s=0.0)
+
+    def _give_back(self, gpus: Sequence[devices.Gpu]) -> None:
+        if gpus:
+            self._gpu_allocation.give_back(gpus)
+            self._waiting.retry_soon()
 
     def _leaving(self) -> dict[devices.Gpu, float]:
         """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""
@@ -289,6 +330,7 @@ class Agent:
         for group in [group for group in self._closing if not group.ranks.living]:
             del self._closing[group]
             self._gpu_allocation.give_back(group.gpus)
+            group.drop_room()
             group.gpus = []
             if group.command.world_size:  # a coordinator has opened it, which gives the node back now
                 group.tell(m.RanksLeft(group=group.name), ())

@@ -70,7 +70,13 @@ def save(
             folder, objects, lambda: _state(objects), every_s=every_s or 0.0, keep=keep or periodic.DEFAULT_KEEP
         )
     periodic.wait(folder)
-    state = _state(objects)
+    _write_now(folder, _state(objects))
+    if reporter is not None and identity.rank() == 0:
+        reporter.saved(str(folder.absolute()))
+
+
+def _write_now(folder: Path, state: dict[str, Any]) -> None:
+    """Write one checkpoint, before this returns."""
     words = meeting.board()
     if words is None:
         return foreground.write(folder, state, together=dist.is_initialized())
@@ -157,6 +163,8 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     """
     _check_handles("resume", objects)
     folder = Path(path)
+    if (reporter := identity.cell.reporter) is not None:
+        reporter.resumes_from(str(folder.absolute()))
     together = meeting.board() is not None or dist.is_initialized()
     rank = identity.rank() if identity.is_rank() else dist.get_rank() if together else 0
     name = meeting.from_rank_0(lambda: _newest(folder), "resume", str(folder), rank) if together else _newest(folder)

@@ -27,6 +27,7 @@ from jupyter_distrib.checkpoints.folder import make_ready, new_save_id
 from jupyter_distrib.checkpoints.place import Identity
 from jupyter_distrib.checkpoints.snapshot import Snapshot
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker import end_of_cell
 
 DEFAULT_KEEP = 3
@@ -120,9 +121,15 @@ class Periodic:
             save_id=save_id,
             rank=self._rank,
             ranks=self._ranks if self._sharded else 1,
-            on_whole=lambda: series.prune(self._folder, keep, self._held),
+            on_whole=lambda: self._saved(keep),
         )
         self._schedule.saved(time.monotonic())
+
+    def _saved(self, keep: int) -> None:
+        """Remove old checkpoints, and report the one that is complete now; on rank 0, in the thread that writes."""
+        series.prune(self._folder, keep, self._held)
+        if (reporter := identity.cell.reporter) is not None:
+            reporter.saved(str(self._folder))
 
 
 _running: dict[Path, Periodic] = {}

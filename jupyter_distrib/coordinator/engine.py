@@ -108,6 +108,22 @@ class Reservation(Protocol):
             TimeoutError: The engine does not answer.
         """
 
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        """Get room for up to so many more ranks, for a run that grows: what is there now, and nobody waits for. Blocks,
+        and lets nothing go that was reserved before.
+
+        Args:
+            ranks: Maximum number of further ranks.
+            unit: Number of which theirs is a multiple.
+
+        Returns:
+            All nodes, first those that it had, in their order; None if there is nothing more, as by default.
+        """
+        return None
+
+    def drop_more(self) -> None:
+        """Give back what the last `acquire_more` has got. Blocks; never raises."""
+
     def give_up(self) -> None:
         """Make `acquire` end soon; can be called in any thread."""
 

@@ -57,6 +57,8 @@ class MultiNodeTrigger(Enum):
     """The process groups are repaired."""
     LOST = auto()
     """A node was lost."""
+    GROW = auto()
+    """A run is started again on more nodes."""
     FEWER = auto()
     """There are no nodes for all ranks, and the cell that waits may have fewer."""
     GIVE_UP = auto()
@@ -71,6 +73,7 @@ MOVES: dict[tuple[MultiNodeState, MultiNodeTrigger], MultiNodeState] = {
     (_S.STARTING, _T.OPENED): _S.READY,
     (_S.READY, _T.CELL): _S.RUNNING,
     (_S.READY, _T.REPAIR): _S.REPAIRING,
+    (_S.READY, _T.GROW): _S.LOOKING_AGAIN,
     (_S.RUNNING, _T.OVER): _S.READY,
     (_S.RUNNING, _T.LOST): _S.ENDING,
     (_S.REPAIRING, _T.REPAIRED): _S.READY,

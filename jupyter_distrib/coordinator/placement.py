@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,7 @@ class Placements:
 class _Found:
     """The nodes of a placement, ready for ranks."""
 
+    nodes: Sequence[RemoteNode]
     shares: tuple[Share, ...]
     agents: Mapping[str, str]
     """The folder of each node's agent, by the node's address."""
@@ -120,10 +122,14 @@ class Placement:
         """The worker group that has the nodes, or had them last."""
         self.ended = False
         """Whether the nodes are given back to the engine, or will be."""
-        self.delivery = Delivery(calls, reserve(command, hello, self._say))
+        # What there is beside the minimum is got by `acquire_more`.
+        needed = replace(command, size=command.least or command.size, least=0)
+        self.delivery = Delivery(calls, reserve(needed, hello, self._say))
         self._reservation = self.delivery.reservation
         self._hello, self._command, self._running, self._copy_files = hello, command, running, copy_files
         self._found: _Found | None = None
+        self._more: _Found | None = None
+        """All nodes, including those for a run that grows."""
         self._lost = False
         """Whether a node is out of reach, so that the nodes must not be claimed."""
         self._leave: _Leave | None = None
@@ -153,6 +159,8 @@ class Placement:
 
     def on_node_lost(self, node: int, reason: str) -> None:
         """Record that a node is out of reach."""
+        if self._found is not None and node >= len(self._found.shares):
+            return self.drop_room()
         self._lost = True
         if self.group.place is self:
             self.group.on_node_lost(node, reason)
@@ -205,7 +213,9 @@ class Placement:
         """Find nodes; in a thread of its own."""
         name = f"the {self._reservation.engine} cluster"
         try:
-            nodes = self._reservation.acquire(self._running)
+            nodes, command = self._reservation.acquire(self._running), self._command
+            if command.least:
+                nodes = self._reservation.acquire_more(command.size - command.least, command.unit) or nodes
             folder = file_sync.directory(self._hello)
             remotes = self._remote_nodes(nodes, folder)
         except PoolError as refusal:
@@ -215,7 +225,19 @@ class Placement:
         except Exception as error:  # noqa: BLE001 - engines raise all kinds
             reason = f"{name} could not start the ranks: {self._reservation.cause(error)}"
             return self._call(partial(self.group.refuse, reason))
-        found = _Found(
+        found = self._found_on(nodes, remotes, folder)
+
+        def begin() -> None:
+            for node in remotes:
+                node.listen()
+            self._found = found
+            self._give(found)
+
+        self._call(begin)
+
+    def _found_on(self, nodes: ReservedNodes, remotes: Sequence[RemoteNode], folder: str) -> _Found:
+        return _Found(
+            nodes=remotes,
             shares=tuple(
                 Share(node=node, size=size, gpus=nodes.gpus) for node, size in zip(remotes, nodes.sizes, strict=True)
             ),
@@ -226,19 +248,57 @@ class Placement:
             folder=folder,
         )
 
-        def begin() -> None:
-            for node in remotes:
-                node.listen()
-            self._found = found
-            self._give(found)
-
-        self._call(begin)
-
     def _give(self, found: _Found) -> None:
         self.group.on_placed(found.shares, has_gpus=found.engine_has_gpus, ends_at_s=found.ends_at_s)
 
-    def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
-        """Ask the relays about their nodes, and check that they are compatible with the kernel."""
+    # ------------------------------------------------------------------------------------------------ growing
+
+    def find_room(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
+        """Get room for more ranks; see `worker_group.NodeSource`."""
+        threading.Thread(
+            target=self._look_for_more, args=(ranks, unit, then), name="jupyter_distrib-more", daemon=True
+        ).start()
+
+    def _look_for_more(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
+        """Find more nodes; in a thread of its own."""
+        before, more = self._found, None
+        assert before is not None
+        try:
+            if (nodes := self._reservation.acquire_more(ranks, unit)) is not None:
+                remotes = self._remote_nodes(nodes, before.folder, before.nodes)
+                more = self._found_on(nodes, remotes, before.folder)
+        except Exception:  # noqa: BLE001 - engines raise all kinds: it goes on with what it has
+            traceback.print_exc()  # into the coordinator's log
+            self._reservation.drop_more()
+        self.delivery.calls.put(lambda: self._have_more(before, more, then))
+
+    def _have_more(self, before: _Found, more: _Found | None, then: Callable[[int], None]) -> None:
+        if more is None:
+            return then(0)
+        if self._found is not before or self.group.place is not self or self.group.closed or self._lost:
+            threading.Thread(target=self._reservation.drop_more, name="jupyter_distrib-drop").start()
+            return then(0)
+        for node in more.nodes[len(before.nodes) :]:
+            node.listen()
+        self._more = more
+        return then(sum(share.size for share in more.shares) - sum(share.size for share in before.shares))
+
+    def drop_room(self) -> None:
+        """Give the room back; see `worker_group.NodeSource`."""
+        if self._more is not None:
+            self._more = None
+            threading.Thread(target=self._reservation.drop_more, name="jupyter_distrib-drop").start()
+
+    def use_room(self) -> None:
+        """Give the group all nodes; see `worker_group.NodeSource`."""
+        more, self._more = self._more, None
+        assert more is not None
+        self._found = more
+        self._give(more)
+
+    def _remote_nodes(self, nodes: ReservedNodes, folder: str, known: Sequence[RemoteNode] = ()) -> list[RemoteNode]:
+        """Ask the relays about their nodes, and check that they are compatible with the kernel. The first nodes may be
+        known: others reach them differently now."""
         before = stamp(folder)
         asked = [
             channel.ask("describe", [*nodes.addresses[:number], *nodes.addresses[number + 1 :]], folder)
@@ -256,10 +316,16 @@ class Placement:
         shared = [file_sync.is_shared(about["folder"], before, after) for about in abouts]
         files_are_ours = all(about["user"] == os.getuid() for about in abouts)  # not so in some containers
         self.delivery.shared_folder = folder if all(shared) and files_are_ours else ""
-        nodes_of = zip(names, nodes.channels, abouts, shared, strict=True)
+        nodes_of = list(zip(names, nodes.channels, abouts, shared, strict=True))
+        for node, about in zip(known, abouts, strict=False):
+            node.host, node.interface = str(about["host"]), str(about["interface"])
         return [
-            RemoteNode(self, number, channel, about, name=name, shared=has_folder)
-            for number, (name, channel, about, has_folder) in enumerate(nodes_of)
+            *known,
+            *(
+                RemoteNode(self, number, channel, about, name=name, shared=has_folder)
+                for number, (name, channel, about, has_folder) in enumerate(nodes_of)
+                if number >= len(known)
+            ),
         ]
 
     def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:

@@ -49,6 +49,16 @@ class NodeSource(Protocol):
         """Find nodes; calls `group.on_placed`, `group.on_queued` or `group.refuse` in the loop, and later
         `group.handle_event` and `group.on_node_lost`."""
 
+    def find_room(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
+        """Get room for up to so many more ranks, a multiple of `unit`; then call `then` with their number, in the
+        loop."""
+
+    def drop_room(self) -> None:
+        """Give the room back."""
+
+    def use_room(self) -> None:
+        """Call `group.on_placed` with all nodes, old and new."""
+
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """Let the nodes go, even during the search for them.
 
@@ -100,6 +110,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         """Number of ranks on the surviving nodes after the last loss."""
         self._shortage = ""
         """Reason why there are no nodes for the previous number of ranks."""
+        self._room = 0
+        """Number of further ranks that there is room for, for a run that grows."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
@@ -166,6 +178,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             command = replace(
                 self.command,
                 size=share.size,
+                least=0,
                 gpus=share.gpus,
                 first_rank=first,
                 world_size=world_size,
@@ -191,8 +204,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         None if the waiting cell needs more."""
         if self.pending is None:
             return None
-        sizes = (self._ranks_left, self.pending.command.min_ranks)
-        return max((each for each in sizes if each < self.command.size and self.pending.may_have(each)), default=None)
+        sizes = map(self.pending.fewer, (self._ranks_left, self.pending.command.min_ranks))
+        return max((each for each in sizes if 0 < each < self.command.size), default=None)
 
     def _look_again(self, size: int) -> None:
         """Give the nodes back and look for others; the restarted run waits for their ranks."""
@@ -203,6 +216,32 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.command = replace(self.command, size=size)
         self.place = self._find_nodes(self.command)
         self.place.start(self.command, self)
+
+    def find_room(self, size: int, unit: int, then: Callable[[int], None]) -> None:
+        place, had = self.place, self.command.size
+
+        def found(ranks: int) -> None:
+            self._room = ranks if self.place is place else 0
+            then(had + self._room)
+
+        if self.kept:
+            return then(0)  # it would be lost
+        place.find_room(size - had, unit, found)
+
+    def drop_room(self) -> None:
+        if self._room:
+            self._room = 0
+            self.place.drop_room()
+            if self.state is State.READY:
+                self._group_repair.make_store()
+                self._wait_for_repair()
+
+    def _use_room(self) -> None:
+        """Start the ranks anew, on the nodes that it has and on those that it has got."""
+        self._room, self._ranks_left, self._infos = 0, self.command.size, {}
+        self._group_repair.cancel()
+        self.kept.clear()
+        self.place.use_room()
 
     def handle_event(self, node: int, event: m.Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, which may concern a previous worker group; `fds` stay the caller's."""
@@ -264,8 +303,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
 
     def _changed(self, node: int, event: m.WorkerGroupChanged) -> None:
         """Handle the loss of ranks that their node replaces."""
-        if self.state in (State.ENDING, State.ENDED):
-            return
+        if self.state in (State.ENDING, State.ENDED, State.STARTING_AGAIN):
+            return  # of ranks that are, or will be, replaced
         if node in self._infos:  # else its `WorkerGroupOpened` is still to come
             self._infos[node] = event.workers
             self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
@@ -297,6 +336,9 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             if self._states.move(Trigger.CELL):
                 self._look_again(self.command.size)
             return
+        if len(command.ranks) > self.command.size and self._states.move(Trigger.GROW):
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            return self._use_room()
         self._states.move(Trigger.CELL)
         ranks = {
             node: mine
@@ -349,7 +391,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         self._states.move(Trigger.OVER)
-        if self.state is State.READY and not run.health.fit:
+        if self.state is State.READY and not run.health.fit and not self._room:
             on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
             self._group_repair.start(run, on_all=on_all)
             self._wait_for_repair()

@@ -21,7 +21,7 @@ class CellState:
     """State of the cell that this process executes, or executed last."""
 
     attempt: int = 0
-    """The number of restarts of the run so far (`--max-restarts`)."""
+    """Number of times that the run was started again so far (`--max-restarts`, or with more ranks)."""
     max_restarts: int = 0
     strategy: Any = None
     """The strategy of the run, until the cell's names are dropped."""

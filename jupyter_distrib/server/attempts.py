@@ -1,5 +1,5 @@
-"""Restarts a run when a rank is lost (`--max-restarts`): keeps the command and the parcel until the last attempt has
-ended. Runs in the loop of the agent, or of the coordinator.
+"""Restarts a run when a rank is lost (`--max-restarts`), or when there is room for more ranks (`--ranks 2:8`): keeps
+the command and the parcel until the last attempt has ended. Runs in the loop of the agent, or of the coordinator.
 
     Execute --> attempt 0 --> events --> client      its end is told as Restarted, and the run begins again as soon as
                                                      the worker group has replaced its ranks
@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from jupyter_distrib.server.growth import Growth
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
 from jupyter_distrib.server.worker_group import PendingCell, Tell
+from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -28,6 +30,7 @@ class Attempts:
         execute: Executes a command on the worker group, now or when its ranks are ready; returns whether there is one.
         soon: Calls a function once all pending events are handled: the worker group repairs itself meanwhile.
         on_over: Called with the run's id when the last attempt has ended.
+        growth: Decides when the run gets more ranks; None for a run that does not grow.
     """
 
     def __init__(
@@ -39,20 +42,26 @@ class Attempts:
         execute: Callable[[m.Execute, Descriptors, Tell], bool],
         soon: Callable[[Callable[[], None]], None],
         on_over: Callable[[str], object],
+        growth: Growth | None = None,
     ) -> None:
         self.command = command
         self._parcel = Descriptors(parcel.take())
         self._tell, self._execute, self._soon, self._on_over = tell, execute, soon, on_over
         self._policy = RestartPolicy(command.max_restarts, on_error=command.restart_on_error)
+        self._growth = growth
+        self._number = 0
+        """Number of attempts before this one."""
         self._began_s = time.monotonic()
         self._stopped = self._began = False
 
     def start(self) -> None:
         """Start the next attempt; if the run was stopped meanwhile, or has no ranks any more, end it."""
-        command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
+        command = replace(self.command, attempt=self._number, timeout_s=self._time_left_s())
         # What tells how much of the content is there has been read by the first attempt; all is there since it began.
-        needed = self.command.inputs.memories if self._policy.attempt else None
+        needed = self.command.inputs.memories if self._number else None
         copies = Descriptors.duplicates([*self._parcel][:needed])
+        if self._growth is not None:
+            self._growth.begin(len(command.ranks))
         if not self._stopped and self._execute(command, copies, self.send):
             return
         pending = PendingCell(command=command, descriptors=copies, tell=self.send)
@@ -62,9 +71,15 @@ class Attempts:
         """Record that the user stops the run."""
         self._stopped = True
         self._policy.stop()
+        if self._growth is not None:
+            self._growth.close()
 
     def send(self, event: m.Event, fds: tuple[int, ...]) -> None:
         """Send an event of the run, except the end of an attempt that is followed by another."""
+        if self._growth is not None:
+            self._growth.follow(event)
+        if isinstance(event, m.Saved):
+            return
         self._policy.record(event)
         if isinstance(event, m.RanksReduced):
             self.command = replace(self.command, ranks=event.ranks)
@@ -73,21 +88,38 @@ class Attempts:
             return self._tell(event, fds)
         if not self._began and len(self._parcel) > self.command.inputs.memories:
             self._policy.stop()  # not all of the content may have come from the notebook
+        if (growth := self._growth) is not None and growth.ending and self._policy.is_cut:
+            return self._grow(growth)
         decision = self._policy.decide()
         if isinstance(decision, Restart):
-            self._tell(self._restarted(decision.cause), ())
-            return self._soon(self.start)
+            return self._start_again(decision.cause)
+        if growth is not None:
+            growth.close()
         if decision.reason:
             self._tell(m.Noted(run=self.command.run, rank=None, text=decision.reason), ())
         self._parcel.close()
         self._on_over(self.command.run)
         self._tell(event, fds)
 
-    def _restarted(self, cause: str) -> m.Restarted:
-        attempt, command = self._policy.attempt, self.command
-        return m.Restarted(
-            run=command.run, attempt=attempt, max_restarts=command.max_restarts, cause=cause, at_s=time.monotonic()
+    def _grow(self, growth: Growth) -> None:
+        """Start the next attempt with as many ranks as there is room for."""
+        place = "" if (step := self._policy.begin_again()) is None else f"at step {step}, "
+        self.command = replace(self.command, ranks=tuple(range(growth.room)))
+        cause = f"{place}and goes on from its checkpoint of {duration(growth.age_s)} ago"
+        self._start_again(cause, self.command.ranks)
+
+    def _start_again(self, cause: str, ranks: tuple[int, ...] = ()) -> None:
+        self._number += 1
+        restarted = m.Restarted(
+            run=self.command.run,
+            attempt=self._policy.attempt,
+            max_restarts=self.command.max_restarts,
+            cause=cause,
+            ranks=ranks,
+            at_s=time.monotonic(),
         )
+        self._tell(restarted, ())
+        self._soon(self.start)
 
     def _time_left_s(self) -> float | None:
         limit_s = self.command.timeout_s

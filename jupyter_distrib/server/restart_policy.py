@@ -48,6 +48,8 @@ class _Attempt:
     """The first rank that was lost."""
     failed: m.Failed | None = None
     """The first rank that raised."""
+    cut: bool = False
+    """Whether a rank has not come to the end of the cell."""
     steps: dict[str, int] = field(default_factory=dict)
     """The highest step that was reported, by the name of the loop or number."""
 
@@ -74,6 +76,7 @@ class RestartPolicy:
     def record(self, event: m.Event) -> None:
         """Handle an event of the run."""
         now = self._now
+        now.cut = now.cut or isinstance(event, m.Exited | m.Failed | m.Interrupted)
         match event:
             case m.Exited() if not event.asked:
                 now.lost = now.lost or event
@@ -90,6 +93,16 @@ class RestartPolicy:
                 self.stop()
             case m.Interrupted() if now.lost is None and now.failed is None:
                 self.stop()  # by somebody else: the others are interrupted after the first that ended
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the attempt has ended before the end of the cell, and nobody has stopped the run."""
+        return self._now.cut and not self._stopped
+
+    def begin_again(self) -> int | None:
+        """Begin an attempt that is not due to a loss; return the highest step of the one before, if it reported any."""
+        steps, self._now = self._now.steps.values(), _Attempt()
+        return max(steps, default=None)
 
     def decide(self) -> Decision:
         """Decide at the end of an attempt; after `Restart`, the next attempt counts."""

@@ -24,6 +24,7 @@ from typing import Generic, Protocol
 from jupyter_distrib.server import detached_runs
 from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.server.growth import Growth
 from jupyter_distrib.server.listener import Listener, SocketName
 from jupyter_distrib.server.worker_group import Client, G, Tell
 from jupyter_distrib.system import confinement, last_seen, open_files, process_environment
@@ -294,19 +295,23 @@ class Server(Generic[G]):
             gpus = group.command.gpus
             tell, frame = self._detached.start_record(client, command, group.infos(), size, gpus=gpus), b""
             self._touch_later()
-        if command.max_restarts and not command.run_size:
+        if (command.max_restarts or command.most_ranks) and not command.run_size:
             self._attempt(group, command, descriptors, tell)
         else:
             group.execute(command, descriptors, tell, frame)
 
     def _attempt(self, group: G, command: m.Execute, descriptors: Descriptors, tell: Tell) -> None:
-        """Execute a cell that is restarted when a rank is lost."""
+        """Execute a cell that is restarted when a rank is lost, or when there is room for more ranks."""
 
         def execute(command: m.Execute, descriptors: Descriptors, tell: Tell) -> bool:
             if not group.closed:
                 group.execute(command, descriptors, tell)
             return not group.closed
 
+        def say(text: str) -> None:
+            tell(m.Noted(run=command.run, rank=None, text=text), ())
+
+        growth = Growth(command, group, later=self.loop.later, tell=say) if command.most_ranks else None
         attempts = Attempts(
             command,
             descriptors,
@@ -314,6 +319,7 @@ class Server(Generic[G]):
             execute=execute,
             soon=self.loop.soon,
             on_over=self._attempts.pop,
+            growth=growth,
         )
         self._attempts[command.run] = attempts
         attempts.start()

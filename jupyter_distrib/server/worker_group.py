@@ -56,9 +56,10 @@ class PendingCell:
         failure = m.Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 
-    def may_have(self, ranks: int) -> bool:
-        """Return whether the cell accepts this smaller number of ranks."""
-        return 0 < self.command.min_ranks <= ranks
+    def fewer(self, ranks: int) -> int:
+        """Return the largest number of ranks that the cell accepts, of at most so many; 0 if it needs more."""
+        size = ranks - ranks % self.command.rank_unit
+        return size if 0 < self.command.min_ranks <= size else 0
 
     def with_fewer(self, ranks: int, cause: str) -> PendingCell:
         """Return the cell for fewer ranks, and report the reduction."""
@@ -108,6 +109,12 @@ class ServedWorkerGroup(Protocol):
     @property
     def detached(self) -> bool:
         """Return whether that cell goes on without its kernel."""
+
+    def find_room(self, size: int, unit: int, then: Callable[[int], None]) -> None:
+        """See `server.growth.Growing`."""
+
+    def drop_room(self) -> None:
+        """See `server.growth.Growing`."""
 
     def is_for(self, run: str) -> bool:
         """Return whether the current cell is this run."""

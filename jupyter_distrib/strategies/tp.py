@@ -8,10 +8,11 @@ itself (`jupyter_distrib.parallel` helps): it gets the mesh, and nothing else is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.interfaces.strategy import StrategyRun, StrategyStart
 from jupyter_distrib.options import Option, shown
 from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
 from jupyter_distrib.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy
@@ -56,6 +57,18 @@ class TensorParallelStrategy(FullyShardedStrategy):
             return cls.summary, "whole on every rank, since the mesh has no dimension `data`"
         sharded, data = super().effects(options)
         return sharded.replace(cls.summary, f"{cls.summary}, and sharded over its dimension `data`"), data
+
+    @classmethod
+    def ready(cls, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
+        """Return its options. Refuse a mesh for another number of ranks."""
+        if start.ranks is not None and "mesh" in options:
+            wanted = math.prod(size for _, size in dimensions("--mesh", options["mesh"]))
+            if wanted != start.ranks:
+                raise OptionsError(
+                    f"--mesh {options['mesh']} needs {wanted} ranks, and there are {start.ranks}: run the cell with "
+                    f"{wanted} ranks, or give a mesh for {start.ranks}."
+                )
+        return super().ready(options, start)
 
     def begin(self, run: StrategyRun) -> None:
         from jupyter_distrib.interfaces import identity

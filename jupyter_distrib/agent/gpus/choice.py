@@ -30,12 +30,21 @@ class Choice:
 
     size: int
     """Number of ranks."""
+    least: int = 0
+    """Minimum number, if fewer ranks will do; 0: exactly `size`."""
+    unit: int = 1
+    """Number of which any such number is a multiple."""
     alternatives: tuple[tuple[Gpu, ...], ...] = ()
     """Sets of GPUs, each large enough, the best first; none for CPU ranks."""
     notes: tuple[str, ...] = ()
     """Sentences for the head of the run."""
     visible: bool = False
     """Whether the notebook sees any GPU that its ranks could use."""
+
+    @property
+    def asked(self) -> str:
+        """The number of ranks as a user writes it: `2`, `2:8`."""
+        return f"{self.least}:{self.size}" if self.least else str(self.size)
 
 
 def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
@@ -55,15 +64,32 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     if not seen:
         told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
         return Choice(size=command.ranks(0), notes=told)
-    if command.size > len(seen):
+    if (least := command.least or command.size) > len(seen):
         raise GpusRefused(_too_few(command, len(seen), inventory))
     lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
     if command.visible is not None:
         unlike = _order_told(command.visible, inventory, seen)
-        return Choice(size=command.ranks(len(seen)), alternatives=(tuple(seen),), notes=(*lost, *unlike), visible=True)
-    best = _alike(command.size, seen)
+        return Choice(
+            size=command.ranks(len(seen)),
+            alternatives=(tuple(seen),),
+            notes=(*lost, *unlike),
+            visible=True,
+            least=command.least,
+            unit=command.unit,
+        )
+    best = _alike(least, seen)
     size = command.ranks(len(best[0]))
-    return Choice(size=size, alternatives=best, notes=(*lost, *_taken_told(command.size, best, seen)), visible=True)
+    notes = (*lost, *_taken_told(least, best, seen))
+    return Choice(size=size, alternatives=best, notes=notes, visible=True, least=command.least, unit=command.unit)
+
+
+def alike(command: m.OpenWorkerGroup, held: Sequence[Gpu], inventory: Inventory) -> list[Gpu]:
+    """Return the GPUs that the notebook sees and that are of the types of those that it holds."""
+    names = {gpu.name for gpu in held}
+    try:
+        return [gpu for gpu in _visible(command, inventory) if gpu.name in names]
+    except GpusRefused:
+        return []
 
 
 def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
@@ -149,7 +175,7 @@ def _too_few(command: m.OpenWorkerGroup, there: int, inventory: Inventory) -> st
     if command.visible is not None:
         visible += f" (CUDA_VISIBLE_DEVICES={','.join(command.visible)})"
         change = ", or change the variable in the notebook"
-    return f"--gpus {command.size} but {visible}; ask for at most that many{change}.{left_out}"
+    return f"--gpus {command.least or command.size} but {visible}; ask for at most that many{change}.{left_out}"
 
 
 # ---------------------------------------------------------------------------------------------------- which are better

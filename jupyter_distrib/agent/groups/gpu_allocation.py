@@ -16,6 +16,7 @@ from jupyter_distrib.agent.gpus import choice as gpu_choice
 from jupyter_distrib.agent.gpus.choice import Choice
 from jupyter_distrib.agent.gpus.devices import Gpu, GpuProcess, Inventory
 from jupyter_distrib.agent.gpus.leases import Leases
+from jupyter_distrib.agent.groups.room import within
 from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
@@ -80,13 +81,14 @@ class GpuAllocation:
             leaving: GPUs of ranks that were told to leave, and the seconds that this may take.
         """
         for fitting in choice.alternatives:
-            taken = self._free(fitting, choice.size, hello.label)
-            missing = choice.size - len(taken)
+            size = self._size(choice, fitting, leaving)
+            taken = self._free(fitting, size, hello.label)
+            missing = size - len(taken)
             in_use = missing - len(leaving.keys() & set(fitting))
             made_room = in_use > 0 and self._make_room(fitting, in_use, hello.label)
             if made_room:
                 taken += self._free(fitting, missing, hello.label)
-            if len(taken) == choice.size:
+            if len(taken) == size:
                 gpus = tuple(sorted(taken, key=fitting.index))
                 return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
             self._untake(taken)
@@ -94,6 +96,14 @@ class GpuAllocation:
                 soon_s = [leaving[gpu] for gpu in fitting if gpu in leaving]
                 return Busy(reason=self._taken_told(choice), soon_s=max([FIRST_CELL_S, *soon_s]))
         return Busy(reason=self._taken_told(choice), soon_s=0.0)
+
+    def lease_free(self, fitting: Sequence[Gpu], count: int, unit: int, label: str) -> tuple[Gpu, ...]:
+        """Lease up to this many of the GPUs, a multiple of `unit`: of those that are free, and that nobody uses."""
+        unused = [gpu for gpu in fitting if not gpu.display and (gpu.used_bytes or 0) < gpu_choice.BUSY_BYTES]
+        taken = self._free(unused, count, label)
+        kept = len(taken) - len(taken) % unit
+        self._untake(taken[kept:])
+        return tuple(taken[:kept])
 
     def give_back(self, gpus: Iterable[Gpu]) -> None:
         self.given_back += 1
@@ -117,6 +127,14 @@ class GpuAllocation:
             )
             for gpu in inventory.gpus
         )
+
+    def _size(self, choice: Choice, fitting: Sequence[Gpu], leaving: Mapping[Gpu, float]) -> int:
+        """Return the number of these GPUs to lease: if several will do, as many as can be had now."""
+        if not choice.least:
+            return choice.size
+        idle = {gpu for group in self._groups if self._yields(group) for gpu in group.gpus}
+        there = sum(gpu in leaving or gpu in idle or not self._leases.holder(gpu) for gpu in fitting)
+        return max(choice.least, within(there, choice.size, choice.unit))
 
     def _free(self, fitting: Sequence[Gpu], count: int, label: str) -> list[Gpu]:
         """Lease up to this many GPUs, the least used first."""
@@ -164,7 +182,7 @@ class GpuAllocation:
         free = len(fitting) - sum(map(len, holders.values()))
         told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
         wait = f"Wait for them with --wait S, or free them: {self._freeing(fitting)}."
-        return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
+        return f"--gpus {choice.asked}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
 
     def _freeing(self, gpus: Sequence[Gpu]) -> str:
         """Describe how the user can free these GPUs."""

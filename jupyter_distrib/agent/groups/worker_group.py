@@ -21,6 +21,7 @@ from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.groups.group_output import GroupOutput
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.repair import GroupRepair
+from jupyter_distrib.agent.groups.room import AskRoom, Room
 from jupyter_distrib.agent.groups.start import GroupStart, StartReports
 from jupyter_distrib.agent.groups.state import MOVES
 from jupyter_distrib.agent.groups.state import NodeGroupState as State
@@ -66,6 +67,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._node_has_gpus, self._notes = node_has_gpus, notes
         self.on_failed: Callable[[str], None] = lambda reason: None
         """Callback that closes the worker group."""
+        self.ask_room: AskRoom = lambda ranks, unit, then: then(Room())
+        """Function that gets room for more ranks, as far as nobody waits for it."""
+        self.give_back: Callable[[Sequence[Gpu]], None] = lambda gpus: None
+        """Function that gives GPUs back."""
+        self._room = Room()
         self._states = StateMachine(State.STARTING, MOVES)
         self.ranks = RankTable()
         wait = partial(self._states.move, Trigger.REPAIR)
@@ -135,8 +141,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _restart_without(self, rank: Rank, reason: str) -> None:
         """Restart the worker group with one rank less if the waiting cell allows that; else give it up."""
-        pending, size = self.pending, self.command.size - 1
-        if pending is None or self.store.spans_nodes or not pending.may_have(size):
+        pending = self.pending
+        size = pending.fewer(self.command.size - 1) if pending is not None else 0
+        if pending is None or self.store.spans_nodes or not size:
             return self.fail(reason)
         self.pending = pending.with_fewer(size, f"rank {rank.number} cannot be replaced, {reason}")
         self.command = replace(self.command, size=size)
@@ -144,6 +151,32 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.gpus.append(self.gpus.pop(rank.order.local_rank))
         self.kept.clear()
         self.starts.start_resized(self.command, self.gpus[:size])
+
+    def find_room(self, size: int, unit: int, then: Callable[[int], None]) -> None:
+        if self.kept:
+            return then(0)  # it would be lost
+
+        def found(more: Room) -> None:
+            if self.closed:
+                self.give_back(more.gpus)
+                return then(0)
+            self._room = more
+            then(self.command.size + more.ranks)
+
+        return self.ask_room(size - self.command.size, unit, found)
+
+    def drop_room(self) -> None:
+        room, self._room = self._room, Room()
+        self.give_back(room.gpus)
+        if room.ranks and self.run is None and not self.closed:
+            self._replace_gone()
+
+    def _take_room(self, size: int) -> None:
+        """Replace the ranks by more."""
+        room, self._room = self._room, Room()
+        self.gpus = sorted((*self.gpus, *room.gpus), key=lambda gpu: (gpu.index, gpu.slice or 0))
+        self.command = replace(self.command, size=size)
+        self.starts.start_resized(self.command, self.gpus)
 
     def fail(self, reason: str) -> None:
         """Close the unusable worker group, and report why to the kernel and to the waiting cell. Takes effect once."""
@@ -201,6 +234,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
+        if len(command.ranks) > self.command.size:
+            self._take_room(len(command.ranks))
         if not self._states.move(Trigger.CELL):
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
@@ -331,11 +366,17 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def _repair(self, run: NodeRun) -> None:
         """Prepare the worker group for the next run: replace dead ranks, and the store if groups may be broken."""
         self._group_repair.last = run
+        if self._room.ranks:
+            return  # all ranks are about to be replaced
+        if not self._replace_gone():
+            self._group_repair.start(run)
+
+    def _replace_gone(self) -> bool:
+        """Start a rank in place of each that is gone; return whether there is any."""
         gone = [rank.order.local_rank for rank in self.ranks if rank.state == "gone"]
         if gone:
             self.starts.start(gone)
-        else:
-            self._group_repair.start(run)
+        return bool(gone)
 
     # ------------------------------------------------------------------------------------------------ ending
 

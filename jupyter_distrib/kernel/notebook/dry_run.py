@@ -74,7 +74,7 @@ class World:
         size, assumed = options.size, list[str]()
         known = [worker for group in current.pools.groups(options.pool) for worker in group.workers]
         gpus = _gpus_of_pool(current, options) if asks and size.gpus else None
-        ranks = size.count or len(known) or len(gpus or ())
+        ranks = size.fewest or len(known) or len(gpus or ())
         if not size.gpus or gpus == []:
             return cls(ranks=ranks or size.ranks(0))
         if not ranks:

@@ -72,7 +72,7 @@ class RunRecord:
         self.stall: m.Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
         self.restarts: list[m.Restarted] = []
-        """The restarts of the run after the loss of a rank, each with its cause."""
+        """The restarts of the run, after the loss of a rank or with more ranks, each with its cause."""
         self._first_began_at_s: float | None = None
         """The start of the first attempt, if there is a second one."""
         self.changes = 0
@@ -243,17 +243,31 @@ class RunRecord:
                 peak_rss_bytes=old.peak_rss_bytes,
                 peak_gpu_memory_bytes=old.peak_gpu_memory_bytes,
             )
-        text = f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}"
-        self.notes = [*self.notes, m.Noted(run=self.run, rank=None, text=text)][-NOTES:]
+        if event.ranks:
+            self._grow(event)
+        else:
+            self._note(f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}")
 
     def _reduce(self, event: m.RanksReduced) -> None:
         """Continue with the ranks that are left."""
         had, self.world_size = self.world_size, len(event.ranks)
         self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
-        text = (
-            f"goes on with {self.world_size} of {had} ranks: {event.cause.rstrip('.')}. With the same batch size on "
-            f"each rank, the global batch is {self.world_size}/{had} of what it was"
+        self._note(
+            f"goes on with {self.world_size} of {had} ranks: {event.cause.rstrip('.')}. {self._global_batch(had)}"
         )
+
+    def _grow(self, event: m.Restarted) -> None:
+        """Continue with more ranks."""
+        had, self.world_size = self.world_size, len(event.ranks)
+        self.ranks |= {
+            number: RankRecord(rank=number, state="starting") for number in event.ranks if number not in self.ranks
+        }
+        self._note(f"grown from {had} to {self.world_size} ranks {event.cause}. {self._global_batch(had)}")
+
+    def _global_batch(self, had: int) -> str:
+        return f"With the same batch size on each rank, the global batch is {self.world_size}/{had} of what it was"
+
+    def _note(self, text: str) -> None:
         self.notes = [*self.notes, m.Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
     def _finish_lines(self) -> None:

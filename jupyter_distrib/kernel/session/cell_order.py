@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from functools import cache, partial
 from typing import Any
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
@@ -30,11 +31,15 @@ from jupyter_distrib.system import process, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
+GROW_AFTER_S = 600.0
+"""Seconds between two changes of a run to more ranks."""
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Variable that makes torch compare the ranks' calls before each collective."""
 FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
 """Prefixes of variables on communication between ranks, which are sent even if the notebook has not set them."""
+_SIZES = 1000
+"""Maximum number of sizes of a worker group for which a strategy is asked whether it works."""
 _NOWHERE = ("RAY_AUTH_",)
 """Prefixes of variables that are never sent: the key to the cluster, which a cell that runs on it does not need."""
 
@@ -175,7 +180,10 @@ def command(
         timeout_s=options.timeout_s,
         hang_timeout_s=options.hang_timeout_s,
         max_restarts=options.max_restarts or 0,
-        min_ranks=options.min_ranks or 0,
+        min_ranks=options.min_ranks or options.size.least,
+        most_ranks=max(options.size.several, default=0),
+        rank_unit=options.size.step,
+        grow_after_s=options.grow_after_s or GROW_AFTER_S,
         restart_on_error=options.restart_on == "error",
         profile=options.profile or 0,
         unanswered=_unanswered(run, order),
@@ -234,6 +242,14 @@ def for_strategy(options: Options) -> Options:
 
     name, given, size = options.strategy or "none", options.strategy_options, options.size
     start = StrategyStart(names=vars(sys.modules["__main__"]), ranks=size.count, on_cpu=not size.gpus)
+    for ranks in size.several[:_SIZES]:
+        try:
+            strategy_ready(name, given, replace(start, ranks=ranks))
+        except DistributedError as error:
+            told = f"{'--gpus' if size.gpus else '--ranks'} {options.gpus or options.ranks}"
+            raise type(error)(
+                f"{told} may give {ranks} rank{'s' * (ranks > 1)}, which does not work: {error}"
+            ) from None
     if (own := strategy_ready(name, given, start)) is not given:
         options = replace(options, strategy_options=dict(own))
     given_variables = strategy_environment(name, own)

@@ -28,7 +28,7 @@ from jupyter_distrib.kernel.session.notifier import Notifier
 from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.pools.pool_manager import ConcurrentStart, PoolManager, once_more
+from jupyter_distrib.kernel.session.pools.pool_manager import PATIENCE_S, ConcurrentStart, PoolManager, once_more
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.runs.observers import Observers
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -49,10 +49,6 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 
 STOPPED_S = 5.0
 """Maximum seconds to wait for the end of a run whose cell could not be sent completely."""
-
-
-PATIENCE_S = 30 * 86_400.0
-"""Seconds that a submitted run waits for ranks and GPUs that its pool has but others use."""
 
 
 class Session:

@@ -23,6 +23,7 @@ from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.options import (
     Declared,
+    NumberRange,
     Option,
     Owners,
     Say,
@@ -30,6 +31,7 @@ from jupyter_distrib.options import (
     at_least_zero,
     check_choice,
     count,
+    count_or_range,
     expression,
     names,
     one_name,
@@ -60,6 +62,20 @@ class GroupSize:
     """Whether each rank has a GPU, if the pool has any; False: CPU ranks."""
     gpu_type: str = ""
     """The text that the names of the GPUs must contain; empty for any type."""
+    least: int = 0
+    """The minimum number of ranks, if fewer than `count` will do; 0: exactly `count`."""
+    step: int = 1
+    """The number of which any such number is a multiple."""
+
+    @property
+    def several(self) -> range:
+        """The numbers of ranks that will do, if there are several; else empty."""
+        return range(self.least, (self.count or 0) + 1, self.step) if self.least else range(0)
+
+    @property
+    def fewest(self) -> int | None:
+        """The number of ranks that must be there; None for the pool's default."""
+        return self.least or self.count
 
     def on_cpus(self) -> GroupSize:
         """Return the equivalent size for a pool without GPUs."""
@@ -123,11 +139,11 @@ class Options:
     """The options of one cell or call; None, empty values and False stand for options that are not given."""
 
     gpus: int | None = _declared(
-        None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
-        unasked=True,
+        None, "--gpus", "N", "N ranks with one GPU each, or 2:8 for what there is; where the pool has no GPU at all, "
+        "N CPU ranks", read=count_or_range, unasked=True,
         default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
     ranks: int | None = _declared(
-        None, "--ranks", "N", "N CPU ranks", read=count, unasked=True,
+        None, "--ranks", "N", "N CPU ranks, or 2:8 for what there is", read=count_or_range, unasked=True,
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
@@ -161,6 +177,9 @@ class Options:
     min_ranks: int | None = _declared(
         None, "--min-ranks", "M", "after a restart, continue with fewer ranks, at least M, if the lost ones cannot be "
         "replaced", read=count, default="only with all ranks")
+    grow_after_s: float | None = _declared(
+        None, "--grow-after", "S", "with --gpus 2:8 or --ranks 2:8, start the cell again from its checkpoint with more "
+        "ranks when there is room, at most once in S seconds", read=seconds, default="600", keyword="grow_after_s")
     restart_on: str | None = _declared(
         None, "--restart-on", "WHAT", "with `error`, also when a rank raises an exception", default="lost",
         choices=("lost", "error"))
@@ -218,7 +237,11 @@ class Options:
     @property
     def size(self) -> GroupSize:
         """The size of the worker group that these options ask for."""
-        return GroupSize(count=self.gpus or self.ranks, gpus=not self.ranks, gpu_type=self.gpu_type or "")
+        given = self.gpus or self.ranks
+        size = GroupSize(count=given, gpus=not self.ranks, gpu_type=self.gpu_type or "")
+        if isinstance(given, NumberRange):
+            return replace(size, count=int(given), least=given.least, step=given.step)
+        return size
 
     @property
     def sized(self) -> bool:
@@ -227,7 +250,10 @@ class Options:
 
     def resized(self, size: GroupSize) -> Options:
         """Return a copy of the options with this size."""
-        gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
+        count = size.count
+        if size.least and count:
+            count = NumberRange(count, size.least, size.step)
+        gpus, ranks = (count, None) if size.gpus else (None, count)
         return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
     def over(self, others: Options) -> Options:
@@ -244,7 +270,8 @@ class Options:
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
-        given = {name: value for name, value in zip(_TOLD, _told(self), strict=True) if value}
+        told = zip(_TOLD, _told(self), strict=True)
+        given = {name: str(value) if isinstance(value, NumberRange) else value for name, value in told if value}
         return given | self.strategy_options
 
 
@@ -361,6 +388,7 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(
             f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks would have other numbers"
         )
+    _refuse_conflicts_of_range(options, named)
     if options.restart_on and not options.max_restarts:
         raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the maximum number of restarts")
     size = options.gpus or options.ranks
@@ -379,6 +407,29 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(f"{named('debug')} and {other} exclude each other: nobody waits for the run at a prompt")
     if options.out in options.keep:
         raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
+
+
+def _refuse_conflicts_of_range(options: Options, named: Callable[[str], str]) -> None:
+    """Raise `OptionsError` for options that conflict with a size such as `2:8`, or need one."""
+    size = options.gpus or options.ranks
+    if not isinstance(size, NumberRange):
+        if options.grow_after_s and options.sized:
+            raise OptionsError(
+                f"{named('grow_after_s')} needs a range of ranks, such as {named('ranks')} 2:8: a cell with a fixed "
+                "number does not grow"
+            )
+        return
+    told = f"{named('gpus' if options.gpus else 'ranks')} {size}"
+    if options.min_ranks:
+        raise OptionsError(f"{named('min_ranks')} and {told} exclude each other: {size.least} is the minimum already")
+    if options.on:
+        raise OptionsError(f"{named('on')} and {told} exclude each other: another number of ranks has other numbers")
+    if options.keep:
+        raise OptionsError(f"{named('keep')} and {told} exclude each other: more ranks are new processes, without it")
+    if options.sweep:
+        raise OptionsError(
+            f"{named('sweep')} and {told} exclude each other: its runs share the pool, so give each a fixed number"
+        )
 
 
 def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:

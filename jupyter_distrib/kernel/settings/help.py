@@ -22,7 +22,7 @@ _GROUPS = {
     "Ranks and devices": ("gpus", "ranks", "gpu_type", "pool", "strategy", "on"),
     "Names and values": ("out", "keep", "with_", "max_capture", "cache", "explain"),
     "Time limits": ("timeout_s", "wait_s", "hang_timeout_s"),
-    "Restarts": ("max_restarts", "min_ranks", "restart_on"),
+    "Restarts": ("max_restarts", "min_ranks", "grow_after_s", "restart_on"),
     "Looking at a run": ("check", "debug", "profile", "track"),
     _REST: (),
 }

@@ -13,8 +13,8 @@ from typing import TypedDict
 class OptionKeywords(TypedDict, total=False):
     """The options of `%%distributed`, as keywords; docs/options.md says what each means."""
 
-    gpus: int | None
-    ranks: int | None
+    gpus: int | str | None
+    ranks: int | str | None
     gpu_type: str | Enum | None
     strategy: str | None
     pool: str | None
@@ -24,6 +24,7 @@ class OptionKeywords(TypedDict, total=False):
     hang_timeout_s: float | None
     max_restarts: int | None
     min_ranks: int | None
+    grow_after_s: float | None
     restart_on: str | None
     check: bool | None
     backend_fallback: bool | None

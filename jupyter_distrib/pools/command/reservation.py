@@ -130,6 +130,13 @@ class HostsReservation:
         self.engine = of.command.engine
         self._given_up = threading.Event()
         self._channels: list[PipeChannel] = []
+        self._sizes: list[int] = []
+        """Number of ranks of each."""
+        self._more: list[PipeChannel] = []
+        """The hosts that the last `acquire_more` has added, and the numbers of ranks before."""
+        self._sizes_before: list[int] = []
+        self._reserved_with: dict[str, Any] = {}
+        self._on_gpus = False
         self._gpus: dict[str, tuple[str, ...]] = {}
         """Names of the GPUs of each host."""
         self._said = ""
@@ -159,7 +166,8 @@ class HostsReservation:
         )
 
     def _reserved(self, chosen: Sequence[tuple[_Candidate, int]], **more: Any) -> ReservedNodes:
-        self._channels = [each.channel for each, _ in chosen]
+        self._channels, self._sizes = [each.channel for each, _ in chosen], [size for _, size in chosen]
+        self._reserved_with, self._on_gpus = more, bool(more["gpus"])
         self._of.channels.update((each.host.name, each.channel) for each, _ in chosen)
         addresses = _addresses([channel.connection.facts for channel in self._channels])
         for channel, address in zip(self._channels, addresses, strict=True):
@@ -172,20 +180,61 @@ class HostsReservation:
             **more,
         )
 
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        self._more, self._sizes_before = [], self._sizes
+        held = dict(zip(self._channels, self._sizes, strict=True))
+        by_name = {name: channel for name, channel in self._of.channels.items() if channel in held}
+        hosts = self._of.options.hosts
+        may_have = not self._of.options.nodes or len(held) < self._of.options.nodes
+        found, _ = self._connect([host for host in hosts if host.name not in by_name] if may_have else [])
+        by_name |= found
+        candidates = {
+            by_name[host.name]: _Candidate(host=host, channel=by_name[host.name])
+            for host in hosts
+            if host.name in by_name
+        }
+        order = [*held, *found.values()]
+        looked = self._look([candidates[channel] for channel in order])
+        rooms = [
+            candidates[channel].free(has, gpus=self._on_gpus, held=held.get(channel, 0))
+            for channel, has in zip(order, looked, strict=True)
+        ]
+        more = shared_out(ranks, unit, rooms)
+        self._more = [channel for channel, size in zip(order, more, strict=True) if size and channel not in held]
+        _end_all([channel for channel in found.values() if channel not in self._more])
+        if not any(more):
+            return None
+        chosen = [
+            (candidates[channel], held.get(channel, 0) + size)
+            for channel, size in zip(order, more, strict=True)
+            if size or channel in held
+        ]
+        return self._reserved(chosen, **self._reserved_with)
+
+    def drop_more(self) -> None:
+        more, self._more = self._more, []
+        self._channels = [channel for channel in self._channels if channel not in more]
+        self._sizes = self._sizes_before
+        self._forget(more)
+        _end_all(more)
+
     def give_up(self) -> None:
         self._given_up.set()
 
     def release(self, *, keep_agents: bool) -> None:
         self._given_up.set()
-        for name, channel in [*self._of.channels.items()]:
-            if channel in self._channels:
-                del self._of.channels[name]
+        self._forget(self._channels)
         _end_all(self._channels)
 
     def lose(self, reason: str) -> None:
         """Treat all hosts as lost; from any thread."""
         for channel in self._channels:
             self._of.calls.put(partial(channel.lose, reason))
+
+    def _forget(self, channels: Sequence[PipeChannel]) -> None:
+        for name, channel in [*self._of.channels.items()]:
+            if channel in channels:
+                del self._of.channels[name]
 
     def is_room_wanted(self) -> bool:
         return False  # hosts are not reserved for anybody
@@ -327,6 +376,24 @@ class _Candidate:
         if slots is not None:
             return Room(host=name, ranks=slots)
         return Room(host=name, ranks=min(MAX_RANKS, max(1, int(self.channel.connection.facts["cpus"]))), elastic=True)
+
+    def free(self, found: HostGpus, *, gpus: bool, held: int) -> int:
+        """Return how many more ranks fit there, beside those that the worker group has."""
+        if not gpus:
+            return max(0, self.room(found, gpus=False, free=True).ranks - held)
+        slots = self.host.slots
+        return found.free if slots is None else max(0, min(found.free, slots - held))
+
+
+def shared_out(ranks: int, unit: int, rooms: Sequence[int]) -> list[int]:
+    """Return the number of ranks for each host: up to so many in all, a multiple of `unit`, in the hosts' order."""
+    left = min(ranks, sum(rooms))
+    left -= left % unit
+    shares = []
+    for room in rooms:
+        shares.append(min(room, left))
+        left -= shares[-1]
+    return shares
 
 
 def _addresses(facts: Sequence[Facts]) -> list[str]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.further_nodes import FurtherNodes
 from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
@@ -116,6 +117,10 @@ class KubernetesReservation:
         self._job = PodJob(of.kubectl, of.options, say, self._given_up)
         self._nodes: HostsReservation | None = None
         self._asked_s = 0.0
+        self._reserved: ReservedNodes | None = None
+        self._before: ReservedNodes | None = None
+        """The pods before the last `acquire_more`."""
+        self._further = FurtherNodes(self._reservation_of)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         try:
@@ -132,7 +137,25 @@ class KubernetesReservation:
             self._job.release()
             raise
         self._job.company.leave()
-        return replace(nodes, ends_at_s=self._job.deadline_s)
+        self._reserved = replace(nodes, ends_at_s=self._job.deadline_s)
+        return self._reserved
+
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        """See `Reservation.acquire_more`: by one more Job, unless pods of another notebook wait for a node."""
+        assert self._reserved is not None
+        self._before = self._reserved
+        waits = self._job.is_another_waiting()
+        found = None if waits else self._further.acquire(self._reserved, ranks, unit)
+        self._reserved = found or self._reserved
+        return found
+
+    def _reservation_of(self, ranks: int) -> KubernetesReservation:
+        opening = replace(self._opening, size=ranks, wait_s=0.0)
+        return KubernetesReservation(self._of, opening, self._hello, lambda text: None)
+
+    def drop_more(self) -> None:
+        self._reserved = self._before
+        self._further.drop()
 
     def give_up(self) -> None:
         self._given_up.set()
@@ -142,6 +165,7 @@ class KubernetesReservation:
     def release(self, *, keep_agents: bool) -> None:
         self.give_up()
         ending = threading.Thread(target=self._job.release, name="jupyter_distrib-release")
+        self._further.release(keep_agents=keep_agents)
         ending.start()  # side by side: one needs the connections, the other one the server
         if self._nodes is not None:
             self._nodes.release(keep_agents=keep_agents)

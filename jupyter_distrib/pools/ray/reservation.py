@@ -14,9 +14,11 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.further_nodes import FurtherNodes
 from jupyter_distrib.coordinator.part_transfer import PartTransfer, Taking
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
@@ -116,6 +118,10 @@ class RayReservation:
         self._group: Any = None
         self._actors: list[Any] = []
         self._said = ""
+        self._reserved: ReservedNodes | None = None
+        self._before: ReservedNodes | None = None
+        """The nodes before the last `acquire_more`."""
+        self._further = FurtherNodes(self._reservation_of)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         address = self._cluster.wait_until_joined(self._say)
@@ -123,13 +129,30 @@ class RayReservation:
         need = PlacementRequest.of(self._command, self._wanted, _alive())
         sizes = self._reserve(need)
         self._start_actors(sizes, running, gpus=need.gpus, client=address.client)
-        return ReservedNodes(
+        self._reserved = ReservedNodes(
             channels=list(map(RayChannel, self._actors)),
             addresses=self._addresses(len(self._actors)),
             sizes=sizes,
             gpus=need.gpus,
             engine_has_gpus=have_gpus(_alive()),
         )
+        return self._reserved
+
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        """See `Reservation.acquire_more`: by one more placement group, unless any is pending in the cluster."""
+        assert self._reserved is not None
+        self._before = self._reserved
+        found = None if self.is_room_wanted() else self._further.acquire(self._reserved, ranks, unit)
+        self._reserved = found or self._reserved
+        return found
+
+    def _reservation_of(self, ranks: int) -> RayReservation:
+        command = replace(self._command, size=ranks, wait_s=0.0)
+        return type(self)(self._cluster, command, self._hello, lambda text: None)
+
+    def drop_more(self) -> None:
+        self._reserved = self._before
+        self._further.drop()
 
     def give_up(self) -> None:
         self._given_up.set()
@@ -257,6 +280,7 @@ class RayReservation:
         from ray.util.placement_group import remove_placement_group
 
         self._given_up.set()
+        self._further.release(keep_agents=keep_agents)
         with self._lock:
             group, actors = self._group, list(self._actors)
         try:

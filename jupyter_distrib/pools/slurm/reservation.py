@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.further_nodes import FurtherNodes
 from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
@@ -78,8 +79,12 @@ class SlurmReservation:
         self._given_up = threading.Event()
         self._allocation = Allocation(of.options, say, self._given_up)
         self._nodes: HostsReservation | None = None
+        self._before: ReservedNodes | None = None
+        """The nodes before the last `acquire_more`."""
         self._job = ""
         self._asked_s = 0.0
+        self._reserved: ReservedNodes | None = None
+        self._further = FurtherNodes(self._reservation_of)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         job, hosts = self._found()
@@ -94,7 +99,32 @@ class SlurmReservation:
             raise
         self._job = job.id
         left_s = seconds_left(job.id)
-        return nodes if left_s is None else replace(nodes, ends_at_s=time.monotonic() + left_s)
+        self._reserved = nodes if left_s is None else replace(nodes, ends_at_s=time.monotonic() + left_s)
+        return self._reserved
+
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        """See `Reservation.acquire_more`: in the notebook's own job what is free there, else by one more job, unless a
+        job of this user waits."""
+        assert self._reserved is not None
+        self._before = self._reserved
+        assert self._nodes is not None
+        if self._of.options.get("job"):
+            found = self._nodes.acquire_more(ranks, unit)
+        else:
+            found = None if allocation.is_another_queued() else self._further.acquire(self._reserved, ranks, unit)
+        self._reserved = found or self._reserved
+        return found
+
+    def _reservation_of(self, ranks: int) -> SlurmReservation:
+        return SlurmReservation(
+            self._of, replace(self._opening, size=ranks, wait_s=0.0), self._hello, lambda text: None
+        )
+
+    def drop_more(self) -> None:
+        self._reserved = self._before
+        self._further.drop()
+        if self._of.options.get("job") and self._nodes is not None:
+            self._nodes.drop_more()
 
     def _found(self) -> tuple[command.Job, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
@@ -118,6 +148,7 @@ class SlurmReservation:
 
     def release(self, *, keep_agents: bool) -> None:
         self.give_up()
+        self._further.release(keep_agents=keep_agents)
         if self._nodes is not None:
             self._nodes.release(keep_agents=keep_agents)
         self._allocation.release()

@@ -71,6 +71,10 @@ class OpenWorkerGroup(Command):
     group: str
     size: int
     """Ranks on this node; 0: one for each visible GPU, or 2 CPU ranks on a node without any."""
+    least: int = 0
+    """Minimum number of ranks, if fewer than `size` will do; 0: exactly `size`."""
+    unit: int = 1
+    """Number of which any such number of ranks is a multiple."""
     gpus: bool
     """Whether each rank leases a GPU (CPU ranks if the node has no GPU at all); False: CPU ranks."""
     first_rank: int = 0
@@ -131,8 +135,14 @@ class Execute(Command):
     min_ranks: int = 0
     """Minimum number of ranks with which it may continue if lost ones cannot be replaced, see `RanksReduced`; 0: all of
     them."""
+    most_ranks: int = 0
+    """Number of ranks up to which the run grows, see `Restarted.ranks`; 0: it does not grow."""
+    rank_unit: int = 1
+    """Number of which any other number of ranks is a multiple."""
+    grow_after_s: float = 0.0
+    """Minimum seconds between two changes to more ranks."""
     attempt: int = 0
-    """Number of restarts so far."""
+    """Number of times that the run was started again so far."""
     profile: int = 0
     """Number of steps that torch's profiler records, see `Profiled`; 0: none."""
     unanswered: str = ""

@@ -79,6 +79,16 @@ class Saving(RunEvent):
 
 
 @message
+class Saved(RunEvent):
+    """A checkpoint is complete from which the cell goes on when it is started again. Only of runs that may grow; ends
+    in the server."""
+
+    run: str
+    rank: int
+    at_s: float
+
+
+@message
 class Sampled(RunEvent):
     """A rank's process and the children it started were measured; about once a second, only while a run is on."""
 
@@ -291,10 +301,12 @@ class Restarted(RunEvent):
 
     run: str
     attempt: int
-    """Number of this restart, from 1."""
+    """Number of this restart, from 1; with `ranks`, of the last one."""
     max_restarts: int
     cause: str
-    """`rank 1 was lost (killed by SIGKILL)`."""
+    """`rank 1 was lost (killed by SIGKILL)`; with `ranks`, the place where it goes on: `at step 120`."""
+    ranks: tuple[int, ...] = ()
+    """The ranks of the next attempt, if it is begun because there is room for more; empty after a loss."""
     at_s: float
 
 

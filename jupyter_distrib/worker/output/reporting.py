@@ -62,8 +62,15 @@ class _Report:
 class Reporter:
     """Sends the reports of one rank in one run; may be called from any thread of the rank."""
 
-    def __init__(self, run: str, rank: int, send: Callable[[m.Measured | m.Progressed | m.Saving], None]) -> None:
-        self._run, self._rank, self._send = run, rank, send
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        send: Callable[[m.Measured | m.Progressed | m.Saving | m.Saved], None],
+        *,
+        grows: bool = False,
+    ) -> None:
+        self._run, self._rank, self._send, self._grows = run, rank, send, grows
         self._lock, self._sending = threading.RLock(), threading.RLock()
         """Locks for counting and for sending reports in order; reentrant, since a finalizer may report in the middle of
         either."""
@@ -77,6 +84,8 @@ class Reporter:
         self._steps = 0
         self._folders: set[str] = set()
         """Checkpoint folders that were reported."""
+        self._resumed: set[str] = set()
+        """Checkpoint folders from which the cell goes on."""
         self._closed = False
 
     @property
@@ -99,6 +108,16 @@ class Reporter:
         if folder not in self._folders:
             self._folders.add(folder)
             self._send(m.Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
+
+    def resumes_from(self, folder: str) -> None:
+        """Record that the cell goes on from the newest checkpoint in this folder."""
+        self._resumed.add(folder)
+
+    def saved(self, folder: str) -> None:
+        """Report that a checkpoint in the folder is complete, if the run may be started again from it with more
+        ranks."""
+        if self._grows and folder in self._resumed:
+            self._send(m.Saved(run=self._run, rank=self._rank, at_s=time.monotonic()))
 
     def flush(self) -> None:
         """Send the waiting reports, after any that another thread is already sending."""

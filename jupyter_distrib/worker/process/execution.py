@@ -280,7 +280,7 @@ class CellRunner:
         for text in self._environment.prepare(command.setting):
             send(m.Noted(run=run, rank=rank, text=text))
         self._late.begin()
-        identity.cell.reporter = reporting.Reporter(run, rank, send)
+        identity.cell.reporter = reporting.Reporter(run, rank, send, grows=command.most_ranks > 0)
         identity.cell.displayer = displaying.Displayer(run, rank, send)
         if command.setups and (missing := self._setups.missing(command)):
             self._set_up(command, missing)

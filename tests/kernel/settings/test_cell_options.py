@@ -1,6 +1,7 @@
 """The options: text or keywords in, `Options` or one exact sentence out."""
 
 import dataclasses
+import pickle
 import re
 import subprocess
 import sys
@@ -171,6 +172,17 @@ REFUSED_LINES = [
     ("--stratgy=ddp", "unknown option --stratgy: did you mean --strategy?"),
     ("--timeout_s 3", "unknown option --timeout_s: did you mean --timeout?"),
     ("--nproc_per_node 2", "unknown option --nproc_per_node: did you mean --gpus?"),
+    ("--gpus 8:2", "--gpus has the range 8:2 backwards: write 2:8"),
+    ("--ranks 0:4", "--ranks must be a whole number, at least 1, or a range such as 2:8; got '0:4'"),
+    ("--ranks 2:x", "--ranks must be a whole number, at least 1, or a range such as 2:8; got '2:x'"),
+    ("--ranks :8", "--ranks must be a whole number, at least 1, or a range such as 2:8; got ':8'"),
+    ("--ranks 2:8:0", "--ranks must be a whole number, at least 1, or a range such as 2:8; got '2:8:0'"),
+    ("--gpus 2:7:2", "--gpus has steps of 2, so 2 and 7 must be multiples of 2"),
+    ("--gpus 2:8 --min-ranks 2 --max-restarts 1", "--min-ranks and --gpus 2:8 exclude each other: 2 is the minimum already"),
+    ("--ranks 2:8 --on 0", "--on and --ranks 2:8 exclude each other: another number of ranks has other numbers"),
+    ("--ranks 2:8 --keep a", "--keep and --ranks 2:8 exclude each other: more ranks are new processes, without it"),
+    ("--ranks 2:8 --sweep a=[1]", "--sweep and --ranks 2:8 exclude each other: its runs share the pool, so give each a fixed number"),
+    ("--ranks 2 --grow-after 5", "--grow-after needs a range of ranks, such as --ranks 2:8: a cell with a fixed number does not grow"),
     ("--min-ranks 1", "--min-ranks needs --max-restarts, the maximum number of restarts"),
     ("--ranks 2 --max-restarts 1 --min-ranks 3", "--min-ranks 3 is more than the 2 ranks of the cell"),
     ("--ranks 2 --max-restarts 1 --min-ranks 1 --on 0", "--min-ranks and --on exclude each other: fewer ranks would have other numbers"),
@@ -305,6 +317,7 @@ def test_few_keywords_differ_from_their_flags() -> None:
         "--timeout": "timeout_s",
         "--hang-timeout": "hang_timeout_s",
         "--wait": "wait_s",
+        "--grow-after": "grow_after_s",
     }
 
 
@@ -384,10 +397,10 @@ def test_each_option_has_an_anchor_of_its_own() -> None:
     [
         ("", FLAGS),
         ("%%distributed ", FLAGS),
-        ("--g", ["--gpus", "--gpu-type"]),
+        ("--g", ["--gpus", "--gpu-type", "--grow-after"]),
         ("--e", ["--env", "--explain"]),
-        ("--gpus 2 --g", ["--gpu-type"]),
-        ("--gpus=2 --g", ["--gpu-type"]),
+        ("--gpus 2 --g", ["--gpu-type", "--grow-after"]),
+        ("--gpus=2 --g", ["--gpu-type", "--grow-after"]),
         ("--env A=1 --keep a --with b --", FLAGS),
         ("--gpus ", []),
         ("--gpus 2", []),
@@ -523,3 +536,17 @@ def test_a_wrong_line_of_another_magic_is_refused(parse, text: str, message: str
     with pytest.raises(OptionsError) as caught:
         parse(text)
     assert str(caught.value) == message
+
+
+def test_a_range_of_ranks_is_a_size_with_a_minimum_in_every_spelling() -> None:
+    wanted = GroupSize(count=8, gpus=False, least=2, step=2)
+    given = line("--ranks 2:8:2 --grow-after 30")
+
+    assert given.size == wanted == call(ranks="2:8:2").size
+    assert [*given.size.several] == [2, 4, 6, 8]
+    assert line(to_line(given).removeprefix(MAGIC)) == given
+    assert Options().resized(wanted).size == wanted
+    assert given.given()["ranks"] == "2:8:2"
+    assert line("--gpus 3:3").size == GroupSize(count=3)
+    assert not line("--ranks 3").size.several
+    assert pickle.loads(pickle.dumps(given)).size == wanted

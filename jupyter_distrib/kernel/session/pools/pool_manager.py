@@ -42,6 +42,9 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
 
+PATIENCE_S = 30 * 86_400.0
+"""Seconds that a submitted run, or a cell that begins with what there is, waits for ranks that its pool has but others
+use."""
 _HEAD_START_S = 0.1
 """Maximum seconds for which the thread that reaches the pool has the kernel to itself."""
 T = TypeVar("T")
@@ -278,7 +281,7 @@ class PoolManager:
         connection.gpus.update(visible)
         request = _request(options, connection, connection.packages())
         if handles:
-            group = selection.of_handles(handles, connection, options.size.count, options.on)
+            group = selection.of_handles(handles, connection, options.size, options.on)
             return selection.with_notes_on_changes(group, request)
         if options.on is not None and options.size.count is None:
             return selection.newest(connection)
@@ -305,7 +308,8 @@ class PoolManager:
             return free[-1]
         if not connection.is_current(surely=True):
             return self._choose(options, handles, concurrent, unused=unused)  # on another process, which is here
-        return self._open(connection, request, concurrent.wait_s if concurrent else options.wait_s or 0.0)
+        wait_s = concurrent.wait_s if concurrent else options.wait_s or (PATIENCE_S if options.size.least else 0.0)
+        return self._open(connection, request, wait_s)
 
     def _unused(self, groups: list[WorkerGroup]) -> list[WorkerGroup]:
         """Return the groups that have run nothing. Of the others, those without kept values are ended. Those with kept
@@ -333,6 +337,8 @@ class PoolManager:
         command = m.OpenWorkerGroup(
             group=name,
             size=request.size.count or 0,
+            least=request.size.least,
+            unit=request.size.step,
             gpus=request.size.gpus,
             load_env=request.load_env,
             visible=request.visible,

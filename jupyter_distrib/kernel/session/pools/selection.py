@@ -11,6 +11,7 @@ from jupyter_distrib.errors import CaptureError, PoolError
 from jupyter_distrib.kernel.session.pools.connection import Connection, GroupRequest, GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
 from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.system.formatting import rank_list
 
 
@@ -38,7 +39,7 @@ def _meets(group: WorkerGroup, request: GroupRequest) -> bool:
     if size.gpu_type and size.gpu_type.lower() != asked.size.gpu_type.lower():
         return False
     if group.state is GroupState.OPENING:
-        return asked.size.gpus == size.gpus and asked.size.count == size.count
+        return replace(asked.size, gpu_type="") == replace(size, gpu_type="")
     return group.gpus == size.gpus and size.count in (None, len(group.workers))
 
 
@@ -86,7 +87,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
 
 
 def of_handles(
-    handles: Sequence[RankValue], connection: Connection, count: int | None, on: Iterable[int] | None
+    handles: Sequence[RankValue], connection: Connection, size: GroupSize, on: Iterable[int] | None
 ) -> WorkerGroup:
     """Return the worker group that keeps the values read by the cell."""
     first = handles[0]
@@ -102,7 +103,7 @@ def of_handles(
         raise CaptureError(
             f"`{first.name}` is not kept on the {connection.facts.pool} pool: leave out --pool, or name its own."
         )
-    if count not in (None, group.size):
+    if not (size.count is None or (size.fewest or 0) <= group.size <= size.count):
         raise CaptureError(
             f"`{first.name}` is kept on {group.size} ranks: run this cell with --ranks {group.size}, "
             "or --on some of them."

@@ -148,7 +148,7 @@ def _told(event: m.RunEvent) -> Event | None:
             return {"event": "stall", "text": ""}
         case m.Restarted():
             told = {"attempt": event.attempt, "max_restarts": event.max_restarts, "cause": event.cause}
-            return {"event": "restart", **told}
+            return {"event": "restart", **told, **({"ranks": len(event.ranks)} if event.ranks else {})}
         case m.Started():
             return {"event": "rank", "rank": event.rank, "state": "running"}
         case m.Returned():

@@ -30,7 +30,7 @@ class Capacity:
 
     def ranks(self, size: GroupSize) -> int:
         """Return the number of ranks that a run of this size needs."""
-        return size.ranks(self.gpus)
+        return size.least or size.ranks(self.gpus)
 
     def on_gpus(self, size: GroupSize) -> bool:
         return size.gpus and self.gpus > 0
