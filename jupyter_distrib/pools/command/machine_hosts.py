@@ -139,6 +139,7 @@ class MachineReservation:
         self._end = ""
         """The way in which they have ended, if they have."""
         self._said_s, self._said = 0.0, ""
+        self._ends_at_s: float | None = None
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         self._of.need(self)
@@ -152,8 +153,17 @@ class MachineReservation:
             self._of.leave(self)
         self.life = self._of.reached = record.life
         self._of.reservations.append(self)
-        left_s = record.ends_at_s - time.time()
-        return replace(nodes, ends_at_s=time.monotonic() + left_s) if record.ends_at_s else nodes
+        if record.ends_at_s:
+            self._ends_at_s = time.monotonic() + record.ends_at_s - time.time()
+        return replace(nodes, ends_at_s=self._ends_at_s)
+
+    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
+        more = self._nodes.acquire_more(ranks, unit) if self._nodes is not None else None
+        return more and replace(more, ends_at_s=self._ends_at_s)
+
+    def drop_more(self) -> None:
+        if self._nodes is not None:
+            self._nodes.drop_more()
 
     def _on(self, record: Record) -> ReservedNodes | None:
         """Return nodes on these machines; None if they should be asked for again."""
