@@ -138,6 +138,7 @@ def test_a_keeper_that_is_killed_while_up_runs_leaves_nothing_once_it_is_found(c
     given_up.set()
     os.kill(record.keeper, signal.SIGKILL)
     waiting.join()
+    assert wait_until(lambda: not machine.place.is_held(), 20)
     assert state(machine) == STARTING
 
     machines.end_left()
