@@ -79,7 +79,6 @@ class Placements:
 class _Found:
     """The nodes of a placement, ready for ranks."""
 
-    nodes: Sequence[RemoteNode]
     shares: tuple[Share, ...]
     agents: Mapping[str, str]
     """The folder of each node's agent, by the node's address."""
@@ -88,6 +87,8 @@ class _Found:
     ends_at_s: float | None
     folder: str
     """The notebook's folder, which the nodes share or have copies of."""
+    nodes: Sequence[RemoteNode] = ()
+    """The nodes of the shares."""
 
 
 @dataclass(slots=True, kw_only=True)

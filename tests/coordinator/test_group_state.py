@@ -162,7 +162,7 @@ def test_a_group_is_opened_once_even_if_a_rank_is_replaced_before_its_node_has_o
 ALLOWED: dict[S, dict[T, S]] = {
     S.LOOKING: {T.PLACED: S.STARTING},
     S.STARTING: {T.OPENED: S.READY},
-    S.READY: {T.CELL: S.RUNNING, T.REPAIR: S.REPAIRING},
+    S.READY: {T.CELL: S.RUNNING, T.REPAIR: S.REPAIRING, T.GROW: S.LOOKING_AGAIN},
     S.RUNNING: {T.OVER: S.READY, T.LOST: S.ENDING},
     S.REPAIRING: {T.REPAIRED: S.READY},
     S.ENDING: {T.OVER: S.ENDED, T.LOST: S.ENDING},

@@ -109,7 +109,7 @@ class RunRecord:
                 rank.displays = self._of(rank.rank).after_call(event, rank.displays)
             case m.Stalled() | m.Moved():
                 self.stall = event if isinstance(event, m.Stalled) else None
-            case m.Profiled() | m.Saving():
+            case m.Profiled() | m.Saving() | m.Saved():
                 pass  # `kernel/session/runs/trace_writer.py` and `server/detached_runs.py` take what they say
             case m.TimedOut():
                 self.limit_s, self.hung, self.hopeless = event.limit_s, event.stalled, event.left
