@@ -209,8 +209,8 @@ def is_chosen(one: Object, labels: str, fields: str) -> bool:
     """Whether selectors choose an object."""
     has = one["metadata"].get("labels", {})
     for part in filter(None, labels.split(",")):
-        key, _, value = part.partition("=")
-        if has.get(key) != value.lstrip("="):
+        key, equals, value = part.partition("=")
+        if key not in has or (equals and has[key] != value.lstrip("=")):
             return False
     for part in filter(None, fields.split(",")):
         key, _, value = part.partition("=")

@@ -89,10 +89,10 @@ def test_pods_end_by_themselves_when_all_are_killed_and_nothing_answers(
         kill(book.pid, *coordinators(), *guards())
         assert wait_until(lambda: not cluster.processes(), PROMISED_S)
     assert left in cluster.names("jobs")
-    one = client(cpu="8", idle="12")
+    one = client(cpu="8", idle="112")
     assert wait_until(lambda: left not in cluster.names("jobs"), 10), "the next coordinator deletes it"
     one.group(1)
-    client(cpu="8", idle="13").group(1)
+    client(cpu="8", idle="113").group(1)
     assert len(cluster.names("jobs")) == 2, "and none that is in use"
 
 

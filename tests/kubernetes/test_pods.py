@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pytest
 
 from jupyter_distrib.pools.kubernetes.job import PodJob
 from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
+from jupyter_distrib.pools.kubernetes.reservation import KubernetesCluster
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire import messages as m
 from tests.kubernetes.bed import IMAGE, Cluster
@@ -104,7 +108,7 @@ def test_pods_start_from_a_template(cluster: Cluster, client: Open, tmp_path: Pa
     one = client(template=str(tmp_path / "team.json"), nodes="2")
     group = one.group(2)
     outcome = one.run(group, "'MINE=yes' in open('/proc/self/environ').read().split(chr(0))")
-    assert outcome.values == {0: 0, 1: 1}
+    assert outcome.values == {0: True, 1: True}
     [note] = outcome.of(m.Noted)
     assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: .*", note.text), note.text
     pods = cluster.get("pods")
@@ -226,6 +230,27 @@ def test_pods_that_are_free_make_room_for_another_notebook(cluster: Cluster, cli
     other.send(m.OpenWorkerGroup(group="second", size=6, gpus=True, wait_s=60.0))
     assert wait_until(lambda: job.is_another_waiting() or held not in cluster.names("jobs"), 20)
     other.wait(m.WorkerGroupOpened)
+
+
+def test_the_nodes_of_free_pods_are_wanted_while_others_have_none(cluster: Cluster, client: Open) -> None:
+    loop = Loop()
+    calls = CallSoon(loop)
+    of = KubernetesCluster({"kubectl": "kubectl"}, loop, calls, Future())
+    opening = m.OpenWorkerGroup(group="first", size=6, gpus=True)
+    of_nobody = dict.fromkeys(("session", "label", "python", "torch", "cloudpickle"), "")
+    reservation = of.reserve(opening, m.Hello(protocol=m.PROTOCOL, pid=0, **of_nobody), str)
+    try:
+        full = client(gpus_per_pod="3")
+        full.send(opening)
+        full.wait(m.WorkerGroupOpened)
+        assert not reservation.is_room_wanted()
+        waits = client(gpus_per_pod="3")
+        waits.send(m.OpenWorkerGroup(group="second", size=6, gpus=True, wait_s=60.0))
+        assert wait_until(reservation.is_room_wanted, 20)
+    finally:
+        reservation.release(keep_agents=False)
+        calls.close()
+        loop._selector.close()
 
 
 # ------------------------------------------------------------------------------------------------ losses

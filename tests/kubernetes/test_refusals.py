@@ -40,7 +40,7 @@ def refusal(client: Open, size: int = 1, *, wait_s: float = 300.0, **options: st
     [
         (
             {"image": "nobody/has:this"},
-            r"the image nobody/has:this cannot be had for pod jd-\S+ \(ImagePullBackOff: failed .*: not found\): correct .*",
+            r"the image nobody/has:this cannot be pulled for pod jd-\S+ \(ImagePullBackOff: failed .*: not found\): correct .*",
         ),
         (
             {"python": "python9"},

@@ -48,6 +48,8 @@ _DISRUPTED = {
     "TerminationByKubelet": "was ended by its node",
 }
 """Meanings of the reasons in a pod's condition DisruptionTarget."""
+_BY_SIGNAL = (128 + 9, 128 + 15)
+"""Exit codes of a container that was ended from outside."""
 _WARNINGS = ("FailedCreate", "Stopped", "Suspended", "DeadlineExceeded", "BackoffLimitExceeded")
 
 
@@ -184,7 +186,7 @@ def _not_started(pod: Object, container: Object, reason: str, message: str) -> s
         )
     if "Image" in reason:
         how = f"{reason}: {_part(message)}" if message else reason
-        return f"the image {image} cannot be had for pod {name(pod)} ({how}): correct image, or let it be pulled."
+        return f"the image {image} cannot be pulled for pod {name(pod)} ({how}): correct image, or let it be pulled."
     return f"pod {name(pod)}{_on(pod)} cannot start ({reason}: {_part(message)}): change the options or the template."
 
 
@@ -210,6 +212,8 @@ def ended(pod: Object) -> str:
                 )
             if end.get("reason") == "Completed":
                 return f"{who} has ended by itself, since nothing was connected to it"  # see `keeper`
+            if "deletionTimestamp" in pod["metadata"] and end.get("exitCode") in _BY_SIGNAL:
+                return f"{who} was deleted"
             return f"{who} has ended ({_part(str(end.get('reason', '')))}, exit code {end.get('exitCode')})"
     if status.get("phase") in ("Failed", "Succeeded"):
         return f"{who} has ended{_said(status)}"
@@ -224,7 +228,7 @@ def end_of(pods: Iterable[Object]) -> str:
 
 def is_vague(text: str) -> bool:
     """Return whether how a pod has ended is no reason: it was ended from outside."""
-    return text.endswith(("was deleted", "exit code 137)", "exit code 143)"))
+    return text.endswith(("was deleted", *(f"exit code {code})" for code in _BY_SIGNAL)))
 
 
 def _on(pod: Object) -> str:
