@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import shlex
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
-from jupyter_distrib.coordinator.further_nodes import FurtherNodes
+from jupyter_distrib.coordinator.engine import ReservedNodes
 from jupyter_distrib.coordinator.node_report import NodeReporter
-from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, command
 from jupyter_distrib.pools.command.hosts import Host, reconnect_s
-from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
-from jupyter_distrib.pools.command.transfer import carrier
+from jupyter_distrib.pools.command.requested import RequestedHosts
+from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
 from jupyter_distrib.pools.kubernetes import guard, report, words
 from jupyter_distrib.pools.kubernetes.job import PodJob
 from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
@@ -31,8 +28,6 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 MOST_RANKS = 100_000
-ASK_S = 2.0
-"""Seconds between questions whether somebody waits for pods that are free."""
 
 
 class KubernetesCluster:
@@ -103,24 +98,17 @@ class Exec:
         return command.sentence(host, self.python, status, said, tried=tried, shown=shlex.join(shown))
 
 
-class KubernetesReservation:
+class KubernetesReservation(RequestedHosts):
     """See `coordinator.engine.Reservation`."""
 
     engine = "Kubernetes"
-    address_advice = HostsReservation.address_advice
 
     def __init__(
         self, of: KubernetesCluster, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
     ) -> None:
-        self._of, self._opening, self._hello, self._say = of, opening, hello, say
-        self._given_up = threading.Event()
+        super().__init__(of.calls, opening, hello, say)
+        self._of = of
         self._job = PodJob(of.kubectl, of.options, say, self._given_up)
-        self._nodes: HostsReservation | None = None
-        self._asked_s = 0.0
-        self._reserved: ReservedNodes | None = None
-        self._before: ReservedNodes | None = None
-        """The pods before the last `acquire_more`."""
-        self._further = FurtherNodes(self._reservation_of)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         try:
@@ -129,10 +117,7 @@ class KubernetesReservation:
             hosts = self._job.start(
                 self._of.size(opening), gpus=opening.gpus, wait_s=opening.wait_s, title=title.rpartition("/")[2]
             )
-            self._nodes = HostsReservation(self._of.hosts(self._job, hosts), opening, self._hello, self._say)
-            if self._given_up.is_set():
-                self._nodes.give_up()
-            nodes = self._nodes.acquire({})
+            nodes = self._connected(self._of.hosts(self._job, hosts))
         except BaseException:
             self._job.release()
             raise
@@ -140,27 +125,9 @@ class KubernetesReservation:
         self._reserved = replace(nodes, ends_at_s=self._job.deadline_s)
         return self._reserved
 
-    def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
-        """See `Reservation.acquire_more`: by one more Job, unless pods of another notebook wait for a node."""
-        assert self._reserved is not None
-        self._before = self._reserved
-        waits = self._job.is_another_waiting()
-        found = None if waits else self._further.acquire(self._reserved, ranks, unit)
-        self._reserved = found or self._reserved
-        return found
-
-    def _reservation_of(self, ranks: int) -> KubernetesReservation:
+    def _of_ranks(self, ranks: int) -> KubernetesReservation:
         opening = replace(self._opening, size=ranks, wait_s=0.0)
         return KubernetesReservation(self._of, opening, self._hello, lambda text: None)
-
-    def drop_more(self) -> None:
-        self._reserved = self._before
-        self._further.drop()
-
-    def give_up(self) -> None:
-        self._given_up.set()
-        if self._nodes is not None:
-            self._nodes.give_up()
 
     def release(self, *, keep_agents: bool) -> None:
         self.give_up()
@@ -171,21 +138,9 @@ class KubernetesReservation:
             self._nodes.release(keep_agents=keep_agents)
         ending.join()
 
-    def is_room_wanted(self) -> bool:
-        """Return whether pods of another notebook of this namespace wait for a node."""
-        if time.monotonic() < self._asked_s + ASK_S:
-            return False
-        self._asked_s = time.monotonic()
+    def _is_another_waiting(self) -> bool:
         return self._job.is_another_waiting()
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
-        return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
-
-    def cause(self, error: BaseException) -> str:
-        """Describe an exception; how a pod has ended, if one has, is what a user wants to know first."""
-        said = str(error) or type(error).__name__
-        ended = "" if self.was_raised_on_node(error) else self._job.end_of()
-        return f"{ended}: {said}" if ended else said
-
-    def was_raised_on_node(self, error: BaseException) -> bool:
-        return self._nodes is not None and self._nodes.was_raised_on_node(error)
+    def _end(self) -> str:
+        """Return how a pod has ended, if one has, which is what a user wants to know first."""
+        return self._job.end_of()

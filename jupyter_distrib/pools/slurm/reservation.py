@@ -8,28 +8,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
-from jupyter_distrib.coordinator.further_nodes import FurtherNodes
+from jupyter_distrib.coordinator.engine import ReservedNodes
 from jupyter_distrib.coordinator.node_report import NodeReporter
-from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host, reconnect_s
-from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
-from jupyter_distrib.pools.command.transfer import carrier
+from jupyter_distrib.pools.command.requested import RequestedHosts
+from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
 from jupyter_distrib.pools.slurm import allocation, command, report
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, notebooks_job, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
-
-ASK_S = 2.0
-"""Seconds between questions whether somebody waits for nodes that are free."""
 
 
 class SlurmCluster:
@@ -66,34 +61,23 @@ class SlurmCluster:
         return found
 
 
-class SlurmReservation:
+class SlurmReservation(RequestedHosts):
     """See `coordinator.engine.Reservation`."""
 
     engine = "Slurm"
-    address_advice = HostsReservation.address_advice
 
     def __init__(
         self, of: SlurmCluster, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
     ) -> None:
-        self._of, self._opening, self._hello, self._say = of, opening, hello, say
-        self._given_up = threading.Event()
+        super().__init__(of.calls, opening, hello, say)
+        self._of = of
         self._allocation = Allocation(of.options, say, self._given_up)
-        self._nodes: HostsReservation | None = None
-        self._before: ReservedNodes | None = None
-        """The nodes before the last `acquire_more`."""
         self._job = ""
-        self._asked_s = 0.0
-        self._reserved: ReservedNodes | None = None
-        self._further = FurtherNodes(self._reservation_of)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         job, hosts = self._found()
-        of_job = self._of.hosts(job, hosts, gpus=self._opening.gpus)
-        self._nodes = HostsReservation(of_job, self._opening, self._hello, self._say)
-        if self._given_up.is_set():
-            self._nodes.give_up()
         try:
-            nodes = self._nodes.acquire({})
+            nodes = self._connected(self._of.hosts(job, hosts, gpus=self._opening.gpus))
         except BaseException:
             self._allocation.release()
             raise
@@ -103,28 +87,22 @@ class SlurmReservation:
         return self._reserved
 
     def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
-        """See `Reservation.acquire_more`: in the notebook's own job what is free there, else by one more job, unless a
-        job of this user waits."""
-        assert self._reserved is not None
-        self._before = self._reserved
+        """See `Reservation.acquire_more`: in the notebook's own job what is free there, else by one more job."""
+        if not self._of.options.get("job"):
+            return super().acquire_more(ranks, unit)
         assert self._nodes is not None
-        if self._of.options.get("job"):
-            found = self._nodes.acquire_more(ranks, unit)
-        else:
-            found = None if allocation.is_another_queued() else self._further.acquire(self._reserved, ranks, unit)
-        self._reserved = found or self._reserved
-        return found
+        return self._nodes.acquire_more(ranks, unit)
 
-    def _reservation_of(self, ranks: int) -> SlurmReservation:
+    def drop_more(self) -> None:
+        if not self._of.options.get("job"):
+            super().drop_more()
+        elif self._nodes is not None:
+            self._nodes.drop_more()
+
+    def _of_ranks(self, ranks: int) -> SlurmReservation:
         return SlurmReservation(
             self._of, replace(self._opening, size=ranks, wait_s=0.0), self._hello, lambda text: None
         )
-
-    def drop_more(self) -> None:
-        self._reserved = self._before
-        self._further.drop()
-        if self._of.options.get("job") and self._nodes is not None:
-            self._nodes.drop_more()
 
     def _found(self) -> tuple[command.Job, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
@@ -141,11 +119,6 @@ class SlurmReservation:
             self._allocation.release()
             raise
 
-    def give_up(self) -> None:
-        self._given_up.set()
-        if self._nodes is not None:
-            self._nodes.give_up()
-
     def release(self, *, keep_agents: bool) -> None:
         self.give_up()
         self._further.release(keep_agents=keep_agents)
@@ -153,21 +126,8 @@ class SlurmReservation:
             self._nodes.release(keep_agents=keep_agents)
         self._allocation.release()
 
-    def is_room_wanted(self) -> bool:
-        """Return whether another job of this user waits for nodes; those of others wait all the time in most places."""
-        if self._of.options.get("job") or time.monotonic() < self._asked_s + ASK_S:
-            return False
-        self._asked_s = time.monotonic()
-        return allocation.is_another_queued()
+    def _is_another_waiting(self) -> bool:
+        return not self._of.options.get("job") and allocation.is_another_queued()
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
-        return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
-
-    def cause(self, error: BaseException) -> str:
-        """Describe an exception, starting with how the job ended, if it did."""
-        said = str(error) or type(error).__name__
-        ended = end_of(self._job) if self._job and not self.was_raised_on_node(error) else ""
-        return f"{ended}: {said}" if ended else said
-
-    def was_raised_on_node(self, error: BaseException) -> bool:
-        return self._nodes is not None and self._nodes.was_raised_on_node(error)
+    def _end(self) -> str:
+        return end_of(self._job) if self._job else ""
