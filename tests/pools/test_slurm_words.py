@@ -26,8 +26,8 @@ def test_the_time_that_is_left(left: str, seconds: float | None) -> None:
 
 def test_the_state_of_a_job() -> None:
     shown = "JobId=17 JobName=x UserId=me(1) Priority=1 JobState=PREEMPTED Reason=None Dependency=(null) Requeue=1"
-    assert command.ENDED[command.state(shown)] == "was preempted by another one"
-    assert command.state("") == ""
+    assert command.ENDED[command.state("17", shown)] == "was preempted by another one"
+    assert command.state("1", shown) == command.state("17", "") == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,41 @@ def test_the_nodes_of_a_job_and_its_gpus_there() -> None:
     assert job.gpus == {"n1": 3, "n2": 3, "n3": 1}
     assert "--gres=gpu:3" in command.Srun(job="7", python="python3", gpus=job.gpus).words("n1")
     assert "--gres" not in " ".join(command.Srun(job="7", python="python3", gpus=job.gpus).words("n07"))
-    assert command.Job.of("7", "JobState=PENDING\n   NodeList=(null)\n").nodes == ()
+    assert command.Job.of("7", "JobId=7 JobState=PENDING\n   NodeList=(null)\n").nodes == ()
+
+
+def test_a_job_of_an_array_is_not_the_others() -> None:
+    """One of them has the number of the array, and Slurm tells of all when it is asked for that one."""
+    other = JOB.replace("JobId=7 ", "JobId=8 ArrayJobId=7 ArrayTaskId=1 ").replace("RUNNING", "FAILED")
+    shown = other.replace("n", "m") + "\n" + JOB.replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=2 ")
+    assert command.Job.of("7", shown) == command.Job.of("7", JOB)
+    assert command.of_job("7", "8 1:00\n7 2:00\n77 3:00\n") == "2:00"
+
+
+def test_a_heterogeneous_job_has_the_nodes_of_its_components() -> None:
+    shown = (
+        "JobId=7 HetJobId=7 HetJobOffset=0 JobName=x\n   JobState=RUNNING\n   NodeList=n[1-2]\n"
+        "\nJobId=8 HetJobId=7 HetJobOffset=1 JobName=x\n   JobState=RUNNING\n   NodeList=n2,n3\n"
+    )
+    job = command.Job.of("7", shown)
+    assert job.nodes == ("n1", "n2", "n3")
+    assert job.components == {"n1": "0", "n2": "0", "n3": "1"}
+    assert "--het-group=1" in command.Srun(job="7", python="python3", components=job.components).words("n3")
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_wanted"),
+    [
+        ("7 gpu None\n8 gpu Resources\n", True),
+        ("7 gpu None\n8 cpu,gpu Priority\n", True),
+        ("7 gpu None\n8 cpu Resources\n", False),
+        ("7 gpu None\n8 gpu BeginTime\n", False),
+        ("7 gpu None\n8 gpu Nodes required for job are DOWN, DRAINED\n", False),
+        ("8 gpu Resources\n", False),
+    ],
+)
+def test_only_a_job_for_the_same_partition_waits_for_these_nodes(listed: str, is_wanted: bool) -> None:
+    assert command.is_another_queued("7", listed) == is_wanted
 
 
 def test_a_controller_that_is_away_is_no_refusal() -> None:

@@ -37,6 +37,7 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
+SchedulerParameters=bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
@@ -47,10 +48,11 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 TaskProlog={folder}/prolog
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.2 Port=6831 CPUs=4 Gres=gpu:4
-NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.3 Port=6832 CPUs=4 Gres=gpu:4
+NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.3 Port=6832 CPUs=4 Gres=gpu:4 Feature=fast
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PartitionName=side Nodes=n2 MaxTime=60 State=UP
 PartitionName=urgent Nodes=n1,n2 MaxTime=60 State=UP PriorityTier=9
 """
 GPUS = 4
@@ -138,6 +140,10 @@ class SlurmBed:
         """The jobs that run or wait. One that is COMPLETING has been given back: Slurm cleans its nodes up, and repeats
         a message to a node that got lost only after a minute."""
         return self.output("squeue", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-o", "%i").split()
+
+    def all_jobs(self) -> set[str]:
+        """The jobs that Slurm knows, also those that have ended lately."""
+        return set(self.output("squeue", "-h", "-t", "all", "-o", "%A").split())
 
     def left(self, within_s: float = 30) -> str:
         """What Slurm and the nodes say of jobs that still run or wait after so many seconds; empty if there are none."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import testing
+from jupyter_distrib.pools.slurm import allocation
 from jupyter_distrib.pools.slurm.pool import SlurmPool
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire import messages as m
@@ -158,6 +159,82 @@ def test_nodes_that_are_free_make_room_for_another_notebook(bed: SlurmBed) -> No
             assert len(other.group(8).workers) == 8
 
 
+def test_a_job_for_another_partition_takes_no_nodes_from_this_one(bed: SlurmBed) -> None:
+    assert bed.left() == ""
+    queued = []
+    with bed.job("--partition=main", "--nodelist=n1", "--exclusive") as own, bed.job("--nodelist=n2", "--exclusive"):
+        for partition, node, is_wanted in (("side", "n2", False), ("main", "n1", True)):
+            asked = [
+                "sbatch",
+                f"--partition={partition}",
+                f"--nodelist={node}",
+                "--exclusive",
+                "--wrap=true",
+                "-o/dev/null",
+            ]
+            queued.append(bed.output(*asked).split()[-1])
+            assert wait_until(lambda: bed.output("squeue", "-h", f"-j{queued[-1]}", "-o%r").strip() == "Resources", 20)
+            assert allocation.is_another_queued(own["SLURM_JOB_ID"]) == is_wanted
+        for job in queued:
+            bed.output("scancel", job)
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ({"constraint": "fast"}, {"n2"}),
+        ({"account": "physics", "qos": "normal"}, {"n1", "n2"}),
+        ({"salloc": "--reservation=course"}, {"n2"}),
+        ({"salloc": "-w n1 : --ntasks=1 -w n2"}, {"n1", "n2"}),  # a heterogeneous job
+    ],
+)
+def test_options_of_salloc_go_through(bed: SlurmBed, options: dict[str, str], hosts: set[str]) -> None:
+    assert bed.left() == ""
+    if "reservation" in options.get("salloc", ""):
+        of = ["reservationname=course", "starttime=now", "duration=30", "user=root", "nodes=n2"]
+        assert bed.output("scontrol", "create", *of)
+    try:
+        with client(**options) as one:
+            one.send(m.OpenWorkerGroup(group="g", size=2, gpus=False, wait_s=60.0))
+            group = one.wait(m.WorkerGroupOpened, m.WorkerGroupRefused)
+            assert isinstance(group, m.WorkerGroupOpened), group
+            values = one.run(group, "import socket\nsocket.gethostname()").values
+            assert set(values.values()) <= hosts, values
+            one.close_group(group)
+    finally:
+        assert bed.left() == ""
+        bed.output("scontrol", "delete", "reservationname=course")
+
+
+def test_in_a_heterogeneous_job_ranks_are_on_all_of_its_nodes(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bed.left() == ""
+    with bed.job("--ntasks=1", "-wn1", ":", "--ntasks=1", "-wn2") as variables:
+        monkeypatch.setenv("SLURM_JOB_ID", variables["SLURM_JOB_ID"])
+        with client(nodes="2") as one:
+            group = one.group(2)
+            assert one.run(group, "import socket\nsocket.gethostname()").values == {0: "n1", 1: "n2"}
+
+
+def test_in_a_job_of_an_array_its_own_node_is_used(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last job of an array has the number of the array."""
+    assert bed.left() == ""
+    array = bed.output("sbatch", "--array=1-2", "--exclusive", "--nodes=1", "-o/dev/null", "--wrap=sleep 300").split()[
+        -1
+    ]
+    assert wait_until(lambda: bed.output("squeue", "-h", "-o%T").split() == ["RUNNING"] * 2, 30)
+    try:
+        for line in bed.output("squeue", "-h", "-o%A %N").splitlines():
+            job, node = line.split()
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+            assert allocation.notebooks_job(job).nodes == (node,)
+            assert allocation.seconds_left(job)
+            with client() as one:
+                group = one.group(2)
+                assert one.run(group, "import socket\nsocket.gethostname()").values == {0: node, 1: node}
+    finally:
+        bed.output("scancel", array)
+
+
 def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:
     with subprocess.Popen(["salloc", "-N2", "--exclusive", "sh", "-c", "cat"], stdin=subprocess.PIPE) as other:
         assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
@@ -260,9 +337,10 @@ def test_an_idle_allocation_is_given_back_in_time(bed: SlurmBed, tmp_path: Path)
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         for _ in range(2):
+            before = bed.all_jobs()
             book.ok("%%distributed --ranks 2\nimport torch, torch.distributed as dist\nx = torch.ones(1000)\nx.sum()")
-            assert len(bed.jobs()) == 1
             assert bed.left(12) == ""
+            assert len(bed.all_jobs() - before) == 1
 
 
 def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:

@@ -78,8 +78,8 @@ class Allocation:
                 self._say(text)
         self._granted = True
         job, nodes, counts = found
-        if gpus and (held := job_of(job)).gpus:
-            return held, command.hosts(list(held.nodes), [])  # a node has room for as many ranks as GPUs
+        if (gpus or not nodes) and ((held := job_of(job)).gpus or not nodes):
+            return held, command.hosts(list(held.nodes), [])  # a node has room for as many ranks as GPUs, or cores
         hosts = command.hosts(node_names(nodes), command.tasks(counts))
         return command.Job(id=job, state="RUNNING", nodes=tuple(host.name for host in hosts), gpus={}), hosts
 
@@ -157,7 +157,8 @@ def environment() -> dict[str, str]:
 def seconds_left(job: str) -> float | None:
     """Return how long a job may still last; None if there is no limit, or Slurm does not tell."""
     with suppress(PoolError):
-        return command.seconds_left(output("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
+        listed = output("squeue", "--noheader", f"--jobs={job}", "--format=%A %L")
+        return command.seconds_left(command.of_job(job, listed))
     return None
 
 
@@ -167,7 +168,7 @@ def end_of(job: str) -> str:
     until_s = time.monotonic() + SETTLE_S
     while time.monotonic() < until_s:
         try:
-            state = command.state(output("scontrol", "show", "job", "--oneliner", job, limit_s=SETTLE_S))
+            state = command.state(job, output("scontrol", "show", "job", "--oneliner", job, limit_s=SETTLE_S))
         except PoolError as error:
             return f"job {job} has ended" if command.NO_JOB in str(error) else ""
         if state not in ("COMPLETING", "RUNNING"):
@@ -176,18 +177,21 @@ def end_of(job: str) -> str:
     return ""
 
 
-def is_another_queued() -> bool:
-    """Return whether a job of this user waits for nodes."""
+def is_another_queued(job: str) -> bool:
+    """Return whether another job of this user waits for nodes of this job's partition."""
     with suppress(PoolError):
-        reasons = output("squeue", "--noheader", f"--user={os.getuid()}", "--states=PENDING", "--format=%r").split()
-        return bool({"Resources", "Priority"}.intersection(reasons))
+        listed = output(
+            "squeue", "--noheader", f"--user={os.getuid()}", "--states=PENDING,RUNNING", "--format=%A %P %r"
+        )
+        return command.is_another_queued(job, listed)
     return False
 
 
 def _reason(job: str) -> str:
     """Return why a job waits, and until when, as far as Slurm tells."""
     with suppress(PoolError):
-        reason, _, start = output("squeue", "--noheader", f"--jobs={job}", "--format=%r|%S").strip().partition("|")
+        listed = output("squeue", "--noheader", f"--jobs={job}", "--format=%A %r|%S")
+        reason, _, start = command.of_job(job, listed).strip().partition("|")
         expected = f", expected start {start}" if start not in ("", "N/A") else ""
         return f" ({reason}{expected})" if reason and reason != "None" else ""
     return ""

@@ -58,17 +58,32 @@ class Job:
     nodes: tuple[str, ...]
     gpus: Mapping[str, int]
     """The number of its GPUs on each node, for nodes where it has some."""
+    components: Mapping[str, str] = field(default_factory=dict)
+    """The component of each node of a heterogeneous job, by its number."""
 
     @classmethod
     def of(cls, id_: str, shown: str) -> Job:
         """Read the description. GPUs of several types are counted together."""
-        nodes = re.search(r"^\s*NodeList=(\S+)", shown, re.MULTILINE)
         gpus: dict[str, int] = {}
-        for names, gres in re.findall(r"^\s*Nodes=(\S+) .*?GRES=(\S*)", shown, re.MULTILINE):
-            count = _gpus_of(gres)
-            gpus |= dict.fromkeys(expanded(names), count) if count else {}
-        listed = nodes[1] if nodes and nodes[1] != "(null)" else ""
-        return cls(id=id_, state=state(shown), nodes=tuple(expanded(listed)), gpus=gpus)
+        components: dict[str, str] = {}
+        nodes: list[str] = []
+        for part in _parts(id_, shown):
+            for names, gres in re.findall(r"^\s*Nodes=(\S+) .*?GRES=(\S*)", part, re.MULTILINE):
+                count = _gpus_of(gres)
+                gpus |= dict.fromkeys(expanded(names), count) if count else {}
+            found = re.search(r"^\s*NodeList=(\S+)", part, re.MULTILINE)
+            listed = [*expanded(found[1])] if found and found[1] != "(null)" else []
+            nodes += [name for name in listed if name not in nodes]
+            if number := re.search(r"\bHetJobOffset=(\d+)", part):
+                components = dict.fromkeys(listed, number[1]) | components
+        return cls(id=id_, state=state(id_, shown), nodes=tuple(nodes), gpus=gpus, components=components)
+
+
+def _parts(id_: str, shown: str) -> list[str]:
+    """Return what `scontrol show job` tells of this very job: one text, or one for each component of a heterogeneous
+    job. The number of an array names all of its jobs, and is the number of one of them, too."""
+    parts = re.split(r"^(?=JobId=)", shown, flags=re.MULTILINE)
+    return [part for part in parts if re.match(rf"JobId={id_}\b", part) or re.search(rf"\bHetJobId={id_}\b", part)]
 
 
 def expanded(text: str) -> Iterator[str]:
@@ -91,6 +106,8 @@ class Srun:
     python: str
     gpus: Mapping[str, int] = field(default_factory=dict)
     """The number of the job's GPUs on each node. A step of one task would get one task's GPUs."""
+    components: Mapping[str, str] = field(default_factory=dict)
+    """See `Job`."""
     engine: str = "Slurm"
     kind: str = "slurm"
     shows_its_end: bool = False
@@ -102,6 +119,7 @@ class Srun:
         # Without --unbuffered, bytes stay in srun until a line ends.
         step = ["--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none"]
         step += [f"--gres=gpu:{self.gpus[host]}"] if host in self.gpus else []
+        step += [f"--het-group={self.components[host]}"] if host in self.components else []
         unset = [word for name in stray_variables(os.environ) for word in ("-u", name)]
         srun = ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
         return ["env", *unset, *srun] if unset else srun
@@ -141,9 +159,11 @@ def _gpus_of(gres: str) -> int:
 
 
 def granted(line: str) -> tuple[str, str, str] | None:
-    """Return job, nodes and tasks per node from the line that says so."""
+    """Return job, nodes and tasks per node from the line that says so; of a heterogeneous job only its number."""
     words = line.split()
-    return (words[1], words[2], words[3]) if len(words) == 4 and words[0] == "granted" else None
+    if len(words) not in (2, 4) or words[0] != "granted":
+        return None
+    return (words[1], words[2], words[3]) if len(words) == 4 else (words[1], "", "")
 
 
 def job_of(said: str) -> str:
@@ -180,10 +200,17 @@ ENDED = {
 """The meaning of the states of ended jobs."""
 
 
-def state(shown: str) -> str:
-    """Return the state of a job from `scontrol show job --oneliner`: `RUNNING`, `TIMEOUT` ..."""
-    match = re.search(r"\bJobState=([A-Z_]+)", shown)
+def state(job: str, shown: str) -> str:
+    """Return the state of a job from `scontrol show job`: `RUNNING`, `TIMEOUT` ..."""
+    match = re.search(r"\bJobState=([A-Z_]+)", "".join(_parts(job, shown)[:1]))
     return match[1] if match else ""
+
+
+def of_job(job: str, listed: str) -> str:
+    """Return a job's words from squeue's lines, which begin with the number of a job: those of an array and of a
+    heterogeneous job come together. Empty if there are none."""
+    rows = [line.split(maxsplit=1) for line in listed.splitlines()]
+    return next((row[1] for row in rows if len(row) == 2 and row[0] == job), "")
 
 
 def seconds_left(text: str) -> float | None:
@@ -200,6 +227,13 @@ def never(reason: str) -> str:
     if _USED_UP.search(reason):
         return "the account's budget is used up; use another account or qos"
     return "ask for less, or of another partition" if any(part in reason for part in _NEVER) else ""
+
+
+def is_another_queued(job: str, listed: str) -> bool:
+    """Return whether a job waits for nodes of this job's partition, by lines of job, partitions and reason."""
+    rows = [line.split(maxsplit=2) for line in listed.splitlines() if line.count(" ") > 1]
+    own = {name for number, names, _ in rows if number == job for name in names.split(",")}
+    return any(own & set(names.split(",")) and reason in ("Resources", "Priority") for _, names, reason in rows)
 
 
 def has_answered(said: str) -> bool:

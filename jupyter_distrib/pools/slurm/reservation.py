@@ -51,7 +51,9 @@ class SlurmCluster:
             reconnect_s=reconnect_s(self.options),
         )
         found = Hosts(
-            command.Srun(job=job.id, python=self.options["python"], gpus=job.gpus if gpus else {}),
+            command.Srun(
+                job=job.id, python=self.options["python"], gpus=job.gpus if gpus else {}, components=job.components
+            ),
             own,
             self.loop,
             self.calls,
@@ -127,7 +129,7 @@ class SlurmReservation(RequestedHosts):
         self._allocation.release()
 
     def _is_another_waiting(self) -> bool:
-        return not self._of.options.get("job") and allocation.is_another_queued()
+        return not self._of.options.get("job") and allocation.is_another_queued(self._job)
 
     def _end(self) -> str:
         return end_of(self._job) if self._job else ""
