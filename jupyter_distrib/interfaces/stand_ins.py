@@ -20,7 +20,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 VARIABLE = "JUPYTER_DISTRIB_COMPAT"
 """Environment variable with the names of the platforms, joined by commas."""
@@ -84,7 +84,7 @@ def follow_environment() -> None:
         _on.update(PLATFORMS.get(platform, {}))
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
-        importlib.util.find_spec = _find_no_stand_in
+        _hide_from_find_spec()
     for name in _on:
         if "." in name and name.partition(".")[0] not in _on and not _is_installed(name):
             sys.modules.setdefault(name, StandInModule(name))
@@ -205,7 +205,32 @@ def _found_since(top: str, fullname: str) -> importlib.machinery.ModuleSpec | No
     return importlib.machinery.PathFinder.find_spec(fullname, package.__path__)
 
 
-_find_spec = importlib.util.find_spec
+def _original_find_spec() -> Callable[..., importlib.machinery.ModuleSpec | None]:
+    function = importlib.util.find_spec
+    if not isinstance(function, types.FunctionType):
+        return function
+    unchanged = types.FunctionType(function.__code__, function.__globals__, "find_spec", function.__defaults__)
+    return function.__dict__.setdefault(
+        "_jupyter_distrib_unchanged", unchanged
+    )  # which this module, loaded again, finds
+
+
+_find_spec = _original_find_spec()
+
+
+def _hide_from_find_spec() -> None:
+    """Make `importlib.util.find_spec` find none of ours, under every name that a library has bound it to."""
+    if isinstance(importlib.util.find_spec, types.FunctionType):
+        importlib.util.find_spec.__code__ = _look.__code__
+    else:
+        importlib.util.find_spec = _find_no_stand_in
+
+
+def _look(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:
+    """Find a module; this code runs with the names of `importlib.util`."""
+    from jupyter_distrib.interfaces import stand_ins  # noqa: PLW0406 - it has none of the names of this module
+
+    return stand_ins._find_no_stand_in(name, package)  # noqa: SLF001 - of this module
 
 
 def _find_no_stand_in(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:

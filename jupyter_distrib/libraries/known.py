@@ -11,6 +11,7 @@ from typing import Any
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
 from jupyter_distrib.libraries.keras import KERAS
 from jupyter_distrib.libraries.library import Library
+from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
@@ -36,14 +37,7 @@ LIBRARIES = (
     Library(modules=("datasets",), extra="trl"),
     DEEPSPEED,
     KERAS,
-    # It starts its own ranks unless TORCHELASTIC_RUN_ID is set. It ignores SIGINT while it shuts down, and leaves it
-    # ignored; `worker/environment/cell_environment.py` puts every handler back.
-    Library(
-        modules=("lightning", "pytorch_lightning"),
-        extra="lightning",
-        instead_of_launching="with Lightning use strategy='ddp' instead of 'ddp_notebook' or 'ddp_spawn'",
-        divides_data=True,
-    ),
+    LIGHTNING,
     MLFLOW,
     TENSORFLOW,
     TQDM,

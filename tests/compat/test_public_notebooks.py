@@ -159,8 +159,10 @@ def test_an_adversarial_training_from_shards_returns_the_states_of_rank_0(tmp_pa
             BUILDERS,
             ADVERSARIAL,
             "for rank in range(NUM_WORKERS):\n    torch.save(torch.randn(40, 3), f'_shard={rank}.pt')",
-            "G, D = distributed_train_gan(lambda: nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)),"
-            " lambda: Discriminator(3), '.', 2)",
+            (
+                "G, D = distributed_train_gan(lambda: nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)),"
+                " lambda: Discriminator(3), '.', 2)"
+            ),
             "G.training, D(G(torch.randn(4, 2))).shape",
         ],
     )

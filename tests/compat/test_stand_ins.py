@@ -186,6 +186,23 @@ def test_a_library_that_looks_after_an_import_does_not_find_ours_either(name: st
     assert printed == "None json"
 
 
+def test_a_name_of_find_spec_that_was_bound_before_does_not_find_ours_either() -> None:
+    printed = python("""
+from importlib.util import find_spec
+import pkgutil
+class Looks:
+    look = staticmethod(importlib.util.find_spec)
+stand_ins.enable(["horovod", "databricks"])
+import horovod.torch, sparkdl, serverless_gpu.runtime, json
+names = ("horovod", "horovod.torch", "sparkdl", "serverless_gpu")
+print({str(find(name)) for find in (find_spec, Looks.look) for name in names}, find_spec("json").name, find_spec(".util", "importlib").name)
+del sys.modules["jupyter_distrib.interfaces.stand_ins"]
+from jupyter_distrib.interfaces import stand_ins
+print(find_spec("horovod"), find_spec("json").name)
+""")
+    assert printed.splitlines() == ["{'None'} json importlib.util", "None json"]
+
+
 def test_names_of_the_platforms_are_there() -> None:
     printed = python("""
 stand_ins.enable(["databricks", "horovod"])

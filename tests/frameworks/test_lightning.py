@@ -96,7 +96,17 @@ def test_a_trainer_trains_in_a_function_of_torch_distributor(book: Notebook) -> 
 
     run = "TorchDistributor(num_processes=2, use_gpu=False).run(train, {}, {})"
     assert book.ok(run.format(2, 1)).result == "2"
+    assert book.ok(run.format(1, 2)).result == "2", "as it is written for Spark"
     wrong = book.fails(run.format(3, 1))
     assert wrong.ename == "RuntimeError"
     assert "ValueError: You set `devices=3` and `num_nodes=1` in Lightning" in wrong.evalue
     assert "does not match the world size (2)" in wrong.evalue
+
+
+def test_fabric_takes_the_ranks_as_they_are_written_for_spark(book: Notebook) -> None:
+    cell = book.ok(
+        "%%distributed --ranks 2\nfrom lightning.fabric import Fabric\n"
+        "fabric = Fabric(accelerator='cpu', strategy='ddp', devices=1, num_nodes=2)\nfabric.launch()\n"
+        "fabric.world_size, fabric.local_rank, fabric.node_rank"
+    )
+    assert cell.result == "rank 0: (2, 0, 0)\nrank 1: (2, 1, 0)"

@@ -103,6 +103,33 @@ def test_a_run_of_a_notebook_that_waits_for_it_is_followed_and_stopped(book: Not
     assert followed.returncode == 130
 
 
+def test_queued_runs_are_seen_with_their_place_and_followed_until_they_end(book: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    book.ok(
+        "%distributed_pool add two --kind local --ranks 2\nimport jupyter_distrib, os, time\n"
+        "@jupyter_distrib.distributed(pool='two', ranks=2)\ndef work(number):\n"
+        f"    while not os.path.exists({str(go)!r}):\n        time.sleep(0.01)\n"
+        "    print('done', number, flush=True)\n"
+        "first, second, third = [work.submit(number) for number in range(3)]"
+    )
+    wait_until(lambda: statuses().get(book.ok("print(first.id)").stdout.strip(), {}).get("state") == "running")
+    second, third = book.ok("print(second.id, third.id)").stdout.split()
+    listed = statuses()
+    assert [(listed[run]["state"], listed[run]["place"]) for run in (second, third)] == [("queued", 1), ("queued", 2)]
+    assert (listed[second]["label"], listed[second]["ranks"]) == ("work(1)", 2)
+    assert "queued, place 2" in shell("status", third).stdout
+    for words in (("stop", second), ("attach", second)):
+        refused = shell(*words)
+        assert (refused.returncode, "has no ranks" in refused.stderr) == (2, True), refused
+    book.ok("third.cancel()")
+    assert third not in {run for run, each in statuses().items() if each["state"] == "queued"}
+    followed = begun("logs", "-f", "--rank", "1", second)
+    go.touch()
+    assert followed.communicate(timeout=60)[0] == "done 1\n"
+    book.ok("second.wait_ended(30)")
+    assert [run for run, each in statuses().items() if each["state"] in ("queued", "starting")] == []
+
+
 def test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2(book: Notebook) -> None:
     for words, told in (
         (("attach", "999-9"), "no run 999-9 is known on this machine"),

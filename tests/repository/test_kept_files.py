@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent.parent / "jupyter_distrib"
-GIVES_FOLDERS = {"paths", "run_list", "last_seen", "record_file"}
+GIVES_FOLDERS = {"paths", "run_list", "queue_list", "last_seen", "record_file"}
 """The modules of `system/` that give the folders, or read from them. Who imports one handles such files."""
 READS = (".read_text", ".read_bytes", ".open", "json.load", "json.loads", "gzip.open", "pickle.load", "pickle.loads")
 OTHER_FILES = {

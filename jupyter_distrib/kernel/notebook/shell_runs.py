@@ -68,7 +68,7 @@ def _status(name: str | None, arguments: Arguments, session: Session) -> int:
         _print(json_lines.line(run.as_values()) for run in runs)
         return DONE
     rows = [
-        (run.run, run.label, run.holder, _began(run), str(run.ranks or ""), run.state, duration(run.elapsed_s))
+        (run.run, run.label, run.holder, _began(run), str(run.ranks or ""), _state(run), duration(run.elapsed_s))
         for run in runs
     ]
     head = ("run", "what", "where", "began", "ranks", "state", "time")
@@ -78,6 +78,10 @@ def _status(name: str | None, arguments: Arguments, session: Session) -> int:
 
 def _began(run: MachineRun) -> str:
     return time.strftime("%d %b %H:%M", time.localtime(run.began_at_s)) if run.began_at_s else ""
+
+
+def _state(run: MachineRun) -> str:
+    return f"{run.state}, place {run.place}" if run.place else run.state
 
 
 def _logs(name: str | None, arguments: Arguments, session: Session) -> int:
@@ -157,6 +161,8 @@ def _attach(name: str | None, arguments: Arguments, session: Session) -> int:
     from jupyter_distrib.kernel.notebook.live_view import LiveView
 
     run = machine_runs.listing(session).find(name)
+    if run.active and run.state != "running":
+        raise PoolError(f"run {run.run} ({run.label}) is {_state(run)}, in {run.holder}: it has no ranks yet.")
     if not run.detached:
         raise PoolError(
             f"run {run.run} ({run.label}) was not started with --detach, so it is shown where it was started: "

@@ -1,7 +1,6 @@
 """Lists and stops the runs of this user on this machine, of every notebook and script. Kernel side; for the shell's
-command. Agents and coordinators report the runs that go on; the history has the ended ones.
-
-A run that waits in the queue of its notebook is known to that notebook only.
+command. Agents and coordinators report the runs that go on, kernels the runs in their queues; the history has the ended
+ones.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.session import Session
-from jupyter_distrib.system import log_folder, paths
+from jupyter_distrib.system import log_folder, paths, queue_list
 from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.queue_list import QueuedRun
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
 
+_GOING_ON = ("queued", "starting", "running")
 ENDED_SHOWN = 20
 """Number of ended runs that are listed."""
 ENDED = "ended"
@@ -43,7 +44,7 @@ class MachineRun:
     label: str
     """Name of what it runs: `Cell In[5]`, `train.py`."""
     state: str
-    """`running`, or the way in which it ended; `ended` if that is not known."""
+    """`queued`, `starting`, `running`, or the way in which it ended; `ended` if that is not known."""
     holder: str
     """The notebook or script that began it."""
     ranks: int
@@ -54,11 +55,13 @@ class MachineRun:
     """Start in seconds since 1970; 0 if unknown."""
     elapsed_s: float
     server: str = ""
-    """The process that serves it, by the name of its socket; empty once it has ended."""
+    """The process that serves it, by the name of its socket; empty before it runs, and once it has ended."""
+    place: int = 0
+    """Its place in the queue of its notebook; 0 if it is not queued."""
 
     @property
     def active(self) -> bool:
-        return self.state == "running"
+        return self.state in _GOING_ON
 
     @property
     def folder(self) -> Path:
@@ -86,12 +89,12 @@ class Listing:
     """The runs of this user on this machine."""
 
     runs: tuple[MachineRun, ...]
-    """The runs, oldest first: the ended ones, then all that go on."""
+    """The runs, oldest first: the ended ones, then all that go on, then the queued ones."""
     notes: tuple[str, ...] = ()
     """Sentences on what could not be listed."""
 
     def find(self, name: str | None, *, active: bool = False) -> MachineRun:
-        """Return the run with this id or number; for None the newest one that goes on, else the newest.
+        """Return the run with this id or number; for None the newest one that runs, else the newest.
 
         Args:
             name: A run's id, or the number at its end.
@@ -101,6 +104,8 @@ class Listing:
             PoolError: There is no such run, or several.
         """
         runs = [run for run in self.runs if run.active or not active]
+        if name is None:
+            runs = [run for run in runs if run.state == "running"] or runs
         found = [run for run in runs if name is None or name == run.run or run.run.endswith(f"-{name}")]
         going_on = "goes on" if active else "is known"
         known = ", ".join(f"{run.run} ({run.label})" for run in runs[-ENDED_SHOWN:])
@@ -122,7 +127,7 @@ def listing(session: Session) -> Listing:
             known = ended.get(run.run)
             ended[run.run] = _listed(run, run.state or ENDED) if known is None else replace(known, detached=True)
     order = sorted(ended.values(), key=lambda run: run.began_at_s)
-    active = sorted(going_on.values(), key=lambda run: run.began_at_s)
+    active = sorted(going_on.values(), key=lambda run: (run.state != "running", run.began_at_s))
     return Listing(runs=(*order, *active), notes=tuple(filter(None, [*notes, saved.note, detached.damage()])))
 
 
@@ -153,6 +158,8 @@ def _going_on(session: Session) -> tuple[dict[str, MachineRun], list[str]]:
     for run in detached.runs():
         if not run.ended and run.run not in found:  # its kernel has gone
             found[run.run] = _listed(run, "running", run.server)
+    for waiting in queue_list.listed(paths.runtime_directory()):
+        found.setdefault(waiting.run, _queued(waiting))
     return found, notes
 
 
@@ -178,6 +185,20 @@ def _listed(run: ListedRun, state: str, server: str = "") -> MachineRun:
     )
 
 
+def _queued(run: QueuedRun) -> MachineRun:
+    return MachineRun(
+        run=run.run,
+        label=run.label,
+        state="queued" if run.place else "starting",
+        holder=run.holder,
+        ranks=run.ranks,
+        detached=False,
+        began_at_s=run.queued_at_s,
+        elapsed_s=round(time.time() - run.queued_at_s, 3),
+        place=run.place,
+    )
+
+
 def _ended(run: SavedRun) -> MachineRun:
     return MachineRun(
         run=run.run,
@@ -197,7 +218,7 @@ def state_after(run: MachineRun, session: Session) -> str:
     while True:
         with suppress(PoolError):
             state = listing(session).find(run.run).state
-            if state not in (ENDED, "running"):
+            if state not in (ENDED, *_GOING_ON):
                 return state
         if time.monotonic() > until_s:
             return ENDED
@@ -210,7 +231,13 @@ def goes_on(run: MachineRun, session: Session) -> bool:
 
 
 def stop(run: MachineRun, session: Session, *, force: bool = False) -> bool:
-    """Stop a run, or kill its ranks. Return whether it has ended. Raises `PoolError`."""
+    """Stop a run, or kill its ranks. Return whether it has ended. Raises `PoolError`, also for a run that has no ranks
+    yet."""
+    if run.state != "running":
+        raise PoolError(
+            f"run {run.run} ({run.label}) is {run.state} in {run.holder}, and has no ranks to stop: there, "
+            "`run.cancel()` takes it from the queue."
+        )
     session.pools.connections.reach_server(run.server).node.send(m.Stop(run=run.run, force=force))
     until_s = time.monotonic() + STOP_S
     while goes_on(run, session):

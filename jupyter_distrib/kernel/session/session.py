@@ -43,7 +43,8 @@ from jupyter_distrib.libraries import known
 from jupyter_distrib.pools.base import capabilities_of, usable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, paths, queue_list
+from jupyter_distrib.system.queue_list import QueuedRun
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 
@@ -71,7 +72,7 @@ class Session:
         self.observers.own.append(self.history_writer.follow)
         self.notifier = Notifier(lambda: self.settings, lambda: self.identity.notebook)
         self.observers.own.append(self.notifier.follow)
-        self.queue = RunQueue(self.pools.capacity, self.changed)
+        self.queue = RunQueue(self.pools.capacity, self.changed, self._list_queued)
         self._numbers = itertools.count(1)
         self.queries = RankQueries(self.start, self.runs, self.pools)
         self._kept_values = KeptValues(self.queries.fetch)
@@ -262,6 +263,22 @@ class Session:
             run.cancel()
             run.wait_ended(STOPPED_S)
             raise
+
+    def _list_queued(self, waiting: Sequence[Submission]) -> None:
+        """Show what is queued to the user's shells."""
+        runs = [
+            QueuedRun(
+                run=each.run.id,
+                label=each.run.record.label,
+                holder=self.identity.label,
+                pool=each.pool,
+                place=each.run.place,
+                ranks=each.size.count or 0,
+                queued_at_s=each.run.clock.began_at_s,
+            )
+            for each in waiting
+        ]
+        queue_list.write(paths.runtime_directory(), self.identity.name, runs)
 
     def _remember(self, run: Run) -> None:
         self.runs.add(run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jupyter_distrib.errors import PoolError
@@ -82,12 +82,17 @@ class RunQueue:
         capacity_of: Returns what a pool has room for, by its name and the options with which the run reaches it, and
             may ask it; in a thread that starts a run.
         on_change: Called when a run has another place or state; from any thread.
+        tell: Called with the runs that are queued or starting, when these are others; from any thread.
     """
 
     def __init__(
-        self, capacity_of: Callable[[str, Mapping[str, str]], Capacity], on_change: Callable[[], object]
+        self,
+        capacity_of: Callable[[str, Mapping[str, str]], Capacity],
+        on_change: Callable[[], object],
+        tell: Callable[[Sequence[Submission]], object] = lambda waiting: None,
     ) -> None:
-        self._capacity_of, self._on_change = capacity_of, on_change
+        self._capacity_of, self._on_change, self._tell = capacity_of, on_change, tell
+        self._told: list[tuple[str, int]] = []
         self._pools: dict[str, PoolQueue] = {}
         self._lock = threading.RLock()
 
@@ -123,6 +128,7 @@ class RunQueue:
                 beginning.append(first)
             for place, each in enumerate(pool.waiting, 1):
                 each.run.move_on("queued", f"queued, place {place} of {len(pool.waiting)}", place)
+            self._tell_if_others()
         for each in beginning:
             if each is not here:
                 name = f"jupyter_distrib-{each.run.id}"
@@ -130,6 +136,17 @@ class RunQueue:
         self._on_change()
         if here is not None and here in beginning:
             self._start(here, here=True)
+
+    def _tell_if_others(self) -> None:
+        told, waiting = dict(self._told), []
+        for pool in self._pools.values():
+            starting = [each for each in pool.begun if each.run.state == "starting"]
+            waiting += [each for each in starting if pool.waiting or each.run.id in told]  # not one that begins at once
+            waiting += pool.waiting
+        places = [(each.run.id, each.run.place) for each in waiting]
+        if places != self._told:
+            self._told = places
+            self._tell(waiting)
 
     def _start(self, submission: Submission, *, here: bool = False) -> None:
         run = submission.run
