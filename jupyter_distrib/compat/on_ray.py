@@ -81,6 +81,8 @@ def _environment(where: str, token: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # Ray's own limit is too short for a loaded machine, and `_wait_until_up` has one.
+        "RAY_raylet_start_wait_time_s": f"{START_S:.0f}",
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
     }
 

@@ -294,12 +294,14 @@ difference(mine, by_hand(torch.optim.{kind}, {settings})) < 1e-6"""
     assert ranks(book, code) == ["True", "True"]
 
 
-def test_fp16_is_close_and_equal_on_all_ranks(book: Notebook) -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_fp16_is_close_and_equal_on_all_ranks(book: Notebook, passes: int) -> None:
     code = f"""{TRAIN}
 model = made()
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=hvd.Compression.fp16, groups=2)
-mine = train(model, optimizer)
+    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=hvd.Compression.fp16, groups=2,
+    backward_passes_per_step={passes})
+mine = train(model, optimizer, passes={passes})
 off = difference(mine, by_hand(torch.optim.SGD, lr=0.1))
 0 < off < 1e-2, torch.equal(hvd.broadcast(mine, 0), mine), hvd.allreduce(torch.ones(1), compression=hvd.Compression.fp16).dtype"""
     assert ranks(book, code) == ["(True, True, torch.float32)"] * 2

@@ -27,4 +27,5 @@ def test_ranks_send_no_secret_and_believe_only_the_texts_that_they_need(monkeypa
     assert everyone == [{**sent[0], "gpus": "3"}]
     assert on_ray._environment(where, "secret").keys() == {
         "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_USAGE_STATS_ENABLED",
+        "RAY_raylet_start_wait_time_s",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.notebook import Notebook, ask
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +94,23 @@ def test_runs_of_launchers_have_the_name_of_the_users_function_or_script(book: N
     )
     assert labels.result == "['fine()', 'args.py', 'fine()', 'train()']"
     hidden(book.ok("%distributed_status").text + book.ok("%distributed_runs").text.partition("args.py")[0])
+
+
+def test_saved_runs_and_their_comparison_show_the_functions_that_ran(book: Notebook) -> None:
+    book.ok(
+        "import horovod, jupyter_distrib\n"
+        "def train(lr):\n    return lr\n"
+        "horovod.run(train, args=(1,), num_proc=1)\nhorovod.run(train, args=(2,), num_proc=1)\n"
+        "def train(lr):\n    return lr + 1\n"
+        "jupyter_distrib.distributed(ranks=1)(train).distributed(3)"
+    )
+    listed = ask(book, op="history", words="train")["saved"]
+    hidden(str(listed))
+    compared = hidden(str(ask(book, op="compare", runs=[each["run"] for each in listed[:3]])["comparison"]))
+    assert "return lr + 1" in compared
+    saved = book.ok(
+        "from jupyter_distrib.kernel.history import run_files\n"
+        "for run in run_files.load_with_note().runs[-3:]:\n    print(run, run.source)"
+    )
+    assert "return lr + 1" in hidden(saved.text)
+    hidden(book.ok("%distributed_status --json").text)

@@ -69,6 +69,8 @@ def foo():
 """)
     outcome = book.cell("foo.distributed()", 280)
     assert outcome.ename == "Broken", outcome.text
+    internal = ("__function__", "__arguments__", "__keywords__", "on_ray", "member(")
+    assert [name for name in internal if name in outcome.text] == []
     assert "has not reached" not in outcome.text, "the ranks that wait meanwhile hang in nothing"
     assert wait_until(lambda: not members(), 30), members()
     assert book.fails("foo()").ename == "Broken", "here"
