@@ -21,6 +21,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 VARIABLE = "JUPYTER_DISTRIB_COMPAT"
 """Environment variable with the names of the platforms, joined by commas."""
@@ -205,14 +206,16 @@ def _found_since(top: str, fullname: str) -> importlib.machinery.ModuleSpec | No
     return importlib.machinery.PathFinder.find_spec(fullname, package.__path__)
 
 
+_UNCHANGED = "_jupyter_distrib_unchanged"
+
+
 def _original_find_spec() -> Callable[..., importlib.machinery.ModuleSpec | None]:
     function = importlib.util.find_spec
     if not isinstance(function, types.FunctionType):
         return function
     unchanged = types.FunctionType(function.__code__, function.__globals__, "find_spec", function.__defaults__)
-    return function.__dict__.setdefault(
-        "_jupyter_distrib_unchanged", unchanged
-    )  # which this module, loaded again, finds
+    known: dict[str, Any] = vars(function)  # for this module, loaded again
+    return cast("Callable[..., importlib.machinery.ModuleSpec | None]", known.setdefault(_UNCHANGED, unchanged))
 
 
 _find_spec = _original_find_spec()
