@@ -23,7 +23,7 @@ import { Loaded, Log } from './logview.js';
 import { COMMANDS, DistributedPanel, Doer, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
 import { Pool, Run, Settled } from './protocol.js';
-import { repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
+import { fileMs, liveRuns, repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
 import { tellOfEnds } from './notify.js';
 import { running } from './running.js';
 import { showStarting } from './starting.js';
@@ -367,21 +367,36 @@ function repairOutputs(doer: Doer, options: Options): void {
   const { model, t } = doer;
   const live = new LiveViews(model, () => options.repairOutputs);
   const seen = new WeakSet<KernelLink>();
+  const told = new WeakMap<Home, Set<string>>();
   const mend = async (home: Home, settled: Settled): Promise<void> => {
     const runs = settled.views.map(each => each.run);
     const link = model.linkOf(home);
+    told.set(home, new Set([...(told.get(home) ?? []), ...runs]));
     if (link?.askedFor(settled)) {
       void link.repairs(settled); // at once, before another page asks
     }
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      await repair(home, settled, link?.missed(settled) ?? false, async () => (await link?.repairs(settled)) ?? true);
+      const missed = link?.missed(settled) ? 'elsewhere' : link?.sleptThrough(settled) ? 'asleep' : '';
+      await repair(home, settled, missed, async () => (await link?.repairs(settled)) ?? true);
       unsaved.get(home)?.push(...runs);
     }
     live.end(home, runs);
   };
+  /** What ended while no page was open, while this one was being loaded, or while it slept. */
+  const ask = async (home: Home, link: KernelLink): Promise<void> => {
+    const shown = home instanceof NotebookPanel ? { live: [...liveRuns(home), ...live.runs(home)], loaded_ms: fileMs(home) } : { live: [], loaded_ms: null };
+    const { settled } = await link.request({ op: 'settled', ...shown });
+    const missed = (settled ?? []).filter(({ views }) => !views.every(({ run }) => told.get(home)?.has(run)));
+    await Promise.all(missed.map(each => mend(home, each)));
+  };
   const unsaved = tellOfSaving(model);
   const showAndSave = savedViews(doer);
   model.settled.connect((_, { home, settled }) => void mend(home, settled));
+  model.awoke.connect((_, { home, link }) => {
+    if (seen.has(link)) {
+      ask(home, link).catch(() => undefined);
+    }
+  });
   model.broken.connect((_, { home, runs }) => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
       const nowS = model.linkOf(home)?.nowS() ?? Date.now() / 1000;
@@ -392,8 +407,7 @@ function repairOutputs(doer: Doer, options: Options): void {
     for (const [home, link] of model.links()) {
       if (link.overview && !seen.has(link)) {
         seen.add(link);
-        // What ended while no page was open, or while this one was being loaded.
-        void link.request({ op: 'settled' }).then(({ settled }) => settled?.forEach(each => void mend(home, each)), () => undefined);
+        ask(home, link).catch(() => undefined);
       }
       if (home instanceof NotebookPanel && options.repairOutputs) {
         showAndSave(home, link);
@@ -434,7 +448,7 @@ function tellOfSaving(model: Model): WeakMap<Home, string[]> {
         home.context.saveState.connect((_, state) => {
           const runs = state === 'completed' ? unsaved.get(home)?.splice(0) : [];
           if (runs?.length) {
-            void model.linkOf(home)?.request({ op: 'saved', runs }).catch(() => undefined);
+            void model.linkOf(home)?.request({ op: 'saved', runs, saved_ms: fileMs(home) }).catch(() => undefined);
           }
         });
       }

@@ -28,6 +28,8 @@ export class KernelLink implements IDisposable {
     kernel.iopubMessage.connect(this.onMessage, this);
     kernel.statusChanged.connect(this.onStatus, this);
     kernel.disposed.connect(this.onDisposed, this);
+    kernel.connectionStatusChanged.connect(this.onConnection, this);
+    this.onConnection(kernel, kernel.connectionStatus);
     this.probe();
   }
 
@@ -53,6 +55,11 @@ export class KernelLink implements IDisposable {
     return this._broken;
   }
 
+  /** This page hears the kernel again, after a time in which it did not: it slept, or the network was away. */
+  get awoke(): ISignal<this, void> {
+    return this._awoke;
+  }
+
   get isDisposed(): boolean {
     return this._isDisposed;
   }
@@ -65,6 +72,11 @@ export class KernelLink implements IDisposable {
   /** Whether what this execution shows does not come to this page by itself: another asked for it, before this one looked. */
   missed(place: Place): boolean {
     return !this.askedFor(place) && (place.asked_at_s ?? 0) < this._since;
+  }
+
+  /** Whether this page may have missed what its own execution shows, since it did not hear the kernel for a while after it asked. */
+  sleptThrough(place: Place): boolean {
+    return this.askedFor(place) && (place.asked_at_s ?? Infinity) < this._deafUntil;
   }
 
   /** Whether this page has asked for the execution. */
@@ -264,6 +276,16 @@ export class KernelLink implements IDisposable {
     }
   }
 
+  private onConnection(_: Kernel.IKernelConnection, status: Kernel.ConnectionStatus): void {
+    const connected = status === 'connected';
+    if (connected && this._deaf && !this._isDisposed) {
+      this._deafUntil = Date.now() / 1000;
+      this._awoke.emit();
+    }
+    this._deaf = !connected && (this._deaf || this._connected);
+    this._connected ||= connected;
+  }
+
   private onDisposed(): void {
     this._overview = null;
     this.enter('lost');
@@ -287,6 +309,11 @@ export class KernelLink implements IDisposable {
 
   /** Since when this page looks, by its own clock. */
   private readonly _since = Date.now() / 1000;
+  /** Until when it did not hear the kernel, by its own clock. */
+  private _deafUntil = 0;
+  /** Whether it does not hear the kernel although it once did. */
+  private _deaf = false;
+  private _connected = false;
   private _state: LinkState = 'connecting';
   private _overview: Overview | null = null;
   private _aheadS = 0;
@@ -305,5 +332,6 @@ export class KernelLink implements IDisposable {
   private _isDisposed = false;
   private _changed = new Signal<this, void>(this);
   private _settled = new Signal<this, Settled>(this);
+  private _awoke = new Signal<this, void>(this);
   private _broken = new Signal<this, Run[]>(this);
 }

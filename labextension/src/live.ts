@@ -41,6 +41,11 @@ export class LiveViews {
     return this.views.get(home)?.get(run) !== undefined;
   }
 
+  /** The runs that this page draws. */
+  runs(home: Home): string[] {
+    return [...(this.views.get(home)?.keys() ?? [])];
+  }
+
   /** The cell shows what has become of these runs. */
   end(home: Home, runs: string[]): void {
     const views = this.views.get(home);

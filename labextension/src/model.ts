@@ -64,6 +64,11 @@ export class Model {
     return this._settled;
   }
 
+  /** This notebook's page hears its kernel again. */
+  get awoke(): ISignal<this, { home: Home; link: KernelLink }> {
+    return this._awoke;
+  }
+
   /** The kernel of this notebook has ended in the middle of these runs. */
   get broken(): ISignal<this, { home: Home; runs: Run[] }> {
     return this._broken;
@@ -173,6 +178,7 @@ export class Model {
       this._links.set(home, link);
       link.changed.connect(() => this._changed.emit());
       link.settled.connect((_, settled) => this._settled.emit({ home, settled }));
+      link.awoke.connect(() => this._awoke.emit({ home, link }));
       link.broken.connect((_, runs) => this._broken.emit({ home, runs }));
     }
     this._changed.emit();
@@ -184,5 +190,6 @@ export class Model {
   private readonly _links = new Map<Home, KernelLink>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _settled = new Signal<this, { home: Home; settled: Settled }>(this);
+  private readonly _awoke = new Signal<this, { home: Home; link: KernelLink }>(this);
   private readonly _broken = new Signal<this, { home: Home; runs: Run[] }>(this);
 }

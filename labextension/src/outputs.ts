@@ -19,7 +19,7 @@ export function isLive(output: OutputLike, { run, model }: Pick<SettledView, 'ru
 }
 
 /** The run whose live view this is; null for any other output. */
-function liveRun(output: OutputLike): string | null {
+export function liveRun(output: OutputLike): string | null {
   return mark(output).settled === true ? null : (mark(output).run ?? null);
 }
 

@@ -255,8 +255,10 @@ export interface Comparison {
 export type Request =
   | { op: 'history'; words: string }
   | { op: 'compare'; runs: string[] }
-  | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' | 'unpick' }
-  | { op: 'saved'; runs: string[] }
+  | { op: 'overview' | 'refresh' | 'dismiss' | 'unpick' }
+  /** `live`: the runs that the page shows live; `loaded_ms`: the time of the file that it has loaded. */
+  | { op: 'settled'; live: string[]; loaded_ms: number | null }
+  | { op: 'saved'; runs: string[]; saved_ms: number | null }
   | { op: 'repair'; runs: string[]; page: string }
   | { op: 'stop'; run: string; force: boolean }
   | { op: 'view' | 'stacks'; run: string }

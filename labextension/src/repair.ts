@@ -10,7 +10,7 @@ import { NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { IOutput } from '@jupyterlab/nbformat';
 import { ISharedCodeCell } from '@jupyter/ydoc';
 
-import { isLive, mended, withLastSeen, withoutDead } from './outputs.js';
+import { isLive, liveRun, mended, withLastSeen, withoutDead } from './outputs.js';
 import { OutputLike, Settled, SettledView } from './protocol.js';
 
 /** What came on the ordinary way is in the cell by then. */
@@ -19,9 +19,12 @@ const ORDINARY_MS = 500;
 /** What the page that repairs has written is in a notebook that several pages share by then. */
 const SHARED_MS = 1500;
 
-/** The cells that were run in this page: what they show came here on the ordinary way. */
-const executed = new WeakSet();
-NotebookActions.executionScheduled.connect((_, { cell }) => executed.add(cell.model.sharedModel));
+/** The cells that were run in this page, and when: what they show came here on the ordinary way. */
+const executed = new WeakMap<object, number>();
+NotebookActions.executionScheduled.connect((_, { cell }) => executed.set(cell.model.sharedModel, Date.now()));
+
+/** How a page has come to miss what a cell shows: another page asked for it; or it asked itself, and did not hear the kernel. */
+export type Missed = '' | 'elsewhere' | 'asleep';
 
 /** Put the last view of a run, whose kernel is gone, in place of the live one; into its cell if `drawn` by the page itself. */
 export function replaceLive(panel: NotebookPanel, view: SettledView, cell: string, drawn: boolean): void {
@@ -35,6 +38,18 @@ export function replaceLive(panel: NotebookPanel, view: SettledView, cell: strin
       }
     }
   }
+}
+
+/** The runs whose live views stand in the notebook. */
+export function liveRuns(panel: NotebookPanel): string[] {
+  const cells = [...(panel.content.model?.sharedModel.cells ?? [])].filter((each): each is ISharedCodeCell => each.cell_type === 'code');
+  return cells.flatMap(cell => (cell.getOutputs() as OutputLike[]).map(liveRun).filter(run => run !== null));
+}
+
+/** The time of the file that the page shows, by the server's clock; null if nobody knows. */
+export function fileMs(panel: NotebookPanel): number | null {
+  const ms = Date.parse(panel.context.contentsModel?.last_modified ?? '');
+  return Number.isNaN(ms) ? null : ms;
 }
 
 /** Have views of runs that no kernel knows show what they were saved with, and no error about a widget. */
@@ -69,12 +84,12 @@ function write(cell: ISharedCodeCell, outputs: OutputLike[]): void {
 }
 
 /**
- * Bring the cell up to date; `missed` as for `mended`.
+ * Bring the cell up to date.
  *
  * @param isFirst - Asks the kernel whether this page is the one that repairs. Another one shows the same, and does not count it as
  *   a change that is to be saved: the first one's page saves it.
  */
-export async function repair(panel: NotebookPanel, settled: Settled, missed: boolean, isFirst: () => Promise<boolean>): Promise<void> {
+export async function repair(panel: NotebookPanel, settled: Settled, missed: Missed, isFirst: () => Promise<boolean>): Promise<void> {
   await panel.context.ready;
   await wait(ORDINARY_MS);
   const first = !missed || (await isFirst());
@@ -83,19 +98,25 @@ export async function repair(panel: NotebookPanel, settled: Settled, missed: boo
   }
   const cells = panel.isDisposed ? null : panel.content.model?.sharedModel.cells;
   const cell = cells?.find((each): each is ISharedCodeCell => each.id === settled.cell && each.cell_type === 'code');
-  if (!cell || (missed && executed.has(cell))) {
+  if (!cell || (missed && isNewer(executed.get(cell), settled, missed))) {
     return;
   }
   const outputs = cell.getOutputs() as OutputLike[];
-  const wanted = mended(outputs, cell.execution_count, settled, missed);
+  const wanted = mended(outputs, cell.execution_count, settled, missed !== '');
   if (wanted !== outputs) {
     const clean = !panel.context.model.dirty;
     write(cell, wanted);
     cell.execution_count = settled.count;
+    cell.executionState = 'idle'; // a page that slept has not heard that either
     if (!first && clean) {
       panel.context.model.dirty = false;
     }
   }
+}
+
+/** Whether the cell was run in this page after that. */
+function isNewer(executedMs: number | undefined, { asked_at_s }: Settled, missed: Missed): boolean {
+  return executedMs !== undefined && (missed === 'elsewhere' || executedMs > (asked_at_s ?? 0) * 1000);
 }
 
 async function wait(time_ms: number): Promise<void> {

@@ -230,6 +230,67 @@ def test_a_page_opened_after_the_end_of_a_run_shows_what_was_never_saved(open_no
     expect(lab.output(2)).to_contain_text("kept: 0")  # what is taken out of a saved notebook does not come back
 
 
+ASLEEP = """
+const sockets = [], Socket = window.WebSocket;
+window.asleep = false;
+window.WebSocket = class extends Socket {
+    constructor(url, ...rest) {
+        super(window.asleep ? "ws://127.0.0.1:9/" : url, ...rest);
+        if (String(url).includes("/channels")) sockets.push(this);
+    }
+};
+window.sleep = () => { window.asleep = true; sockets.forEach((each) => each.close()); };
+"""
+"""Lets a page sleep: it loses its connections to kernels, and has none until `asleep` is taken back."""
+
+
+def test_a_page_that_slept_over_the_end_of_its_run_shows_the_end(
+    open_notebook: Open, browser: Browser, server: Server, enough: Path
+) -> None:
+    lab = open_notebook(load=False)
+    server.notebook(lab.name, ["%load_ext jupyter_distrib", until(TALKING, enough)])
+    lab.page.add_init_script(ASLEEP)
+    lab.open()
+    lab.load_extension()
+    lab.run(1)
+    moves(lab, 1)
+    lab.save()
+    other = Lab(browser, server, lab.name)  # with another page the server keeps nothing for the one that sleeps
+    moves(other, 1)
+    lab.page.evaluate("window.sleep()")
+    enough.touch()
+    expect(other.output(1)).to_contain_text("[0-1] ended")
+    other.close()
+    assert "ended" not in lab.output(1).inner_text()
+    lab.page.evaluate("window.asleep = false")
+
+    is_settled(lab, 1)
+    lab.wait_idle(1)
+    expect(lab.output(1)).to_contain_text("rank 11")  # a row of the value
+
+
+def test_a_second_page_that_reaches_the_kernel_after_the_end_was_saved_shows_the_end(
+    open_notebook: Open, browser: Browser, server: Server, enough: Path
+) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    lab.run(1)
+    moves(lab, 1)
+    lab.save()
+    other = Lab(browser, server, lab.name)
+    other.page.add_init_script(f"{ASLEEP} window.asleep = true;")
+    other.open()
+    expect(other.output(1)).to_contain_text("Loading widget")  # the file of before
+    enough.touch()
+    is_settled(lab, 1)
+    other.page.evaluate("window.asleep = false")
+
+    expect(other.output(1)).to_contain_text("[0-1] ended")
+    expect(other.output(1)).to_contain_text("rank 11")  # a row of the value
+    other.wait_idle(1)
+    other.close()
+    assert other.errors == []
+
+
 HOLD = """
 const after = window.setTimeout;
 const ours = () => !new Error().stack.includes("jlab_core"); // which waits for half a second again and again

@@ -262,9 +262,9 @@ class FrontEnd:
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
-                return {"settled": self.cells.unsaved()}
+                return {"settled": self.cells.unsaved(request.get("live", ()), request.get("loaded_ms"))}
             case "saved":
-                self.cells.forget(request["runs"])
+                self.cells.note_saved(request["runs"], request.get("saved_ms") or 0.0)
             case "repair":
                 return {"granted": self.cells.grant_repair(tuple(request["runs"]), _text(request, "page"))}
             case "dismiss":

@@ -22,7 +22,7 @@ from jupyter_distrib.system.data_class import data_class
 REPAIR_S = 10.0
 """Seconds that one page has for repairing an output, during which no other page does so."""
 KEPT = 20
-"""Number of cells whose last view is kept, and of views that can be drawn."""
+"""Number of cells whose last view is kept, saved or not, and of views that can be drawn."""
 
 
 @data_class
@@ -63,6 +63,8 @@ class Settled:
     """The views in the order of the runs: `run`, `model`, and the last `output` of its display."""
     outcome: list[dict[str, Any]] = field(default_factory=list)
     """The value or the error of the cell."""
+    saved_ms: float = 0.0
+    """The time of the notebook's file, by the server's clock, in which a page has saved them; 0 until then."""
 
     def to_message(self) -> dict[str, Any]:
         return {**self.place.to_message(), "views": self.views, "outcome": self.outcome}
@@ -76,6 +78,8 @@ class Cells:
         self._shown: dict[str, Shown] = {}
         """The views whose final output has not been sent yet, by run."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
+        self._saved: deque[Settled] = deque(maxlen=KEPT)
+        """Those that are in the notebook's file; a page may still show an older one."""
         self._repairers: dict[tuple[str, ...], tuple[str, float]] = {}
         """The page that repairs the output of these runs, and the time of its request."""
         self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
@@ -137,9 +141,19 @@ class Cells:
             views = [view for where, view in unfinished if where == place]
             self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
 
-    def unsaved(self) -> list[dict[str, Any]]:
-        """Return the outputs that no page has saved yet."""
-        return [each.to_message() for each in list(self._settled) if self._is_last(each)]
+    def unsaved(self, live: Sequence[str] = (), loaded_ms: float | None = None) -> list[dict[str, Any]]:
+        """Return the outputs that no page has saved yet, and those that are saved but not in the page that asks.
+
+        Args:
+            live: The runs that the page shows live. Those that are over are over, whoever has saved them.
+            loaded_ms: The time of the file that the page has loaded, by the server's clock. What was saved later is not
+                in it. None: not known.
+        """
+        saved = list(self._saved)
+        newer = [] if loaded_ms is None else [each for each in saved if each.saved_ms > loaded_ms]
+        shown = [each for each in saved if any(view["run"] in live for view in each.views)]
+        found = dict.fromkeys([*newer, *shown, *self._settled])
+        return [each.to_message() for each in found if self._is_last(each)]
 
     def grant_repair(self, runs: tuple[str, ...], page: str) -> bool:
         """Return whether this page may write the output of these runs into its notebook: the first one that asks."""
@@ -151,10 +165,13 @@ class Cells:
         self._repairers[runs] = page, now_s
         return True
 
-    def forget(self, runs: Sequence[str]) -> None:
-        """Forget runs whose views are in the notebook's file, from which a user may remove them for good."""
+    def note_saved(self, runs: Sequence[str], saved_ms: float) -> None:
+        """Note runs whose views are in the notebook's file, from which a user may remove them for good: a page that
+        loads this file or a later one does not get them again."""
         for settled in list(self._settled):
             if all(view["run"] in runs for view in settled.views):
+                settled.saved_ms = saved_ms
+                self._saved.append(settled)
                 with suppress(ValueError):  # newer ones may have pushed it out meanwhile
                     self._settled.remove(settled)
 

@@ -17,6 +17,8 @@ class Played {
   readonly iopubMessage = new Signal<this, unknown>(this);
   readonly statusChanged = new Signal<this, string>(this);
   readonly disposed = new Signal<this, void>(this);
+  readonly connectionStatusChanged = new Signal<this, string>(this);
+  connectionStatus = 'connecting';
   status = 'idle';
   probes: { onReply: (reply: unknown) => void }[] = [];
   requests: Told[] = [];
@@ -45,6 +47,10 @@ class Played {
       this.status = status;
       this.statusChanged.emit(status);
     }
+  }
+
+  connects(...statuses: string[]): void {
+    statuses.forEach(status => this.connectionStatusChanged.emit(status));
   }
 
   tells(session: string, now_s = 1, runs: Told[] = [], protocol = PROTOCOL): void {
@@ -188,3 +194,18 @@ for (const [what, run, status, interrupts] of [
     assert.equal(kernel.interrupts, interrupts);
   });
 }
+
+test('a page that did not hear its kernel for a while knows what it may have missed', context => {
+  const [kernel, link] = linked(context);
+  let awoke = 0;
+  link.awoke.connect(() => (awoke += 1));
+  kernel.connects('connecting', 'connected');
+  const own = { cell: 'c', count: 1, session: 'page', asked_at_s: Date.now() / 1000 - 1 };
+  assert.equal(awoke, 0, 'it was never connected before');
+  assert.ok(!link.sleptThrough(own));
+  kernel.connects('connecting', 'disconnected', 'connecting', 'connected');
+  assert.equal(awoke, 1);
+  assert.ok(link.sleptThrough(own));
+  assert.ok(!link.sleptThrough({ ...own, asked_at_s: Date.now() / 1000 + 1 }));
+  assert.ok(!link.sleptThrough({ ...own, session: 'another page' }));
+});

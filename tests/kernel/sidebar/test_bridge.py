@@ -459,6 +459,19 @@ def test_what_a_page_has_saved_is_not_kept(book: Notebook) -> None:
     assert told not in ask(book, op="settled")["settled"]
 
 
+def test_what_is_saved_still_comes_to_a_page_that_loaded_an_older_file_or_shows_it_live(book: Notebook) -> None:
+    told = settled(book, "%%distributed --ranks 2\nprint('hello')\nrank", cell_id="c-3")
+    runs = [view["run"] for view in told["views"]]
+    ask(book, op="saved", runs=runs, saved_ms=2000)
+
+    found = lambda **asked: told in ask(book, op="settled", **asked)["settled"]  # noqa: E731
+    assert [found(loaded_ms=before_ms) for before_ms in (1999, 2000, 3000)] == [True, False, False]
+    assert found(loaded_ms=3000, live=runs), "its file is a newer one, but what it shows is over"
+    assert not found(loaded_ms=3000, live=["another"])
+    book.cell("1", cell_id="c-3")
+    assert not found(loaded_ms=1999, live=runs), "the cell was executed again"
+
+
 def test_only_the_last_execution_of_a_cell_is_kept(book: Notebook) -> None:
     told = settled(book, "%%distributed --ranks 2\nprint('hello')", cell_id="c-1")
     assert told["cell"] == "c-1"
