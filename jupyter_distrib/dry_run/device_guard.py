@@ -1,9 +1,9 @@
-"""Lets a build of torch without CUDA compute with fake tensors of a GPU. Only in a process that is thrown away.
+"""Lets torch compute with fake tensors of a GPU where there is none. Only in a process that is thrown away.
 
-Autograd asks a device guard for the device of each tensor. A CUDA build has one that does nothing where there is no
-GPU; a CPU build has none and aborts the process ("not linked with support for cuda devices"). This module gives torch's
-C++ registry a guard that answers 0, in whose place torch then puts its own guard without effect, and tells autograd
-that CUDA is built. It depends on the layout of torch's C++ objects, so `KNOWN` names the versions that were tried.
+Autograd asks a device guard for the device of each tensor. A CUDA build has one that asks the driver; a CPU build has
+none and aborts the process ("not linked with support for cuda devices"). This module gives torch's C++ registry a guard
+that answers 0, in whose place torch then puts its own guard without effect, and tells autograd that CUDA is built and
+has no context. The places of these two functions among the virtual ones are read from the header that torch brings.
 """
 
 # ruff: noqa: SLF001 - private names, listed in `system/private_names.py`
@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
-KNOWN = ("2.12", "2.13")
-"""The versions of torch whose CPU builds have the layout below."""
 _REGISTRY = "_" + "ZN3c104impl26device_guard_impl_registryE"
 """`c10::impl::device_guard_impl_registry`, a pointer for each type of device."""
 _HOOKS = "_" + "ZN2at6detail12getCUDAHooksEv"
 """`at::detail::getCUDAHooks()`."""
 _CUDA = 1
 """The number of CUDA among the types of devices."""
-_IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
-"""Places in the table of the virtual functions of `CUDAHooksInterface`."""
+_HEADER = "include/ATen/detail/AcceleratorHooksInterface.h"
+"""The base class of `CUDAHooksInterface`, whose virtual functions come first."""
 _SLOTS = 64
 
 _kept: list[Any] = []
@@ -33,21 +33,29 @@ _kept: list[Any] = []
 
 def problem() -> str:
     """Return why this torch cannot compute with fake tensors of a GPU; empty if it can."""
-    if torch.version.cuda or torch.version.hip:
+    if torch.version.hip:
+        why = "torch for ROCm is not known to a dry run"
+    elif len(_places()) < 2 or not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        why = f"torch {torch.__version__} is built in a way that a dry run for GPUs does not know"
+    else:
         return ""
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version in KNOWN:
-        return ""
-    return (
-        f"a dry run for GPUs needs a torch with CUDA, or the CPU build of torch {' or '.join(KNOWN)}; this is the CPU "
-        f"build of {torch.__version__}: install one of those, or check the cell with --ranks"
-    )
+    return f"{why}: check the cell with --ranks, or install another version of torch."
+
+
+def _places() -> list[int]:
+    """Return the places of `isBuilt` and `hasPrimaryContext` in the table of virtual functions."""
+    header = Path(torch.__file__).parent / _HEADER
+    if not header.exists():
+        return []
+    names = re.findall(r"\bvirtual\s[^(~]*?(~?\w+)\(", header.read_text())
+    if not names or not names[0].startswith("~"):
+        return []
+    after_destructor = 1  # which takes two places
+    return [after_destructor + names.index(name) for name in ("isBuilt", "hasPrimaryContext") if name in names]
 
 
 def install() -> None:
-    """Install the guard, where torch has none."""
-    if torch.version.cuda or torch.version.hip:
-        return
+    """Install the guard and the answers."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     c10, cpu = (ctypes.CDLL(os.path.join(folder, name)) for name in ("libc10.so", "libtorch_cpu.so"))
     zero = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)(lambda _: 0)
@@ -63,7 +71,8 @@ def install() -> None:
     size = ctypes.sizeof(ctypes.c_void_p) * first
     before = (ctypes.c_void_p * (_SLOTS + first)).from_address((hooks[0] or 0) - size)
     after = (ctypes.c_void_p * (_SLOTS + first))(*before)
-    after[first + _IS_BUILT] = ctypes.cast(one, ctypes.c_void_p).value
-    after[first + _HAS_PRIMARY_CONTEXT] = ctypes.cast(zero, ctypes.c_void_p).value
+    is_built, has_primary_context = _places()
+    after[first + is_built] = ctypes.cast(one, ctypes.c_void_p).value
+    after[first + has_primary_context] = ctypes.cast(zero, ctypes.c_void_p).value
     hooks[0] = ctypes.addressof(after) + size
     _kept.extend([zero, one, table, guard, after])

@@ -60,6 +60,8 @@ unfaked = unset_fake_temporarily
 def new_mode() -> FakeTensorMode:
     """Return a mode in which tensors have no values, but may meet some that have."""
     FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment,method-assign]
+    module: Any = importlib.import_module("torch._subclasses.fake_tensor")
+    module.init_gpu_context = lambda *_: None
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -293,6 +295,7 @@ def _reduce_without_others() -> None:
     parallel.DistributedDataParallel.__init__ = begin
     world: Any = dist
     world.Reducer._rebuild_buckets = lambda _: False
+    world.Reducer.prepare_for_forward = lambda _: None  # in a CUDA build it times the pass with events of a GPU
     world.Logger.set_runtime_stats_and_log = lambda _: None
 
 

@@ -343,7 +343,7 @@ def likely_truth(func: Any, args: tuple[Any, ...]) -> bool | None:
     first, *rest = args
     second = rest[0] if rest else None
     if func in _EQUALITIES:
-        if first is second or second == math.inf:
+        if first is second or (isinstance(second, float) and second == math.inf):
             return _EQUALITIES[func] == (first is second)
         return None
     truths = [getattr(each, "likely", None) for each in (first, second) if isinstance(each, torch.Tensor)]

@@ -40,7 +40,7 @@ def exec_agent(
         listener.listen(64)
         fd = listener.fileno()
         process = subprocess.Popen(
-            [python, "-m", module, str(fd), *rest],
+            [python, "-P", "-m", module, str(fd), *rest],  # -P: no modules of the folder /
             pass_fds=[fd],
             stdin=subprocess.PIPE if told else subprocess.DEVNULL,
             stdout=log,
@@ -56,6 +56,9 @@ def exec_agent(
     return process
 
 
+_FORKSERVER = "jupyter_distrib.worker.process.forkserver"
+
+
 def launch(log: IO[bytes] | None = None) -> Launched:
     """Exec a forkserver, which ends with this process. Its messages go into `log`, or a new file."""
     log = log or new_log()
@@ -64,7 +67,7 @@ def launch(log: IO[bytes] | None = None) -> Launched:
     with its, their:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_distrib.worker.process.forkserver", str(os.getpid()), *map(str, fds)],
+                [sys.executable, "-P", "-m", _FORKSERVER, str(os.getpid()), *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -176,7 +176,7 @@ TORCH = Library(
 )
 TORCH_DRY = Library(
     name="torch",
-    known="2.12 to 2.13",
+    known="2.11 to 2.13",
     files=(
         "dry_run/device_guard.py",
         "dry_run/fake_cuda.py",
@@ -186,7 +186,7 @@ TORCH_DRY = Library(
     ),
     needed={
         "torch._C": "_is_any_autocast_enabled _swap_tensor_impl _get_accelerator",
-        "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode unset_fake_temporarily",
+        "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode init_gpu_context unset_fake_temporarily",
         "torch.utils._python_dispatch": "TorchDispatchMode is_traceable_wrapper_subclass",
         "torch:ops.aten": (
             "_local_scalar_dense _to_copy _unique2 _scaled_dot_product_flash_attention "

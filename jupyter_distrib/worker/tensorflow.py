@@ -78,6 +78,9 @@ class TensorFlow:
     def device_memory(self) -> tuple[int, int] | None:
         return None
 
+    def peak_bytes(self) -> int | None:
+        return None
+
     def phase_times(self) -> m.PhaseTimes | None:
         return None
 

@@ -25,14 +25,34 @@ def play(
     path: tuple[str, ...] = (),
 ) -> DryRun:
     """Play rank 0; on a CPU, if `gpu` is empty."""
+    return play_each(
+        source, [strategy], ranks=ranks, gpu=gpu, folder=folder, options=options, inputs=inputs, path=path
+    )[0]
+
+
+def play_each(
+    source: str,
+    strategies: list[str],
+    *,
+    ranks: int = 4,
+    gpu: str = "H100",
+    folder: Path | None = None,
+    options: dict[str, str] | None = None,
+    inputs: dict[str, object] | None = None,
+    path: tuple[str, ...] = (),
+) -> list[DryRun]:
+    """Play rank 0 under each strategy, at once."""
     cell = m.Cell(source=dedent(source), filename="Cell In[1]")
-    setting = m.Setting(
-        env=dict(os.environ),
-        directory=str(folder or Path.cwd()),
-        path=(*path, *sys.path),
-        strategy=strategy,
-        strategy_options=options or {},
-    )
     packed = payload.pack_inputs(inputs or {}, {})
     world = dry_run.World(ranks=ranks, gpu=gpu)
-    return dry_run.play([dry_run.Play(cell=cell, packed=packed, setting=setting, world=world)])[0]
+    plays = []
+    for strategy in strategies:
+        setting = m.Setting(
+            env=dict(os.environ),
+            directory=str(folder or Path.cwd()),
+            path=(*path, *sys.path),
+            strategy=strategy,
+            strategy_options=options or {},
+        )
+        plays.append(dry_run.Play(cell=cell, packed=packed, setting=setting, world=world))
+    return dry_run.play(plays)

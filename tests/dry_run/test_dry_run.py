@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from jupyter_distrib.dry_run import device_guard
 from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES
 from tests.dry_run.play import play
 
@@ -43,6 +46,28 @@ def test_a_cell_of_one_device_works_under_each_strategy_with_its_memory_by_kind(
     assert found["ddp"].steps == 2
     assert found["ddp"].needed_bytes == found["ddp"].peak_bytes + CONTEXT_BYTES
     assert any("AdamW" in note or "Sequential wrapped" in note for note in found["ddp"].notes)
+
+
+def test_torch_is_that_of_the_notebook() -> None:
+    """Not one in the folder in which the process begins."""
+    found = play("import torch\nraise ValueError(torch.__file__)")
+    assert found.error is not None
+    assert found.error.text == importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
+
+
+def test_a_torch_that_is_built_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    assert device_guard.problem() == ""
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.version, "hip", "6.0")
+        assert device_guard.problem().startswith(
+            "torch for ROCm is not known to a dry run: check the cell with --ranks"
+        )
+    for header in ("", "virtual bool isBuilt() const {", "virtual ~A() = default;\nvirtual bool isBuilt() const {"):
+        (tmp_path / "header").write_text(header)
+        monkeypatch.setattr(device_guard, "_HEADER", str(tmp_path / "header"))
+        assert "is built in a way that a dry run for GPUs does not know" in device_guard.problem()
 
 
 def test_a_large_model_takes_no_memory_here() -> None:

@@ -183,8 +183,16 @@ def _properties(run: SavedRun) -> dict[str, str]:
         **{name: last_value(run, name, 6) for name in run.last},
         "peak memory": size(run.peak_rss_bytes) if run.peak_rss_bytes else "",
         "peak GPU memory": size(peak_gpu) if peak_gpu else "",
+        "peak of tensors on each GPU": _peak_of_tensors(run),
         "where its time went": percents(run.shares),
     }
+
+
+def _peak_of_tensors(run: SavedRun) -> str:
+    peak = size(run.peak_tensor_bytes) if run.peak_tensor_bytes else ""
+    if run.deviation is None or run.predicted_bytes is None:
+        return peak
+    return f"{peak}, {100 * run.deviation:+.1f}% beside the {size(run.predicted_bytes)} of the dry run"
 
 
 def charts(runs: Sequence[SavedRun]) -> str:

@@ -59,10 +59,21 @@ class SavedRun:
     """The sentence on the shares."""
     peak_rss_bytes: int = 0
     peak_gpu_memory_bytes: int | None = None
+    peak_tensor_bytes: int | None = None
+    """The most memory that tensors had on one GPU; None if unknown, or without GPUs."""
+    predicted_bytes: int | None = None
+    """The same by a dry run of the cell before; None without one."""
     source: str = ""
     """The cell, as the ranks executed it."""
     path: str = ""
     """Path of the file, to read the reported numbers."""
+
+    @property
+    def deviation(self) -> float | None:
+        """The part by which the real peak was above that of the dry run (0.02 is 2%); None if one is unknown."""
+        if not self.predicted_bytes or not self.peak_tensor_bytes:
+            return None
+        return self.peak_tensor_bytes / self.predicted_bytes - 1
 
     @property
     def metrics(self) -> Metrics:
@@ -108,6 +119,8 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         sentence=shares.sentence,
         peak_rss_bytes=record.peak_rss_bytes,
         peak_gpu_memory_bytes=record.peak_gpu_memory_bytes,
+        peak_tensor_bytes=record.peak_tensor_bytes,
+        predicted_bytes=run.predicted_bytes if run.gpus else None,
         source=clipped(run.source, SOURCE_CHARACTERS).strip("\n"),
     )
 

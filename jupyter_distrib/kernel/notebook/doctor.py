@@ -74,8 +74,13 @@ EXPLAINED = {
     "network": ("performance", "the-network-between-nodes"),
     CONFINEMENT: ("gpus", "several-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
+    "dry runs": ("dry-run", "how-close-it-is"),
 }
 """The page and section of the documentation on each topic that can be wrong."""
+MOST_COMPARED = 200
+"""Number of the last runs of which the peaks are compared with those of dry runs."""
+MARGIN = 0.1
+"""The part by which a real peak may be above that of a dry run, which says "tight" from there on."""
 _OURS = "JUPYTER_DISTRIB_"
 _ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.told()"
 """The source with which ranks on other machines report where they are."""
@@ -116,6 +121,7 @@ class Report:
             _pool(session),
             _machines(session),
             _gpus(),
+            _dry_runs(),
             _machine(),
         )
         found = (finding for part in parts for finding in part)
@@ -342,6 +348,24 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(topic="GPU driver", text=f"does not answer ({error})", advice="see what nvidia-smi says")
     finally:
         pynvml.nvmlShutdown()
+
+
+def _dry_runs() -> Iterator[Finding]:
+    """Yield a finding on the real peaks of memory beside those of dry runs, for the last runs in the history."""
+    from jupyter_distrib.kernel.history import run_files
+
+    last = run_files.load()[-MOST_COMPARED:]
+    found = sorted(each.deviation for each in last if each.deviation is not None)
+    if not found:
+        return
+    middle, most = found[len(found) // 2], max(found, key=abs)
+    runs = "a run" if len(found) == 1 else f"{len(found)} runs"
+    text = f"in {runs} on GPUs, the real peak of tensors was {100 * middle:+.1f}% beside that of the dry run"
+    text += "" if len(found) == 1 else f" (the median; at most {100 * most:+.1f}%)"
+    advice = ""
+    if most > MARGIN:
+        advice = f"take a dry run that needs more than {100 / (1 + most):.0f}% of a GPU as one that does not fit"
+    yield Finding(topic="dry runs", text=text, advice=advice)
 
 
 def _machine() -> Iterator[Finding]:

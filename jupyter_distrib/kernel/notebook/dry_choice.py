@@ -83,11 +83,20 @@ def with_strategy(options: Options, name: str, own: Mapping[str, str]) -> Option
 def answer(asked: Asked) -> DryRun | DryRuns:
     """Make the dry runs of a cell. Return the answer, which may be about several strategies."""
     plays = asked.plays(none=True)
-    runs = dry_run.play(plays)
+    runs = _played(asked, plays)
     fitting = next((place for place, each in enumerate(runs) if each.fits and each.gpu_bytes), None)
     if fitting is not None and (largest := largest_batch(plays[fitting], runs[fitting])) is not None:
         runs[fitting] = replace(runs[fitting], largest_batch=largest)
     return runs[0] if len(runs) == 1 else DryRuns(tuple(runs))
+
+
+def _played(asked: Asked, plays: Sequence[Play]) -> list[DryRun]:
+    """Make the dry runs, and remember their peaks for the real run that may follow."""
+    runs = dry_run.play(plays)
+    for each, run in zip(plays, runs, strict=True):
+        if run.fits:
+            asked.current.predicted_peaks.put(each.cell, each.packed, each.setting, run.ranks, run.peak_bytes)
+    return runs
 
 
 def largest_batch(play: Play, run: DryRun) -> LargestBatch | None:
@@ -140,7 +149,7 @@ def chosen(asked: Asked) -> tuple[Options, str]:
         DistributedError: None of them fits, or the cell fails.
     """
     plays = asked.plays(none=False)
-    runs = dry_run.play(plays)
+    runs = _played(asked, plays)
     for play, run in zip(plays, runs, strict=True):
         if run.fits:
             options = replace(

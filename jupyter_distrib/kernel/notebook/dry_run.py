@@ -230,7 +230,7 @@ class _Process:
         env = process_environment.variables()
         before = env.get("PYTHONPATH")
         return subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(fd), str(os.getpid())],
+            [sys.executable, "-P", "-m", _MODULE, str(fd), str(os.getpid())],  # -P: no modules of the folder /
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -46,6 +46,8 @@ class ObservedRun:
     """The trackers that the code itself uses, by name, with what it says about them."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     """The plain values with which a function was called, or that the run of a sweep has, by name."""
+    predicted_bytes: int | None = None
+    """The peak of tensors on each GPU by a dry run of the same cell; None without one."""
 
     @property
     def trackers(self) -> tuple[str, ...]:

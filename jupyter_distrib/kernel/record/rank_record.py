@@ -93,6 +93,8 @@ class RankRecord:
     gpu_reserved_bytes: int | None = None
     times: m.PhaseTimes | None = None
     """The time of its training by phase; None if it does not train."""
+    peak_tensor_bytes: int | None = None
+    """The most memory that its tensors have had on its GPU at once; None if unknown."""
     gpu_memory_of_all: bool = False
     """Whether the GPU memory is that of all processes since the rank started; see `Sampled`."""
     course: Course = field(default_factory=Course)
@@ -170,6 +172,7 @@ class RankRecord:
         self.value, self.kept, self.exited_early = event.value, event.kept, event.exited_early
         self.kept_bytes = event.kept_bytes
         self.sharded, self.times = event.sharded, event.times or self.times
+        self.peak_tensor_bytes = event.peak_tensor_bytes
 
     def _fail(self, event: m.Failed) -> None:
         self.state, self.failure, self.failed_at_s, self.ended_at_s = "failed", event.failure, event.at_s, event.at_s

@@ -158,6 +158,11 @@ class RunRecord:
         return sum(peaks) if peaks else None
 
     @property
+    def peak_tensor_bytes(self) -> int | None:
+        """Return the largest peak of tensors on one GPU; None if unknown."""
+        return max([rank.peak_tensor_bytes or 0 for rank in self.ranks.values()], default=0) or None
+
+    @property
     def line_count(self) -> int:
         """Return the number of complete lines that the ranks wrote, including lines that the record no longer keeps."""
         return self._output.count

@@ -134,6 +134,8 @@ class Order:
     """The state of the process at submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
     """The trackers' state in the thread that submitted the run."""
+    predicted: Mapping[int, int] = field(default_factory=dict)
+    """The peak of tensors on each GPU by a dry run of the cell, by number of ranks."""
 
     def as_it_is_now(self, cache: ValueCache, *, remote: bool) -> Order:
         """Return the order with copies of everything that may change before the run begins."""

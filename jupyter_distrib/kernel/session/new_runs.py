@@ -125,6 +125,7 @@ def observed_facts(
     *,
     track: tuple[str, ...] = (),
     context: Mapping[str, object] | None = None,
+    predicted: Mapping[int, int] | None = None,
 ) -> ObservedRun:
     """Return the facts about a run for its observers. A run without a request is an attached one; `track` then lists
     the trackers that it writes to."""
@@ -146,6 +147,7 @@ def observed_facts(
         context=context or {},
         uses=request.uses if request is not None else {},
         arguments=request.arguments if request is not None else {},
+        predicted_bytes=(predicted or {}).get(record.world_size),
     )
 
 

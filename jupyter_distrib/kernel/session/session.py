@@ -29,6 +29,7 @@ from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import PATIENCE_S, ConcurrentStart, PoolManager, once_more
+from jupyter_distrib.kernel.session.predicted_peaks import PredictedPeaks
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.runs.observers import Observers
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -64,6 +65,7 @@ class Session:
         """Called when worker groups or runs have come, changed or gone; from any thread."""
         self.runs = RunHistory()
         self.setups = Setups()
+        self.predicted_peaks = PredictedPeaks()
         self.module_changes = ModuleChanges()
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
@@ -157,7 +159,15 @@ class Session:
         origins = settings.origins(request.options)
         filled = cell_order.for_strategy(settings.filled(request.options))
         trackers.check_installed(filled.track)
-        return Order(request=request, options=filled, origins=origins, setups=self.setups.to_send())
+        return Order(
+            request=request,
+            options=filled,
+            origins=origins,
+            setups=self.setups.to_send(),
+            predicted=self.predicted_peaks.of(
+                request.cell, request.inputs, filled.strategy or "none", filled.strategy_options
+            ),
+        )
 
     def unchanged_bytes(self, packed: payload.Packed, options: Options) -> int:
         """Return how much of the inputs of a cell the machines of its ranks have already; `options` are complete."""
@@ -215,7 +225,9 @@ class Session:
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with new_runs.reporting_a_failed_start(run):
-                    facts = new_runs.observed_facts(run, request, options, context=order.context)
+                    facts = new_runs.observed_facts(
+                        run, request, options, context=order.context, predicted=order.predicted
+                    )
                     given = self.observers.follow(facts, run) if request.observed else {}
                     options = cell_order.with_variables(options, given)
                     command = cell_order.command(order, options, outgoing.parcel, run, group, settings=self.settings)

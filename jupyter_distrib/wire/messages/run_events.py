@@ -227,6 +227,8 @@ class Returned(RunEvent):
     group."""
     times: PhaseTimes | None = None
     """Time of its training by phase; None if it did not train."""
+    peak_tensor_bytes: int | None = None
+    """Most memory that its tensors have had on the GPU at once; None if unknown, or without a GPU."""
 
 
 @message

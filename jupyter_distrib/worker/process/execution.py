@@ -257,6 +257,7 @@ class CellRunner:
                 stopped=stopped,
                 sequence=sequence,
                 times=times,
+                peak_bytes=self._framework.peak_bytes(),
             )
 
         try:

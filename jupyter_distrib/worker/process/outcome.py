@@ -27,10 +27,12 @@ def outcome(
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
     times: m.PhaseTimes | None = None,
+    peak_bytes: int | None = None,
 ) -> tuple[m.Returned | m.Failed | m.Interrupted, list[int]]:
     """Keep the values that `--keep` names. Return the end event and its descriptors, which the caller closes.
 
-    `stopped` returns whether an exception was caused by stopping the run; for `sequence` and `times` see `Returned`.
+    `stopped` returns whether an exception was caused by stopping the run; for `sequence`, `times` and
+    `peak_bytes` see `Returned`.
     """
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)
@@ -55,6 +57,7 @@ def outcome(
             exited_early=left and not command.cell.script,
             sequence=sequence,
             times=times,
+            peak_tensor_bytes=peak_bytes,
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):

@@ -75,6 +75,7 @@ class PyTorch:
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
+        self._device.begin_cell()
         torch.set_grad_enabled(True)  # an interrupt may have come before a step switched it on again
 
     def finish(self, values: Iterable[object]) -> None:
@@ -91,6 +92,9 @@ class PyTorch:
 
     def device_memory(self) -> tuple[int, int] | None:
         return self._device.memory()
+
+    def peak_bytes(self) -> int | None:
+        return self._device.peak_bytes()
 
     def phase_times(self) -> m.PhaseTimes | None:
         return phase_clock.clock.times()
@@ -133,6 +137,8 @@ class Device:
     def __init__(self, name: str) -> None:
         self._name = name
         self._module = torch.get_device_module(name) if name else None
+        self._before = 0, 0
+        """Bytes of tensors when the cell began, and the most by then."""
 
     def take(self) -> None:
         """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
@@ -161,6 +167,20 @@ class Device:
     def memory(self) -> tuple[int, int] | None:
         """Return the bytes allocated for tensors and the bytes reserved by the allocator; None for a CPU rank."""
         return None if self._module is None else (self._module.memory_allocated(), self._module.memory_reserved())
+
+    def begin_cell(self) -> None:
+        """Note the memory in use, so that `peak_bytes` is of what follows."""
+        if self._module is not None:
+            self._before = self._module.memory_allocated(), self._module.max_memory_allocated()
+
+    def peak_bytes(self) -> int | None:
+        """Return by how much tensors have grown at most since the cell began; None for a CPU rank, and if an earlier
+        cell had more. The allocator's own peak is not reset: the user may read it."""
+        if self._module is None:
+            return None
+        began_bytes, most_bytes = self._before
+        peak_bytes: int = self._module.max_memory_allocated()
+        return peak_bytes - began_bytes if peak_bytes > most_bytes else None
 
     def warm(self) -> None:
         """Multiply two matrices to load the library for it (cuBLAS), without leaving memory allocated."""

@@ -76,6 +76,18 @@ def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -
     assert saved.metrics["loss"] == {0: [(0, 0.9), (1, 0.5)], 1: [(0, 0.9), (1, 0.5)]}
 
 
+def test_the_real_peak_of_a_run_stands_beside_that_of_its_dry_run() -> None:
+    record = RunRecord(run="a-1", label="", ranks=[0, 1], world_size=2, gpus=True, strategy="ddp")
+    for rank, peak_bytes in ((0, 1_030_000_000), (1, 1_020_000_000)):
+        record.apply(m.Returned(run="a-1", rank=rank, value=None, peak_tensor_bytes=peak_bytes))
+    run = replace(observed("a-1"), gpus=True, predicted_bytes=1_000_000_000)
+    run_files.save([(saved_run.of(run, record, ""), record)], ROOMY)
+
+    saved = run_files.find("a-1")
+    assert saved.deviation == pytest.approx(0.03)
+    assert "1.0 GB, +3.0% beside the 1.0 GB of the dry run" in repr(listing.Comparison((saved,)))
+
+
 def test_only_the_user_can_read_it(home: Path) -> None:
     before = os.umask(0)
     try:

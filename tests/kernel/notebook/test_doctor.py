@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_distrib.errors import OptionsError, PoolError, page
+from jupyter_distrib.kernel.history import run_files
+from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.kernel.notebook.doctor import Finding, Report
 from tests.notebook import Notebook
@@ -40,6 +42,29 @@ def test_a_missing_numpy_is_a_finding_with_its_cure(monkeypatch: pytest.MonkeyPa
     (finding,) = [each for each in doctor._versions() if each.advice]
     assert str(finding).startswith("is not installed\n-> pip install numpy")
     assert page("install", "what-is-missing") in str(finding)
+
+
+def a_run_with(real_bytes: int | None, predicted_bytes: int | None) -> SavedRun:
+    return SavedRun(
+        number=1, run="a-1", label="", notebook="", began_at_s=0.0, elapsed_s=1.0, state="done",
+        peak_tensor_bytes=real_bytes, predicted_bytes=predicted_bytes,
+    )  # fmt: skip
+
+
+def test_real_peaks_stand_beside_those_of_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = [a_run_with(real_bytes, 1000) for real_bytes in (990, 1010, 1020)]
+    others = [a_run_with(5000, None), a_run_with(None, 1000)]
+    monkeypatch.setattr(run_files, "load", lambda: [*near, *others])
+    (finding,) = doctor._dry_runs()
+    assert finding.text.startswith("in 3 runs on GPUs, the real peak of tensors was +1.0% beside that of the dry run")
+    assert "at most +2.0%" in finding.text
+    assert finding.advice == ""
+    monkeypatch.setattr(run_files, "load", lambda: [*near, a_run_with(1250, 1000)])
+    (finding,) = doctor._dry_runs()
+    assert finding.advice == "take a dry run that needs more than 80% of a GPU as one that does not fit"
+    assert page("dry-run", "how-close-it-is") in str(finding)
+    monkeypatch.setattr(run_files, "load", lambda: others)
+    assert list(doctor._dry_runs()) == []
 
 
 def test_another_word_is_refused(shared_notebook: Notebook) -> None:
