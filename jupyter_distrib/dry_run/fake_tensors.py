@@ -3,6 +3,7 @@
 What it replaces, by the trap that each would be otherwise:
 
     numbers from a tensor             guessed, and the line recorded (`Ledger.guess`)
+    states of random numbers          left as they are
     `Module.to`, `.data =`            tensors are swapped, without the checks that only real ones pass
     for-loop optimizers               torch would take them for tensors of unknown types: the usual ones are used
     attention                         a GPU's kernels in place of the plain matrices
@@ -76,6 +77,7 @@ def install(ledger: Ledger, batch_factor: float) -> list[Loaded]:
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     importlib.import_module("torch.distributed.fsdp")
     _give_numbers(ledger)
+    _keep_states_of_generators()
     _swap_tensors()
     _use_kernels_of_gpus()
     _load_data_here(loaders, ledger.is_users, batch_factor)
@@ -122,6 +124,24 @@ def _give_numbers(ledger: Ledger) -> None:
     fake.__deepcopy__ = _copy
     tensor_class: Any = torch.Tensor
     tensor_class.share_memory_ = lambda tensor: tensor
+
+
+def _keep_states_of_generators() -> None:
+    """Let the state that ranks agree on, which has no values here, leave a generator as it is."""
+    everything: Any = torch
+    real: Any = torch.Generator
+    set_rng_state = torch.set_rng_state
+
+    class Kind(type(real)):  # type: ignore[misc]
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, real)
+
+    class Generator(real, metaclass=Kind):  # type: ignore[misc]
+        def set_state(self, state: Any) -> Any:
+            return self if isinstance(state, FakeTensor) else super().set_state(state)
+
+    everything.Generator = Generator
+    everything.set_rng_state = lambda state: None if isinstance(state, FakeTensor) else set_rng_state(state)
 
 
 def _copy(tensor: Any, memo: dict[int, Any]) -> Any:

@@ -131,8 +131,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **keywords)
         for each in tensors_in(out):
             self._allocated(each, func)
-        if isinstance(out, FakeTensor) and out.dtype is torch.bool and (likely := likely_truth(func, args)) is not None:
-            out.likely = likely  # type: ignore[attr-defined]
+        if isinstance(out, FakeTensor):
+            likely = likely_truth(func, args) if out.dtype is torch.bool else likely_number(func, self._source)
+            if likely is not None:
+                out.likely = likely  # type: ignore[attr-defined]
+            elif func._schema.is_mutable:
+                vars(out).pop("likely", None)
         return out
 
     def _answered(
@@ -150,8 +154,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _NUMBERS:
             if first.constant is not None:
                 return False, None, args
-            is_likely = getattr(first, "likely", False)
-            return True, self.guess(is_likely if first.dtype is torch.bool else 1.0 if is_real(first) else 1), args
+            usual = False if first.dtype is torch.bool else 1.0 if is_real(first) else 1
+            return True, self.guess(getattr(first, "likely", usual)), args
         if func is aten.equal.default:
             return True, self.guess(True), args
         if func is aten.is_nonzero.default:
@@ -350,6 +354,15 @@ def likely_truth(func: Any, args: tuple[Any, ...]) -> bool | None:
     if func not in _KEEP_TRUTH or None in truths:
         return None
     return not truths[0] if func in _NEGATIONS else all(truths)
+
+
+def likely_number(func: Any, source: torch.Tensor | None) -> float | None:
+    """Return the number in a copy of a tensor that the code has made of one number; None for others."""
+    constant = getattr(source, "constant", None)
+    if func is not aten._to_copy.default or constant is None or constant.numel() != 1:
+        return None
+    with unset_fake_temporarily():
+        return constant.item()  # type: ignore[no-any-return]
 
 
 def is_real(tensor: torch.Tensor) -> bool:
