@@ -30,6 +30,7 @@ from benchmarks import processes
 from benchmarks.gpu_kit import (
     machine,
     report,
+    steps_dry,
     steps_figures,
     steps_libraries,
     steps_many,
@@ -43,7 +44,16 @@ from benchmarks.gpu_kit.place import MARK, NO_NCCL, NO_NCCL_KNOWN, Place
 from benchmarks.gpu_kit.report import Row
 from benchmarks.gpu_kit.step import STEPS, Findings, Skipped, Step, Where, read
 
-DECLARED = (steps_start, steps_memory, steps_stop, steps_training, steps_many, steps_libraries, steps_figures)
+DECLARED = (
+    steps_start,
+    steps_memory,
+    steps_stop,
+    steps_training,
+    steps_many,
+    steps_libraries,
+    steps_dry,
+    steps_figures,
+)
 """The files of steps; importing one declares what is in it."""
 FIRST = ("M1", "K2", "K8b", "K9", "K8a", "K8c", "K10", "K11", "K4", "K15", "M2", "K23", "K24", "K25", "K26", "K27")
 """The steps that tell most come first, since a machine may be had for minutes only."""

@@ -64,6 +64,46 @@ class Event:
     def synchronize(self) -> None: ...
 
 
+class TensorType:
+    """A type of tensors such as `torch.cuda.FloatTensor`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        if all(isinstance(each, int) for each in args):
+            return torch.empty(args, dtype=self.dtype, device="cuda")
+        return torch.as_tensor(args[0]).to(device="cuda", dtype=self.dtype)
+
+
+_TYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+def _replace_types() -> None:
+    tensor_class: Any = torch.Tensor
+    original = tensor_class.type
+
+    def type_of(tensor: Any, dtype: Any = None, *args: Any, **keywords: Any) -> Any:
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            dtype = TensorType(_TYPES[dtype.rpartition(".")[2]])
+        if isinstance(dtype, TensorType):
+            return tensor.to(device="cuda", dtype=dtype.dtype)
+        return original(tensor, dtype, *args, **keywords)
+
+    tensor_class.type = type_of
+    for name, dtype in _TYPES.items():
+        setattr(torch.cuda, name, TensorType(dtype))
+
+
 def install(ledger: Ledger, *, name: str, size_bytes: int) -> None:
     """Replace the functions of `torch.cuda` and `torch.accelerator` that would ask a driver."""
     cuda: Any = torch.cuda
@@ -86,6 +126,7 @@ def install(ledger: Ledger, *, name: str, size_bytes: int) -> None:
     cuda.Stream, cuda.Event = Stream, Event
     torch.Stream, torch.Event = Stream, Event  # type: ignore[misc,assignment]
     torch._C._get_accelerator = lambda *_: torch.device("cuda")
+    _replace_types()
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...

@@ -11,7 +11,7 @@ What it replaces, by the trap that each would be otherwise:
     DistributedDataParallel           torch's own reducer, whose collectives have no result to wait for
     GradScaler                        always steps: gradients count as finite
     `torch.compile`                   left out: it saves memory, so the numbers are an upper bound
-    `torch.save`                      left out: there is nothing to save
+    `torch.save`, checks of values    left out: there are none
 """
 
 # ruff: noqa: SLF001 - private names, listed in `system/private_names.py`
@@ -358,6 +358,7 @@ def _leave_out() -> None:
     everything.compile = compile
     everything.nn.Module.compile = lambda *_, **__: None
     everything.save = lambda *_, **__: None
+    torch.distributions.Distribution.set_default_validate_args(False)  # of values
     scaler: Any = importlib.import_module("torch.amp.grad_scaler").GradScaler
     scaler._maybe_opt_step = lambda _, optimizer, state, *args, **keywords: optimizer.step(*args, **keywords)
 

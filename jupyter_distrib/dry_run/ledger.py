@@ -43,6 +43,15 @@ _SAME_TYPES = {
     aten.convolution.default,
 }
 """Operations whose fake versions take tensors of two types, which the real ones refuse."""
+_DRAWN = (
+    aten.randperm.default,
+    aten.randperm.generator,
+    aten.randint.default,
+    aten.randint.generator,
+    aten.randint.low,
+    aten.randint.low_generator,
+)
+_MOST_DRAWN = 1 << 16
 _NUMBERS = (aten._local_scalar_dense.default, aten.item.default)
 _EQUALITIES = {
     aten.eq.Tensor: True,
@@ -145,8 +154,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether an operation that needs values was answered by a guess, the answer, and the arguments of one
         that was not."""
         first = args[0] if args else None
-        if func in (aten.randperm.default, aten.randperm.generator):
-            return self._permutation(func, args, keywords)
+        if func in _DRAWN:
+            return self._drawn(func, args, keywords)
         if func is aten.record_stream.default:
             return True, None, args
         if not isinstance(first, FakeTensor):
@@ -172,11 +181,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False, None, (self.guess(first), self._without_masks(args[1]), *args[2:])
         return False, None, args
 
-    def _permutation(
-        self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[bool, Any, tuple[Any, ...]]:
-        """Return a real permutation on the CPU, which chooses samples."""
-        if str(keywords.get("device") or "cpu") != "cpu":
+    def _drawn(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, Any, tuple[Any, ...]]:
+        """Return real random integers on the CPU, which choose samples."""
+        size = math.prod(next((each for each in args if isinstance(each, (list, tuple))), [1]))
+        if str(keywords.get("device") or "cpu") != "cpu" or size > _MOST_DRAWN:
             return False, None, args
         with unset_fake_temporarily():
             real = func(*args, **keywords)

@@ -33,6 +33,8 @@ WITHOUT_VALUES = (
     "UnsupportedFakeTensorException", "GuardOnDataDependentSymNode", "PendingUnbackedSymbolNotFound",
 )  # fmt: skip
 """Errors by which torch refuses an operation on tensors without values."""
+NO_KERNEL = ("no fake impl", "data is not allocated yet", "Cannot access data pointer")
+"""Words of torch's errors where foreign code has asked for values."""
 MOST_STEPS = 24
 """Steps of one optimizer after which the others are no longer waited for."""
 
@@ -202,13 +204,16 @@ class DryRun:
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
         if isinstance(error, PayloadError):  # such as a value that --keep has left on the ranks
             return {"end": "refused", "why": f"The cell cannot be run dry: {described.message}"}
+        at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
+        why = ""
         if type(error).__name__ in WITHOUT_VALUES:
-            what = described.message.partition("\n")[0]
-            at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
+            why = f"torch cannot compute {described.message.partition(chr(10))[0]}{at} without values"
+        elif any(words in described.message for words in NO_KERNEL):
+            why = f"A kernel that is not torch's own needs values{at}"
+        if why:
             return {
                 "end": "refused",
-                "why": f"torch cannot compute {what}{at} without values, so the cell cannot be run dry; this says "
-                "nothing about a real run.",
+                "why": f"{why}, so the cell cannot be run dry; this says nothing about a real run.",
             }
         return {
             "error": {

@@ -155,8 +155,11 @@ class Framework(Protocol):
         """Return the bytes allocated for tensors on the device, and the bytes reserved by the allocator; None if
         unknown. Called in the control thread."""
 
+    def measure_peak(self) -> None:
+        """Begin to measure the most memory that tensors have on the device at once."""
+
     def peak_bytes(self) -> int | None:
-        """Return the most memory that tensors of this cell have had on the device at once; None if unknown."""
+        """Return that memory, without what was there before; None if unknown."""
 
     def phase_times(self) -> m.PhaseTimes | None:
         """Return the cell's training time by phase; None if it does not train or this is not measured. From any

@@ -78,6 +78,9 @@ class TensorFlow:
     def device_memory(self) -> tuple[int, int] | None:
         return None
 
+    def measure_peak(self) -> None:
+        """Do nothing: no dry run plays TensorFlow."""
+
     def peak_bytes(self) -> int | None:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from textwrap import indent
 
@@ -74,8 +75,9 @@ peak
 """
 
 
-FSDP = 0.12
-"""gloo's threads gather earlier or later: real peaks of one cell are 81 to 98 MB here, on a quiet and on a busy machine."""
+RUNS = {"none": 1, "ddp": 1, "fsdp": 3}
+"""gloo's threads let go of what they have gathered a moment later or sooner, so that real peaks of one cell are 81 to
+98 MB here: the least of some runs is the same each time."""
 
 
 @pytest.fixture
@@ -85,11 +87,14 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", FSDP)])
+@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08)])
 def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
     measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
-    shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\n{measured}").result
-    real_bytes = int(shown.splitlines()[0].rpartition(": ")[2])
+    peaks = list[int]()
+    for _ in range(RUNS[strategy]):
+        shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\n{measured}").result
+        peaks += map(int, re.findall(r": (\d+)", shown))
+    real_bytes = min(peaks)
     found = play(HEAD + CELLS[cell], strategy, ranks=2, gpu="")
     assert found.steps == 2
-    assert found.peak_bytes == pytest.approx(real_bytes, rel=margin), (found, real_bytes)
+    assert real_bytes == pytest.approx(found.peak_bytes, rel=margin), (found, peaks)

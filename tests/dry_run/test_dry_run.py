@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import resource
 from pathlib import Path
 from textwrap import dedent
 
@@ -11,7 +12,7 @@ import pytest
 
 from jupyter_distrib.dry_run import device_guard
 from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES
-from tests.dry_run.play import play
+from tests.dry_run.play import play, play_each
 
 pytestmark = pytest.mark.slow
 
@@ -226,3 +227,66 @@ def test_an_error_is_told_with_its_line(name: str) -> None:
     assert kind in found.error.type_name
     assert re.search(text, found.error.text), found.error.text
     assert f"line {line}: {dedent(source).splitlines()[line - 1].strip()}" in repr(found)
+
+
+NOT_SEEN = {
+    "labels out of range": LOOP.replace(", y)", ", y + 100)"),
+    "what other ranks do differently": "import os\nif os.environ['RANK'] == '3': raise ValueError\n" + LOOP,
+    "what comes after the second step of the optimizer": LOOP + "raise ValueError\n",
+    "NaN": LOOP.replace("    loss.backward()\n", "    loss = loss / 0\n    loss.backward()\n"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_what_a_dry_run_cannot_see_is_said(name: str) -> None:
+    found = play(DATA + MODEL + NOT_SEEN[name], "ddp")
+    assert found.verdict == "fits"
+    assert name in repr(found)
+
+
+def test_a_foreign_kernel_says_nothing_about_a_real_run() -> None:
+    found = play(
+        "import torch\n@torch.library.custom_op('mine::kernel', mutates_args=())\n"
+        "def kernel(x: torch.Tensor) -> torch.Tensor: return x.clone()\nkernel(torch.ones(3, device='cuda'))"
+    )
+    assert found.verdict == "cannot be run dry", repr(found)
+    assert found.refused.startswith("A kernel that is not torch's own needs values on line 4 (")
+    assert "says nothing about a real run" in found.refused
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_an_ordinary_cell_takes_a_few_seconds() -> None:
+    """Eight on two quiet cores; the time of processors is about the same on busy ones."""
+    before_s = cpu_s()
+    assert play(DATA + MODEL + LOOP, "fsdp").verdict == "fits"
+    assert cpu_s() - before_s < 8.0
+
+
+def test_a_model_of_seven_billion_parameters_takes_less_than_two_gigabytes_here() -> None:
+    source = """\
+    import torch, torch.nn as nn
+    class Block(nn.Module):
+        def __init__(self, d=4096):
+            super().__init__()
+            self.norm, self.qkv, self.out = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
+            self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        def forward(self, x):
+            q, k, v = (y.unflatten(2, (32, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, 2))
+            a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(a.transpose(1, 2).flatten(2))
+            return x + self.down(nn.functional.gelu(self.up(x)))
+    model = nn.Sequential(nn.Embedding(32000, 4096), *[Block() for _ in range(32)], nn.Linear(4096, 32000))
+    opt = torch.optim.AdamW(model.parameters())
+    for x in torch.utils.data.DataLoader(torch.randint(0, 32000, (64, 1024)), batch_size=1):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+        loss.backward(); opt.step(); opt.zero_grad()
+    """
+    ddp, fsdp = play_each(source, ["ddp", "fsdp"], ranks=8)
+    assert (ddp.verdict, fsdp.verdict) == ("does not fit", "fits"), repr(fsdp)
+    assert ddp.by_kind["parameters"] > 6.5e9 * 4
+    assert max(ddp.memory_here_bytes, fsdp.memory_here_bytes) < 2e9

@@ -873,3 +873,15 @@ def test_a_model_that_is_first_met_in_a_cuda_graph_is_refused_with_what_to_do(bo
     )
 
     assert "train a few steps before the capture" in failed.traceback
+
+
+def test_gradients_that_a_cell_has_kept_stay_as_they_were(book: Notebook) -> None:
+    """As gradient surgery keeps those of one loss, while it computes those of another."""
+    outcome = book.ok(
+        f"{DDP}\nimport torch\nmodel = torch.nn.Linear(4, 2)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\nkept = []\nfor place in (0, 1, 0):\n"
+        "    opt.zero_grad()\n    model(torch.ones(8, 4))[:, place].sum().backward()\n"
+        "    kept.append(([p.grad for p in model.parameters()], [p.grad.clone() for p in model.parameters()]))\n"
+        "all(torch.equal(a, b) for was, copied in kept for a, b in zip(was, copied))"
+    )
+    assert outcome.result == "ranks 0-1: True"

@@ -53,6 +53,7 @@ class MadeUp:
     def warm_device(self): pass
     def release_memory(self): pass
     def device_memory(self): return None
+    def measure_peak(self): pass
     def peak_bytes(self): return None
     def phase_times(self): return None
 

@@ -190,6 +190,7 @@ def command(
         profile=options.profile or 0,
         unanswered=_unanswered(run, order),
         label=run.record.label,
+        measures_peak=run.record.world_size in order.predicted,
         trackers=run.observers.trackers,
     )
 

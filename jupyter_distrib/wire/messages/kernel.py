@@ -128,6 +128,8 @@ class Execute(Command):
     """The run's name in lists: `Cell In[5]`."""
     trackers: tuple[str, ...] = ()
     """The experiment trackers that record the run, for kernels that attach later."""
+    measures_peak: bool = False
+    """Whether ranks measure the peak of their tensors, which resets that of torch's: a dry run has said one."""
     max_restarts: int = 0
     """Maximum number of restarts after the loss of a rank, see `Restarted`."""
     restart_on_error: bool = False

@@ -228,7 +228,7 @@ class Returned(RunEvent):
     times: PhaseTimes | None = None
     """Time of its training by phase; None if it did not train."""
     peak_tensor_bytes: int | None = None
-    """Most memory that its tensors have had on the GPU at once; None if unknown, or without a GPU."""
+    """Most memory that its tensors have had on the GPU at once; None if it was not measured."""
 
 
 @message

@@ -257,7 +257,7 @@ class CellRunner:
                 stopped=stopped,
                 sequence=sequence,
                 times=times,
-                peak_bytes=self._framework.peak_bytes(),
+                peak_bytes=self._framework.peak_bytes() if command.measures_peak else None,
             )
 
         try:
@@ -286,6 +286,8 @@ class CellRunner:
         if command.setups and (missing := self._setups.missing(command)):
             self._set_up(command, missing)
         sys.modules["__main__"] = module
+        if command.measures_peak:
+            self._framework.measure_peak()
         namespace = module.__dict__
         namespace |= rank_environment.names(command.cell, namespace)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])

@@ -5,6 +5,7 @@ No function of `Device` waits without a limit: work on a GPU that never ends is 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
 from collections.abc import Callable, Iterable
@@ -75,7 +76,6 @@ class PyTorch:
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
-        self._device.begin_cell()
         torch.set_grad_enabled(True)  # an interrupt may have come before a step switched it on again
 
     def finish(self, values: Iterable[object]) -> None:
@@ -92,6 +92,9 @@ class PyTorch:
 
     def device_memory(self) -> tuple[int, int] | None:
         return self._device.memory()
+
+    def measure_peak(self) -> None:
+        self._device.measure_peak()
 
     def peak_bytes(self) -> int | None:
         return self._device.peak_bytes()
@@ -137,8 +140,8 @@ class Device:
     def __init__(self, name: str) -> None:
         self._name = name
         self._module = torch.get_device_module(name) if name else None
-        self._before = 0, 0
-        """Bytes of tensors when the cell began, and the most by then."""
+        self._began_bytes = 0
+        """Size of the tensors when `measure_peak` was called."""
 
     def take(self) -> None:
         """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
@@ -168,19 +171,16 @@ class Device:
         """Return the bytes allocated for tensors and the bytes reserved by the allocator; None for a CPU rank."""
         return None if self._module is None else (self._module.memory_allocated(), self._module.memory_reserved())
 
-    def begin_cell(self) -> None:
-        """Note the memory in use, so that `peak_bytes` is of what follows."""
+    def measure_peak(self) -> None:
+        """Begin to measure the most memory that tensors have at once."""
         if self._module is not None:
-            self._before = self._module.memory_allocated(), self._module.max_memory_allocated()
+            gc.collect()  # what the last cell has left would go while this one is measured
+            self._module.reset_peak_memory_stats()
+            self._began_bytes = self._module.memory_allocated()
 
     def peak_bytes(self) -> int | None:
-        """Return by how much tensors have grown at most since the cell began; None for a CPU rank, and if an earlier
-        cell had more. The allocator's own peak is not reset: the user may read it."""
-        if self._module is None:
-            return None
-        began_bytes, most_bytes = self._before
-        peak_bytes: int = self._module.max_memory_allocated()
-        return peak_bytes - began_bytes if peak_bytes > most_bytes else None
+        """Return by how much tensors have grown at most since `measure_peak`; None for a CPU rank."""
+        return None if self._module is None else self._module.max_memory_allocated() - self._began_bytes
 
     def warm(self) -> None:
         """Multiply two matrices to load the library for it (cuBLAS), without leaving memory allocated."""
