@@ -159,7 +159,7 @@ class Framework(Protocol):
         """Begin to measure the most memory that tensors have on the device at once."""
 
     def peak_bytes(self) -> int | None:
-        """Return that memory, without what was there before; None if unknown."""
+        """Return that memory; None if unknown."""
 
     def phase_times(self) -> m.PhaseTimes | None:
         """Return the cell's training time by phase; None if it does not train or this is not measured. From any

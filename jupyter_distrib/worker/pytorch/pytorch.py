@@ -140,8 +140,6 @@ class Device:
     def __init__(self, name: str) -> None:
         self._name = name
         self._module = torch.get_device_module(name) if name else None
-        self._began_bytes = 0
-        """Size of the tensors when `measure_peak` was called."""
 
     def take(self) -> None:
         """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
@@ -176,11 +174,10 @@ class Device:
         if self._module is not None:
             gc.collect()  # what the last cell has left would go while this one is measured
             self._module.reset_peak_memory_stats()
-            self._began_bytes = self._module.memory_allocated()
 
     def peak_bytes(self) -> int | None:
-        """Return by how much tensors have grown at most since `measure_peak`; None for a CPU rank."""
-        return None if self._module is None else self._module.max_memory_allocated() - self._began_bytes
+        """Return that peak; None for a CPU rank. It includes values that earlier cells have kept."""
+        return None if self._module is None else self._module.max_memory_allocated()
 
     def warm(self) -> None:
         """Multiply two matrices to load the library for it (cuBLAS), without leaving memory allocated."""
