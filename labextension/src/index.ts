@@ -11,7 +11,7 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { copyIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-components';
+import { caretUpIcon, copyIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
@@ -142,6 +142,35 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
       if (run) {
         await stop(doer, link, run, force ?? false);
       }
+    }
+  });
+  put(COMMANDS.stopAll, {
+    label: t('Stop All Distributed Runs'),
+    caption: t('Stop all runs and take those that wait out of the queue; the ranks stay'),
+    icon: stopIcon,
+    isEnabled: () => view.currentRuns(model.overview).length > 0,
+    describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Only these; without them, all of this notebook.' } }),
+    execute: async args => {
+      const [link, only] = [model.link, args['runs']];
+      const runs = view.currentRuns(model.overview).filter(({ run }) => !Array.isArray(only) || only.includes(run));
+      const loss = t.n('%1 run ends; what it has not saved is lost.', '%1 runs end; what they have not saved is lost.', runs.length);
+      if (runs.length && (runs.length === 1 || !options.confirmStop || (await confirm(t('Stop all runs'), loss, t)))) {
+        // Those that wait go first: none of them is to begin when the one in front of it has ended.
+        for (const { run, stopping } of runs.reverse()) {
+          await stop(doer, link, run, stopping !== '');
+        }
+      }
+    }
+  });
+  put(COMMANDS.moveUp, {
+    label: t('Move a Queued Run Up'),
+    caption: t('Let the last queued run, or the one that is given, begin before the one in front of it'),
+    icon: caretUpIcon,
+    isEnabled: args => typeof args['run'] === 'string' || view.currentRuns(model.overview).some(run => (run.place ?? 0) > 1),
+    describedBy: described({ run: { type: 'string' } }),
+    execute: async args => {
+      const last = [...view.currentRuns(model.overview)].sort((a, b) => (a.place ?? 0) - (b.place ?? 0)).at(-1);
+      await model.ask({ op: 'move_up', run: text(args['run']) || (last?.run ?? '') });
     }
   });
   put(COMMANDS.start, {

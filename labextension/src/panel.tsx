@@ -23,6 +23,8 @@ export const COMMANDS = {
   open: 'jupyter-distrib:open',
   load: 'jupyter-distrib:load',
   stop: 'jupyter-distrib:stop-run',
+  stopAll: 'jupyter-distrib:stop-all-runs',
+  moveUp: 'jupyter-distrib:move-up-run',
   start: 'jupyter-distrib:start-ranks',
   stopRanks: 'jupyter-distrib:stop-ranks',
   restart: 'jupyter-distrib:restart-ranks',
@@ -387,22 +389,32 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
   if (!overview.runs.length) {
     return <p className="jp-Distributed-quiet jp-Distributed-none">{t('Nothing has run yet. Put the line above on top of a cell and run it.')}</p>;
   }
+  const starts = view.startsIn(overview.runs, model.nowS());
+  const queue = view.queueText(overview, t);
   return (
-    <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
-      {view.inOrder(overview.runs).map(({ runs: [first, ...others], ...group }) =>
-        first === undefined ? null : others.length === 0 ? <RunItem key={first.run} doer={doer} run={first} /> : <RunGroup key={first.run} doer={doer} runs={[first, ...others]} title={group.title} />
+    <div>
+      {queue && (
+        <div className="jp-Distributed-row jp-Distributed-queue">
+          <span>{queue}</span>
+          <Button name={t('Stop all')} title={t('Stop all runs and take those that wait out of the queue; the ranks stay')} onClick={() => void doer.commands.execute(COMMANDS.stopAll)} />
+        </div>
       )}
-    </ul>
+      <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
+        {view.inOrder(overview.runs).map(({ runs: [first, ...others], ...group }) =>
+          first === undefined ? null : others.length === 0 ? <RunItem key={first.run} doer={doer} run={first} starts={starts} /> : <RunGroup key={first.run} doer={doer} runs={[first, ...others]} title={group.title} starts={starts} />
+        )}
+      </ul>
+    </div>
   );
 }
 
 /** The runs of a sweep or of one cell, as one thing: how many are where, a line for each, and Stop for all that are left. */
-function RunGroup({ doer, runs, title }: { doer: Doer; runs: Run[]; title: string }): React.JSX.Element {
+function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; title: string; starts: Map<string, number> }): React.JSX.Element {
   const { model, commands, t } = doer;
   const left = runs.filter(run => run.elapsed_s === null);
   const { tone, text, done } = view.groupRow(runs, t);
   const cell = runs[0]?.cell ?? '';
-  const stopAll = (): void => left.reverse().forEach(run => void commands.execute(COMMANDS.stop, { run: run.run, force: run.stopping !== '' }));
+  const stopAll = (): void => void commands.execute(COMMANDS.stopAll, { runs: left.map(run => run.run) });
   return (
     <li className={`jp-Distributed-run jp-mod-${tone}`}>
       <div className="jp-Distributed-row">
@@ -418,12 +430,16 @@ function RunGroup({ doer, runs, title }: { doer: Doer; runs: Run[]; title: strin
         <ul className="jp-Distributed-points" aria-label={t('Runs of %1', title)}>
           {runs.map(run => {
             const row = view.runRow(run, model.nowS(), t);
+            const starting = view.startsText(starts.get(run.run), t);
             return (
               <li key={run.run} data-run={run.run}>
-                <Dot tone={row.tone} /> <span className="jp-Distributed-point" title={row.detail}>{row.title}</span>
-                <span className="jp-Distributed-number">{run.state === 'running' && row.progress ? row.progress : row.state}</span>
+                <Dot tone={row.tone} /> <span className="jp-Distributed-point" title={[row.title, row.detail].filter(Boolean).join('\n')}>{row.title}</span>
+                <span className="jp-Distributed-number" title={[row.state, starting].filter(Boolean).join(', ')}>
+                  {run.state === 'running' && row.progress ? row.progress : run.place ? t('place %1', run.place) : row.state}
+                </span>
+                <MoveUp doer={doer} run={run} />
                 {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} />}
-                <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />
+                {!run.place && <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
               </li>
             );
           })}
@@ -437,9 +453,20 @@ function RunGroup({ doer, runs, title }: { doer: Doer; runs: Run[]; title: strin
   );
 }
 
-function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
+/** Of a run that waits behind another one. */
+function MoveUp({ doer: { commands, t }, run }: { doer: Doer; run: Run }): React.JSX.Element | null {
+  const name = t('Move %1 up', run.label);
+  return (run.place ?? 0) < 2 ? null : (
+    <button type="button" className="jp-Distributed-button" aria-label={name} title={t('Let it begin before the run in front of it')} onClick={() => void commands.execute(COMMANDS.moveUp, { run: run.run })}>
+      ↑
+    </button>
+  );
+}
+
+function RunItem({ doer, run, starts }: { doer: Doer; run: Run; starts: Map<string, number> }): React.JSX.Element {
   const { model, commands, t } = doer;
   const row = view.runRow(run, model.nowS(), t);
+  const starting = view.startsText(starts.get(run.run), t);
   return (
     <li className={`jp-Distributed-run jp-mod-${row.tone}`} data-run={run.run}>
       <div className="jp-Distributed-row">
@@ -448,7 +475,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
         </span>
         <span className="jp-Distributed-number">{row.time}</span>
       </div>
-      <div className="jp-Distributed-quiet">{row.facts}</div>
+      <div className="jp-Distributed-quiet">{[row.facts, starting].filter(Boolean).join(' · ')}</div>
       {row.fraction !== null && <Meter label={t('Progress of %1', row.title)} value={row.fraction} text={row.progress} progress />}
       {row.detail && (
         <div className="jp-Distributed-detail" role={row.force ? 'status' : undefined}>
@@ -457,7 +484,8 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
       )}
       <div className="jp-Distributed-buttons">
         {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
-        <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />
+        <MoveUp doer={doer} run={run} />
+        {!run.place && <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
         {model.hasCell(run.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>
       {run.members.length > 0 && (

@@ -261,7 +261,7 @@ export type Request =
   | { op: 'saved'; runs: string[]; saved_ms: number | null }
   | { op: 'repair'; runs: string[]; page: string }
   | { op: 'stop'; run: string; force: boolean }
-  | { op: 'view' | 'stacks'; run: string }
+  | { op: 'view' | 'stacks' | 'move_up'; run: string }
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }

@@ -268,6 +268,51 @@ export function inOrder(runs: Run[]): { title: string; runs: Run[] }[] {
     .sort((a, b) => first(a.runs) - first(b.runs));
 }
 
+/**
+ * In how many seconds each queued run is likely to begin, by its id. A run lasts as long as those of its group, or else of its pool,
+ * that are done did on average; one that tells of its progress ends when that says. Runs for which that is not known are left out.
+ */
+export function startsIn(runs: Run[], nowS: number): Map<string, number> {
+  const found = new Map<string, number>();
+  const typical = (run: Run): number | null => {
+    const done = runs.filter(each => each.state === 'done' && each.elapsed_s !== null && each.pool === run.pool);
+    const alike = done.filter(each => run.group && each.group === run.group);
+    const times = (alike.length ? alike : done).map(each => each.elapsed_s ?? 0);
+    return times.length ? times.reduce((sum, each) => sum + each, 0) / times.length : null;
+  };
+  for (const pool of new Set(runs.map(run => run.pool))) {
+    const going = runs.filter(run => run.pool === pool && run.elapsed_s === null);
+    const ends: (number | null)[] = going.filter(run => !isWaiting(run)).map(run => {
+      const whole = typical(run);
+      return run.progress?.left_s ?? (whole === null ? null : Math.max(0, whole - (nowS - run.began_at_s)));
+    });
+    for (const run of going.filter(isWaiting).sort((a, b) => (a.place ?? 0) - (b.place ?? 0))) {
+      const known = ends.filter(end => end !== null).sort((a, b) => a - b);
+      const [next] = known;
+      if (next === undefined || known.length < ends.length) {
+        break; // who comes later begins later than nobody knows
+      }
+      found.set(run.run, next);
+      const whole = typical(run);
+      ends.splice(ends.indexOf(next), 1, whole === null ? null : next + whole);
+    }
+  }
+  return found;
+}
+
+/** `starts in about 3 min`; empty if nobody knows. */
+export function startsText(seconds: number | undefined, t: Say): string {
+  return seconds === undefined ? '' : seconds < 1 ? t('starts soon') : t('starts in about %1', seconds < 60 ? t('%1 s', Math.round(seconds)) : seconds < 5400 ? t('%1 min', Math.round(seconds / 60)) : t('%1 h', Math.round(seconds / 3600)));
+}
+
+/** `2 running, 3 queued`; empty for fewer than two runs. */
+export function queueText(overview: Overview | null, t: Say): string {
+  const current = currentRuns(overview);
+  const waiting = current.filter(isWaiting).length;
+  const texts = [current.length > waiting ? t('%1 running', current.length - waiting) : '', waiting ? t('%1 queued', waiting) : ''];
+  return current.length < 2 ? '' : texts.filter(Boolean).join(', ');
+}
+
 /** A group of runs in a line: how many are in which state. */
 export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: string; done: number } {
   const counts = new Map<string, number>();

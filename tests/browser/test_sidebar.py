@@ -402,6 +402,45 @@ def test_with_four_sections_the_form_is_whole_and_a_sweep_is_one_thing(open_note
     lab.shoot("sidebar-four-sections-dark")
 
 
+QUEUE = """import jupyter_distrib
+@jupyter_distrib.distributed(ranks=1, pool="two")
+def work(number):
+    import os, time
+    while not os.path.exists("ENOUGH"):
+        time.sleep(0.05)
+    return number
+runs = [work.submit(number) for number in range(5)]"""
+
+
+def test_the_queue_is_told_in_its_order_and_moved_and_stopped(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook("%distributed_pool add two --kind local --ranks 2", until(QUEUE, enough), "1 + 1")
+    panel = lab.panel()
+    for cell in (1, 2):
+        lab.run(cell)
+        lab.wait_idle(cell)
+    points = panel.locator(".jp-Distributed-points > li")
+    numbers = lambda *found: [re.compile(rf"work\({number}\)") for number in found]  # noqa: E731
+    expect(points).to_contain_text(numbers(0, 1, 2, 3, 4))
+    expect(panel.locator(".jp-Distributed-queue")).to_contain_text("2 running, 3 queued")
+    expect(lab.page.locator(".jp-Distributed-statusbutton")).to_have_text("2 running, 3 queued")
+    expect(points.nth(4)).to_contain_text("place 3")
+    panel.get_by_role("button", name="Move work(4) up").click()
+    expect(points).to_contain_text(numbers(0, 1, 2, 4, 3))
+    lab.shoot("sidebar-queue", panel)
+    points.nth(4).get_by_role("button", name="Stop").click()
+    expect(panel.locator(".jp-Distributed-queue")).to_contain_text("2 running, 2 queued")
+    lab.select(3)
+    panel.get_by_role("button", name="Go to cell").first.click()
+    expect(lab.cell(2)).to_have_class(re.compile("jp-mod-active"))
+
+    panel.locator(".jp-Distributed-queue").get_by_role("button", name="Stop all").click()
+    lab.page.get_by_role("dialog").get_by_role("button", name="Stop all runs").click()
+    expect(panel.locator(".jp-Distributed-queue")).to_have_count(0)
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("5 interrupted")
+    lab.dark()
+    lab.shoot("sidebar-queue-stopped-dark", panel)
+
+
 def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     other = LEARNED.replace("60", "90").replace("1.0", "3.0").replace("range(20)", "range(30)")
     lab = open_notebook(LEARNED, other, "%%distributed --ranks 2\nrank")

@@ -57,6 +57,18 @@ def test_submitting_takes_less_than_20_ms_on_a_busy_pool(book: Notebook) -> None
     assert float(took.result) < 0.02
 
 
+def test_the_sidebar_moves_a_queued_run_up_and_knows_the_cell_of_a_submitted_one(book: Notebook) -> None:
+    book.cell("sweep = [work.submit(number, 'go') for number in range(7)]", cell_id="cell-7")
+    ask = "from jupyter_distrib.kernel.sidebar import bridge\nbridge.handle({'op': 'move_up', 'run': sweep[6].id})"
+    assert book.ok(f"{ask}['ok'], [run.place for run in sweep[4:]]").result == "(True, [1, 3, 2])"
+    assert "is not queued" in book.ok(f"{ask.replace('sweep[6]', 'sweep[0]')}['error']").result
+    cells = "{run['cell'] for run in bridge.handle({'op': 'overview'})['overview']['runs'] if run['elapsed_s'] is None}"
+    assert book.ok(cells).result == "{'cell-7'}"
+    book.ok("open('go', 'w').close()")
+
+    assert book.ok("[run.result()[0] for run in sweep]").result == "[0, 1, 2, 3, 4, 5, 6]"
+
+
 def test_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
     book.start("sweep = [work.submit(number, 'go') for number in range(6)]\nsweep[5].wait_ended(20)")
     book.until("queued, place 2")

@@ -266,6 +266,7 @@ class DistributedFunction(Generic[P, R]):
             options=options,
             label=self.label or (_call(name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
+            cell_id=_running_cell(),
             settings=settings,
             notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
             shown=_source_of(self.subject) or _call(name, args, kwargs),
@@ -321,6 +322,17 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     `train(lr=0.1)`."""
     shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
     return formatting.short(without_secrets(f"{name}({', '.join(shown)})"), LABEL_CHARACTERS)
+
+
+def _running_cell() -> str:
+    """Return the front end's id of the cell that makes the call; empty outside of a notebook."""
+    if "IPython" not in sys.modules:
+        return ""
+    from IPython.core.getipython import get_ipython
+
+    from jupyter_distrib.kernel.sidebar import cell_outputs
+
+    return "" if (shell := get_ipython()) is None else cell_outputs.cell_id(shell)
 
 
 def _source_of(function: Callable[..., Any]) -> str:

@@ -235,6 +235,9 @@ class FrontEnd:
             case "stop":
                 current.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
                 self._news.changed()
+            case "move_up":
+                current.queue.move_up(current.find_run(_text(request, "run")))
+                self._news.changed()
             case "stacks":
                 current.find_run(_text(request, "run")).link.ask_stacks()
             case "pick":

@@ -79,7 +79,7 @@ class Cells:
         """The views whose final output has not been sent yet, by run."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
         self._saved: deque[Settled] = deque(maxlen=KEPT)
-        """Those that are in the notebook's file; a page may still show an older one."""
+        """The outputs that are in the notebook's file; a page may still show an older one."""
         self._repairers: dict[tuple[str, ...], tuple[str, float]] = {}
         """The page that repairs the output of these runs, and the time of its request."""
         self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
@@ -142,7 +142,7 @@ class Cells:
             self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
 
     def unsaved(self, live: Sequence[str] = (), loaded_ms: float | None = None) -> list[dict[str, Any]]:
-        """Return the outputs that no page has saved yet, and those that are saved but not in the page that asks.
+        """Return the outputs that no page has saved yet, and saved ones that the requesting page does not have.
 
         Args:
             live: The runs that the page shows live. Those that are over are over, whoever has saved them.

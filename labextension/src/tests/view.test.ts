@@ -371,3 +371,19 @@ test('a run that became nan has a cross where it did, and no last value', () => 
   assert.deepEqual(paths.map(({ cross }) => cross), [[102, 52], [2, 52], [27, 2]]);
   assert.equal(steps.at(-1), '20');
 });
+
+test('a queued run is likely to begin when those before it have ended, if that is known', () => {
+  const queued = (id: string, place: number, more: Partial<Run> = {}): Run => run({ run: id, state: 'queued', place, members: [], progress: null, group: 'g', ...more });
+  const going = run({ run: 'a', began_at_s: 1000, progress: null, group: 'g' });
+  const done = run({ run: 'd', state: 'done', elapsed_s: 60, group: 'g' });
+  const other = run({ run: 'o', state: 'done', elapsed_s: 6000, group: 'another' });
+  const starts = (...runs: Run[]): [string, number][] => [...view.startsIn(runs, 1010)];
+  assert.deepEqual(starts(queued('c', 2), queued('b', 1), going, done, other), [['b', 50], ['c', 110]]);
+  assert.deepEqual(starts(queued('b', 1), run({ ...going, progress: { label: '', step: 1, total: 2, left_s: 7 } })), [['b', 7]]);
+  assert.deepEqual(starts(queued('b', 1), going, run({ ...going, run: 'a2', began_at_s: 960 }), done), [['b', 10]], 'what ends first makes room');
+  assert.deepEqual(starts(queued('b', 1), going), []);
+  assert.deepEqual(starts(queued('b', 1), going, { ...done, pool: 'another' }), []);
+  assert.deepEqual([0.2, 45, 200, 7300, undefined].map(seconds => view.startsText(seconds, t)), ['starts soon', 'starts in about 45 s', 'starts in about 3 min', 'starts in about 2 h', '']);
+  assert.equal(view.queueText({ runs: [queued('c', 2), queued('b', 1), going, done] } as unknown as Overview, t), '1 running, 2 queued');
+  assert.equal(view.queueText({ runs: [going, done] } as unknown as Overview, t), '');
+});

@@ -83,6 +83,34 @@ def test_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls(bed
     assert bed.asked == ["lab"]
 
 
+def test_a_queued_run_that_is_moved_up_begins_before_the_one_in_front_of_it(bed: Bed) -> None:
+    runs = [bed.submit(name) for name in "abcde"]
+    assert [bed.next(), bed.next()] == ["a", "b"]
+    bed.queue.move_up(runs[4])
+    assert [run.place for run in runs[2:]] == [1, 3, 2]
+    bed.queue.move_up(runs[4])
+    with pytest.raises(PoolError, match="next one already"):
+        bed.queue.move_up(runs[4])
+    with pytest.raises(PoolError, match="is not queued: it is running"):
+        bed.queue.move_up(runs[0])
+
+    bed.end(runs[0])
+    assert bed.next() == "e"
+    bed.end(runs[1])
+    assert bed.next() == "c"
+
+
+def test_a_large_run_that_stood_in_the_way_lets_a_small_one_that_is_moved_up_begin_at_once(bed: Bed) -> None:
+    bed.submit("a")
+    assert bed.next() == "a"
+    bed.submit("large", GroupSize(count=2, gpus=False))
+    small = bed.submit("small")
+    assert small.place == 2
+    bed.queue.move_up(small)
+
+    assert bed.next() == "small"
+
+
 def test_a_run_that_is_larger_than_the_pool_begins_alone_and_is_not_overtaken(bed: Bed) -> None:
     first, large, last = bed.submit("a"), bed.submit("b", GroupSize(count=3, gpus=False)), bed.submit("c")
 

@@ -106,6 +106,28 @@ class RunQueue:
             self._pools.setdefault(submission.pool, PoolQueue()).waiting.append(submission)
         self._advance(submission.pool, submission if here else None)
 
+    def move_up(self, run: Run) -> None:
+        """Let a queued run begin before the one in front of it.
+
+        Raises:
+            PoolError: It is not queued, or the first one.
+        """
+        with self._lock:
+            found = [
+                (each, place)
+                for pool in self._pools.values()
+                for place, each in enumerate(pool.waiting)
+                if each.run is run
+            ]
+            if not found:
+                raise PoolError(f"run {run.id} is not queued: it is {run.state}.")
+            ((submission, place),) = found
+            if place == 0:
+                raise PoolError(f"run {run.id} is the next one already.")
+            waiting = self._pools[submission.pool].waiting
+            waiting[place - 1], waiting[place] = submission, waiting[place - 1]
+        self._advance(submission.pool)
+
     def close(self) -> None:
         """End all runs that have not started."""
         with self._lock:
