@@ -31,9 +31,11 @@ def running_cluster(cluster_is_here: None) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in one.environment.items():
             patch.setenv(name, value)
-        yield one
-        end_coordinators()
-    one.close()
+        try:
+            yield one
+            end_coordinators()
+        finally:
+            one.close()
 
 
 def end_coordinators() -> None:
