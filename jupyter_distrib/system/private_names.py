@@ -192,6 +192,7 @@ TORCH_DRY = Library(
             "_local_scalar_dense _to_copy _unique2 _scaled_dot_product_flash_attention "
             "_scaled_dot_product_efficient_attention"
         ),
+        "torch:ops.aten.mm.default": "_schema",
         "torch.testing._internal.distributed.fake_pg": "FakeStore",
         "torch.optim.optimizer": "_foreach_supported_types",
         "torch.nn.parallel.distributed": "_verify_param_shape_across_processes _sync_module_states",
