@@ -72,7 +72,7 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
 
 
 class DeadSession:
-    settings = SimpleNamespace(pools={"local": None}, pool="local", ignored=())
+    settings = SimpleNamespace(pools={"local": SimpleNamespace(options={})}, pool="local", ignored=())
 
     @property
     def pools(self) -> DeadSession:
