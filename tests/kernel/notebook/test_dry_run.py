@@ -15,9 +15,9 @@ from jupyter_distrib.kernel.notebook import dry_run
 from tests import processes
 from tests.dry_run.play import play
 from tests.dry_run.trainings import GOOD, LIMIT_S, WRONG
-from tests.notebook import ROOT, Notebook
+from tests.notebook import ROOT, Notebook, Outcome
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CAPTURED = """\
 import torch, torch.nn as nn
@@ -40,9 +40,16 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     shared_notebook.forget()
 
 
+def played(book: Notebook, code: str) -> Outcome:
+    """Run a cell with several dry runs, which take long on a busy machine."""
+    outcome = book.cell(code, LIMIT_S)
+    assert outcome.status == "ok", outcome.text
+    return outcome
+
+
 def test_a_training_of_captured_values_is_played_and_nothing_of_the_notebook_changes(book: Notebook) -> None:
     book.ok(CAPTURED)
-    outcome = book.ok(f"%%distributed --gpus 8 --strategy fsdp --gpu-type A100 --dry-run\n{TRAINING}")
+    outcome = played(book, f"%%distributed --gpus 8 --strategy fsdp --gpu-type A100 --dry-run\n{TRAINING}")
     assert outcome.result.startswith("dry run: fits · --strategy fsdp · rank 0 of 8 on A100 (85.0 GB)\n[")
     assert "optimizer state" in outcome.result
     assert "line 5" in outcome.result
@@ -59,7 +66,7 @@ def test_a_training_of_captured_values_is_played_and_nothing_of_the_notebook_cha
 def test_an_error_of_the_cell_is_part_of_the_answer(book: Notebook) -> None:
     book.ok(CAPTURED)
     wrong = TRAINING.replace("model(x)", "model(x[:, 1:])")
-    outcome = book.ok(f"%%distributed --gpus 8 --strategy ddp --dry-run\n{wrong}")
+    outcome = played(book, f"%%distributed --gpus 8 --strategy ddp --dry-run\n{wrong}")
     assert outcome.result.startswith("dry run: fails")
     assert "line 4: loss = nn.functional.cross_entropy(model(x[:, 1:]), y)" in outcome.result
     assert "RuntimeError: " in outcome.result
@@ -99,7 +106,7 @@ def test_a_native_abort_says_nothing_about_the_memory(source: str) -> None:
 
 def test_without_a_strategy_those_that_are_possible_stand_side_by_side(book: Notebook) -> None:
     book.ok(CAPTURED)
-    outcome = book.ok(f"%%distributed --gpus 8 --gpu-type T4 --dry-run\n{TRAINING}\n")
+    outcome = played(book, f"%%distributed --gpus 8 --gpu-type T4 --dry-run\n{TRAINING}\n")
     rows = [line.split("  ")[0] for line in outcome.result.splitlines()[:5]]
     assert rows == ["strategy", "none", "ddp", "fsdp", "fsdp --precision bf16"]
     assert "all that the data has for two steps; the cell has 64" in " ".join(outcome.result.split())
@@ -110,10 +117,11 @@ def test_the_largest_batch_is_found_by_a_line_and_a_check(book: Notebook) -> Non
         "import torch, torch.nn as nn\nclass Long(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 10_000_000\n    def __getitem__(self, i): return torch.randn(10_000_000)\n"
     )
-    outcome = book.ok(
+    outcome = played(
+        book,
         "%%distributed --gpus 8 --gpu-type T4 --strategy ddp --dry-run\nmodel = nn.Linear(10_000_000, 1)\n"
         "opt = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x in torch.utils.data.DataLoader(Long(), batch_size=4):\n"
-        "    model(x).sum().backward(); opt.step(); opt.zero_grad()\n"
+        "    model(x).sum().backward(); opt.step(); opt.zero_grad()\n",
     )
     found = re.search(r"about (\d+) for each rank, with a peak of (\S+) GB; the cell has 4\.", outcome.result)
     assert found is not None, outcome.result
@@ -128,13 +136,13 @@ def test_first_starts_the_cell_only_if_it_fits(book: Notebook) -> None:
     assert "The cell was not started: by its dry run it fails" in outcome.traceback
     assert "line 4: loss" in outcome.view
     book.ok("from jupyter_distrib.kernel.session import session\nassert session.current().history == ()")
-    outcome = book.ok(f"%%distributed --ranks 2 --strategy ddp --dry-run first\n{TRAINING}\nrank")
+    outcome = played(book, f"%%distributed --ranks 2 --strategy ddp --dry-run first\n{TRAINING}\nrank")
     assert outcome.result == "rank 0: 0\nrank 1: 1"
 
 
 def test_auto_takes_the_first_strategy_that_fits_and_says_why(book: Notebook) -> None:
     book.ok(CAPTURED)
-    outcome = book.ok(f"%%distributed --ranks 2 --strategy auto\n{TRAINING}\ntype(model).__name__")
+    outcome = played(book, f"%%distributed --ranks 2 --strategy auto\n{TRAINING}\ntype(model).__name__")
     assert "--strategy auto took ddp: its peak is" in outcome.text
     assert "Sequential wrapped" in outcome.text
 
@@ -143,8 +151,8 @@ def test_a_function_is_played_with_its_arguments(book: Notebook) -> None:
     book.ok(CAPTURED)
     body = "".join(f"    {line}\n" for line in TRAINING.splitlines())
     book.ok(f"import jupyter_distrib\ndef train(width):\n{body}")
-    outcome = book.ok(
-        "jupyter_distrib.distributed(gpus=8, strategy='ddp', gpu_type='H100', dry_run=True)(train).distributed(3)"
+    outcome = played(
+        book, "jupyter_distrib.distributed(gpus=8, strategy='ddp', gpu_type='H100', dry_run=True)(train).distributed(3)"
     )
     assert outcome.result.startswith("dry run: fits · --strategy ddp · rank 0 of 8 on H100")
     outcome = book.fails("jupyter_distrib.distributed(gpus=8, dry_run=True)(train).submit(3)")
