@@ -2,27 +2,19 @@
 import * as React from 'react';
 
 import { Button, COMMANDS, Doer } from './panel.js';
-import { SavedRun } from './protocol.js';
+import { Answer } from './protocol.js';
 import * as view from './view.js';
 
 /** The time in which more may be typed before the kernel is asked. */
 const TYPING_MS = 300;
 
 export function History({ doer }: { doer: Doer }): React.JSX.Element {
-  const { model, commands, t } = doer;
+  const { commands, t } = doer;
   const root = React.useRef<HTMLDivElement>(null);
   const [words, setWords] = React.useState('');
-  const [list, setList] = React.useState<{ runs: SavedRun[]; more: number } | null>(null);
   const [chosen, setChosen] = React.useState<string[]>([]);
-  const isSeen = useSeen(root);
-  const ended = model.overview && `${model.overview.session} ${model.overview.runs.filter(run => run.elapsed_s !== null).length} ${model.overview.runs[0]?.run}`;
-  React.useEffect(() => {
-    if (!isSeen || !ended) {
-      return;
-    }
-    const timer = setTimeout(() => void model.ask({ op: 'history', words }).then(answer => answer?.saved && setList({ runs: answer.saved, more: answer.more ?? 0 })), TYPING_MS);
-    return () => clearTimeout(timer);
-  }, [isSeen, ended, words, model]);
+  const answer = useSaved(doer, 'history', words, useSeen(root));
+  const list = answer && { runs: answer.saved ?? [], more: answer.more ?? 0 };
   const toggle = (run: string): void => setChosen(chosen.includes(run) ? chosen.filter(each => each !== run) : [...chosen, run]);
   const numbers = [...chosen].sort((a, b) => Number(a) - Number(b));
   return (
@@ -30,6 +22,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
       <div className="jp-Distributed-search">
         <input className="jp-mod-styled" type="search" aria-label={t('Search saved runs')} placeholder={t('Search')} title={t('In code, options, metrics and errors')} value={words} onChange={event => setWords(event.target.value)} />
         <Button name={chosen.length > 1 ? t('Compare') : t('Show')} title={t('Options, results, code and charts of the chosen runs')} disabled={!chosen.length} onClick={() => void commands.execute(COMMANDS.compare, { runs: numbers })} />
+        <Button name={t('Table')} title={t('All saved runs as a table that is sorted by any column')} onClick={() => void commands.execute(COMMANDS.table)} />
       </div>
       {list?.runs.length === 0 && <p className="jp-Distributed-quiet jp-Distributed-none">{words ? t('No saved run matches.') : t('No run has been saved yet.')}</p>}
       <ul className="jp-Distributed-list" aria-label={t('Saved runs')}>
@@ -56,8 +49,22 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
   );
 }
 
+/** What the kernel has of saved runs with these words, asked for while somebody looks, and again when a run has ended; null until it has answered. */
+export function useSaved({ model }: Doer, op: 'history' | 'history_table', words: string, isSeen: boolean): Answer | null {
+  const [answer, setAnswer] = React.useState<Answer | null>(null);
+  const ended = model.overview && `${model.overview.session} ${model.overview.runs.filter(run => run.elapsed_s !== null).length} ${model.overview.runs[0]?.run}`;
+  React.useEffect(() => {
+    if (!isSeen || !ended) {
+      return;
+    }
+    const timer = setTimeout(() => void model.ask({ op, words }).then(found => (found?.saved ?? found?.table) && setAnswer(found)), TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [isSeen, ended, op, words, model]);
+  return answer;
+}
+
 /** Whether the node is in sight; a section that is closed is not. */
-function useSeen(node: React.RefObject<HTMLElement>): boolean {
+export function useSeen(node: React.RefObject<HTMLElement>): boolean {
   const [isSeen, setSeen] = React.useState(false);
   React.useEffect(() => {
     const observer = new IntersectionObserver(entries => setSeen(entries.some(entry => entry.isIntersecting)));

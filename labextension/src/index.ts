@@ -11,9 +11,10 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { caretUpIcon, copyIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-components';
+import { caretUpIcon, copyIcon, listIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import { Widget } from '@lumino/widgets';
 
 import { ComparedRuns } from './comparison.js';
 import { icon } from './icon.js';
@@ -26,6 +27,7 @@ import { Pool, Run, Settled } from './protocol.js';
 import { fileMs, liveRuns, repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
 import { tellOfEnds } from './notify.js';
 import { running } from './running.js';
+import { RunsTable } from './runstable.js';
 import { showStarting } from './starting.js';
 import * as view from './view.js';
 
@@ -255,6 +257,13 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Their numbers, as %distributed_runs lists them.' } }),
     execute: args => compare(app, doer, Array.isArray(args['runs']) ? args['runs'].map(String) : [])
   });
+  put(COMMANDS.table, {
+    label: t('Show Saved Runs as a Table'),
+    caption: t('All saved runs, sorted by any parameter or metric, searched, opened and compared'),
+    icon: listIcon,
+    isEnabled: ready,
+    execute: () => inTab(app, new RunsTable(doer), t('Saved runs'))
+  });
   put(COMMANDS.cell, {
     label: t('Go to the Cell of a Run'),
     caption: t('Select the cell that started the run'),
@@ -353,12 +362,17 @@ async function compare(app: JupyterFrontEnd, { model, t }: Doer, given: string[]
   const runs = given.length ? given : await newest();
   const comparison = runs.length ? (await model.ask({ op: 'compare', runs }))?.comparison : undefined;
   if (comparison) {
-    const tab = new MainAreaWidget({ content: new ComparedRuns(comparison, t) });
-    tab.title.label = runs.length === 1 ? t('Run %1', runs[0] ?? '') : t('Runs %1', runs.join(', '));
-    tab.title.icon = icon;
-    tab.title.closable = true;
-    app.shell.add(tab, 'main');
+    inTab(app, new ComparedRuns(comparison, t), runs.length === 1 ? t('Run %1', runs[0] ?? '') : t('Runs %1', runs.join(', ')));
   }
+}
+
+/** Show this as a tab of the main area. */
+function inTab(app: JupyterFrontEnd, content: Widget, title: string): void {
+  const tab = new MainAreaWidget({ content });
+  tab.title.label = title;
+  tab.title.icon = icon;
+  tab.title.closable = true;
+  app.shell.add(tab, 'main');
 }
 
 function goToCell(app: JupyterFrontEnd, home: Home | null, id: string): void {

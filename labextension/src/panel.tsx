@@ -33,6 +33,7 @@ export const COMMANDS = {
   logs: 'jupyter-distrib:show-log',
   cell: 'jupyter-distrib:go-to-cell',
   compare: 'jupyter-distrib:compare-runs',
+  table: 'jupyter-distrib:show-runs',
   refresh: 'jupyter-distrib:refresh'
 } as const;
 

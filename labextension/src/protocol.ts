@@ -235,7 +235,17 @@ export interface SavedRun {
   time: string;
 }
 
-/** Saved runs beside one another. */
+/** A saved run with what it can be sorted by. */
+export interface TableRun extends SavedRun {
+  began_at_s: number;
+  elapsed_s: number;
+  error: string;
+  /** The last value of each metric, null if it is not finite, and the same as text. */
+  values: Record<string, [number | null, string]>;
+  /** Arguments, and values of a sweep. */
+  parameters: Record<string, string>;
+}
+
 /** The line of a run in a chart; `turned`: where it was nan or infinite. */
 export interface ComparedLine {
   run: number;
@@ -243,6 +253,7 @@ export interface ComparedLine {
   turned: { step: number; text: string; is_now: boolean } | null;
 }
 
+/** Saved runs beside one another. */
 export interface Comparison {
   /** `run`, and the numbers of the runs. */
   head: string[];
@@ -253,7 +264,7 @@ export interface Comparison {
 }
 
 export type Request =
-  | { op: 'history'; words: string }
+  | { op: 'history' | 'history_table'; words: string }
   | { op: 'compare'; runs: string[] }
   | { op: 'overview' | 'refresh' | 'dismiss' | 'unpick' }
   /** `live`: the runs that the page shows live; `loaded_ms`: the time of the file that it has loaded. */
@@ -285,6 +296,7 @@ export interface Answer {
   view?: Record<string, unknown>;
   lines?: LogLine[];
   saved?: SavedRun[];
+  table?: TableRun[];
   /** How many further runs are like that. */
   more?: number;
   comparison?: Comparison;

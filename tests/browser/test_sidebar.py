@@ -469,6 +469,37 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     lab.shoot("compared-dark")
 
 
+def test_saved_runs_are_a_table_that_is_sorted_by_what_they_report(open_notebook: Open) -> None:
+    sweep = '%%distributed --ranks 1 --sweep "lr=[0.1, 1e-3, 0.02]"\nimport jupyter_distrib\nsorted_by_this_test = [jupyter_distrib.report(loss=lr * (5 - step)) for step in range(5)]'
+    lab = open_notebook(sweep)
+    panel = lab.panel()
+    lab.run(1)
+    lab.wait_idle(1)
+    lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
+    panel.get_by_role("button", name="Table").click()
+    table = lab.page.get_by_role("table", name="Saved runs")
+    lab.page.locator(".jp-Distributed-tablesearch").get_by_label("Search saved runs").fill("sorted_by_this_test")
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    head = table.get_by_role("columnheader", name="loss")
+    for click, losses in (("ascending", ["0.001", "0.02", "0.1"]), ("descending", ["0.1", "0.02", "0.001"])):
+        head.get_by_role("button").click()
+        expect(head).to_have_attribute("aria-sort", click)
+        expect(rows).to_contain_text(losses)
+    lab.shoot("runs-table")
+    for row in rows.all()[:2]:
+        row.get_by_role("checkbox").check()
+    lab.page.get_by_role("main").get_by_role("button", name="Compare").click()
+    expect(lab.page.locator(".jp-Distributed-compared").last.get_by_role("img", name="loss over steps")).to_be_visible()
+    lab.page.get_by_role("tab", name="Saved runs").click()
+    rows.first.get_by_role("button").click()
+    expect(lab.page.locator(".jp-Distributed-compared").last).to_contain_text("sorted_by_this_test")
+    lab.page.get_by_role("tab", name="Saved runs").click()
+    lab.dark()
+    lab.page.set_viewport_size({"width": 900, "height": 700})
+    lab.shoot("runs-table-dark-narrow")
+
+
 def test_a_kernel_that_restarts_is_connected_again(open_notebook: Open) -> None:
     lab = open_notebook("%%distributed --ranks 2\nrank")
     panel = lab.panel()

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import overload
+from math import isfinite
+from typing import Any, overload
 
 from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.analysis.shares import percents
@@ -33,6 +34,7 @@ METRICS = 4
 MOST_DRAWN = 1e300
 """Largest magnitude that a chart can show; the difference of two such values is still finite."""
 DETAIL_CHARACTERS = 80
+_ARGUMENT = "argument."
 HEAD = ("run", "cell", "notebook", "began", "ranks", "strategy", "state", "metrics", "time")
 
 
@@ -67,6 +69,29 @@ class RunList(Sequence[SavedRun]):
     def as_dicts(self) -> list[dict[str, str]]:
         """Return the rows of the table, each by the names of the columns."""
         return [dict(zip(HEAD, _row(run), strict=True)) for run in self.runs[:SHOWN]]
+
+    def as_table(self, most: int) -> list[dict[str, Any]]:
+        """Return up to this many rows with what they can be sorted by, as JSON values: the times, each metric as a
+        number (None if it is not finite) and as text, and the arguments or swept values by name."""
+        heads = (dict(zip(HEAD, _row(run), strict=True)) for run in self.runs[:most])
+        return [
+            {
+                **head,
+                "began_at_s": run.began_at_s,
+                "elapsed_s": run.elapsed_s,
+                "error": clipped(run.error, DETAIL_CHARACTERS),
+                "values": {
+                    name: [each if isfinite(each) else None, last_value(run, name, 4)]
+                    for name, each in run.last.items()
+                },
+                "parameters": {
+                    name.removeprefix(_ARGUMENT): value
+                    for name, value in run.facts.items()
+                    if name.startswith(_ARGUMENT)
+                },
+            }
+            for head, run in zip(heads, self.runs, strict=False)
+        ]
 
     def _left(self) -> str:
         left = len(self.runs) - SHOWN

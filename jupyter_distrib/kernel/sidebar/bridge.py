@@ -260,7 +260,7 @@ class FrontEnd:
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
-            case "history" | "compare" as op:
+            case "history" | "history_table" | "compare" as op:
                 return self._handle_history_request(op, request)
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
@@ -285,7 +285,8 @@ class FrontEnd:
         if op == "compare":
             return overview.compared_runs([str(name) for name in request["runs"]])
         session.current().history_writer.flush()
-        return overview.saved_runs(str(request.get("words", "")))
+        listed = overview.saved_runs if op == "history" else overview.table_of_saved_runs
+        return listed(str(request.get("words", "")))
 
     def _start_ranks(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
         """Start ranks in a thread, which may take seconds; the front end can stop them meanwhile."""

@@ -30,6 +30,7 @@ PROTOCOL = 3
 """Version of the messages; raised when pages of other versions would not understand the kernel."""
 LINE_CHARACTERS = 200
 _POINTS = 300
+_ROWS = 500
 """Number of points of one line in a chart."""
 
 
@@ -219,6 +220,12 @@ def saved_runs(words: str) -> dict[str, Any]:
     """Return the newest saved runs that contain all of these words, and the number of others."""
     found = matching(run_files.load(), words.split())
     return {"saved": found.as_dicts(), "more": max(0, len(found) - SHOWN)}
+
+
+def table_of_saved_runs(words: str) -> dict[str, Any]:
+    """Return more of them than `saved_runs`, with what they can be sorted by."""
+    found = matching(run_files.load(), words.split())
+    return {"table": found.as_table(_ROWS), "more": max(0, len(found) - _ROWS)}
 
 
 def compared_runs(names: Sequence[str]) -> dict[str, Any]:

@@ -413,6 +413,8 @@ def test_a_metric_that_became_nan_says_since_when_in_lists_and_comparisons() -> 
 
     listed = listing.matching(run_files.load(), []).as_dicts()
     assert [row["metrics"] for row in listed] == ["loss 0.3 (nan at step 1)", "loss nan from step 1", "loss 0.4"]
+    rows = listing.matching(run_files.load(), []).as_table(2)
+    assert [row["values"]["loss"] for row in rows] == [[0.3, "0.3 (nan at step 1)"], [None, "nan from step 1"]]
     both = listing.Comparison((run_files.find("1"), run_files.find("2")))
     assert ("loss", "0.4", "nan from step 1") in both.table().rows
     assert "run 2 nan from step 1" in both._repr_html_()

@@ -367,6 +367,10 @@ def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
     assert (found["more"], newer["state"], newer["ranks"]) == (0, "done", "0-1")
     assert newer["metrics"] == "loss 6"
 
+    table = ask(book, op="history_table", words="rate_of_this_test report")["table"]
+    assert [row["values"]["loss"] for row in table] == [[6.0, "6"], [2.0, "2"]]
+    assert table[0]["began_at_s"] > table[1]["began_at_s"]
+
     compared = ask(book, op="compare", runs=[older["run"], newer["run"]])["comparison"]
     assert compared["head"] == ["run", older["run"], newer["run"]]
     assert ["option.timeout_s", "60.0", "180.0"] in [list(row) for row in compared["rows"]]

@@ -1,0 +1,71 @@
+/** The columns of the table of saved runs, and the order of its rows. Pure. */
+import { SavedRun, TableRun } from './protocol.js';
+import { Say } from './view.js';
+
+export interface Column {
+  key: string;
+  title: string;
+  kind: 'fact' | 'parameter' | 'metric';
+  text: (run: TableRun) => string;
+  /** What it is sorted by; null where the run has none. */
+  value: (run: TableRun) => number | string | null;
+}
+
+export interface Order {
+  key: string;
+  down: boolean;
+}
+
+/** What a run is, the parameters and the metrics of any of them, then what else is known; columns without content are left out. */
+export function columnsOf(runs: TableRun[], t: Say): Column[] {
+  const fact = (key: keyof SavedRun, title: string, value?: Column['value']): Column => {
+    const text = (run: TableRun): string => run[key];
+    return { key, title, kind: 'fact', text, value: value ?? (run => text(run) || null) };
+  };
+  const names = (of: 'parameters' | 'values'): string[] => [...new Set(runs.flatMap(run => Object.keys(run[of])))];
+  const found: Column[] = [
+    fact('run', t('Run'), run => Number(run.run)),
+    fact('cell', t('Cell')),
+    fact('state', t('State')),
+    fact('time', t('Time'), run => run.elapsed_s),
+    ...names('parameters').map((name): Column => ({
+      key: `parameter ${name}`,
+      title: name,
+      kind: 'parameter',
+      text: run => run.parameters[name] ?? '',
+      value: run => numberOr(run.parameters[name])
+    })),
+    ...names('values').map((name): Column => ({
+      key: `metric ${name}`,
+      title: name,
+      kind: 'metric',
+      text: run => run.values[name]?.[1] ?? '',
+      value: run => run.values[name]?.[0] ?? null
+    })),
+    fact('began', t('Began'), run => run.began_at_s),
+    fact('ranks', t('Ranks')),
+    fact('strategy', t('Strategy')),
+    fact('notebook', t('Notebook'))
+  ];
+  return found.filter(column => column.key === 'run' || runs.some(run => column.text(run)));
+}
+
+/** A parameter counts as a number if it is one: `1e-3` comes before `0.01`. */
+function numberOr(text: string | undefined): number | string | null {
+  return !text ? null : Number.isNaN(Number(text)) ? text : Number(text);
+}
+
+/** The runs in this order; those that have nothing in the column come last, whichever way it goes. */
+export function sorted(runs: TableRun[], { value }: Pick<Column, 'value'>, down: boolean): TableRun[] {
+  const compared = (a: number | string, b: number | string): number =>
+    typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+  return [...runs].sort((first, second) => {
+    const [a, b] = [value(first), value(second)];
+    return a === null || b === null ? Number(a === null) - Number(b === null) : compared(a, b) * (down ? -1 : 1);
+  });
+}
+
+/** The order after a click on the head of a column: the other way round if it was sorted by it already. */
+export function clicked(before: Order, key: string): Order {
+  return before.key === key ? { key, down: !before.down } : { key, down: false };
+}
