@@ -7,6 +7,7 @@ import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyte
 import { Clipboard, Dialog, ICommandPalette, InputDialog, MainAreaWidget, SessionContextDialogs, showDialog } from '@jupyterlab/apputils';
 import { IConsoleTracker } from '@jupyterlab/console';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { IRunningSessionManagers } from '@jupyterlab/running';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
@@ -26,6 +27,7 @@ import { KernelLink } from './link.js';
 import { Pool, Run, Settled } from './protocol.js';
 import { fileMs, liveRuns, repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
 import { tellOfEnds } from './notify.js';
+import { pictures, RANK } from './picture.js';
 import { running } from './running.js';
 import { RunsTable } from './runstable.js';
 import { showStarting } from './starting.js';
@@ -44,7 +46,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
   description: 'Pools, ranks and runs of jupyter_distrib.',
   autoStart: true,
-  optional: [INotebookTracker, IConsoleTracker, ICommandPalette, ILayoutRestorer, ISettingRegistry, ITranslator, IStatusBar, IRunningSessionManagers],
+  optional: [INotebookTracker, IConsoleTracker, ICommandPalette, ILayoutRestorer, ISettingRegistry, ITranslator, IStatusBar, IRunningSessionManagers, IRenderMimeRegistry],
   activate
 };
 
@@ -59,8 +61,10 @@ function activate(
   registry: ISettingRegistry | null,
   translator: ITranslator | null,
   statusBar: IStatusBar | null,
-  sessions: IRunningSessionManagers | null
+  sessions: IRunningSessionManagers | null,
+  rendermime: IRenderMimeRegistry | null
 ): void {
+  rendermime?.addFactory(pictures, RANK);
   const t = (translator ?? nullTranslator).load('jupyter_distrib');
   const say: view.Say = Object.assign((text: string, ...args: (string | number)[]) => t.__(text, ...args), {
     n: (one: string, many: string, count: number, ...args: (string | number)[]) => t._n(one, many, count, ...args)

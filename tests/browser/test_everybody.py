@@ -77,6 +77,31 @@ def test_axe_finds_nothing_in_light_and_dark(open_notebook: Open, enough: Path) 
     assert found == []
 
 
+SETTLED = """%%distributed --ranks 2
+import jupyter_distrib
+for step in range(20): jupyter_distrib.report(loss=1 / (1 + step))"""
+
+
+def test_a_settled_chart_is_named_and_suits_the_theme_also_when_the_notebook_is_opened_again(
+    open_notebook: Open,
+) -> None:
+    lab: Lab = open_notebook(SETTLED)
+    lab.run(1)
+    lab.wait_idle(1)
+    lab.save()
+    for again in (False, True):
+        if again:
+            lab.reload()
+        chart = lab.output(1).get_by_role("img", name=re.compile("loss, rank 0 fell from 1 to 0.05 in 19 steps"))
+        expect(chart).to_have_css("filter", "brightness(0.8)")
+        if AXE.exists():
+            assert violations(lab, ".jp-Distributed-picture") == []
+    lab.shoot("settled-light")
+    lab.dark()
+    expect(chart).to_have_css("filter", "brightness(1.2)")
+    lab.shoot("settled-dark")
+
+
 def test_the_output_is_used_by_keyboard_alone(open_notebook: Open, enough: Path) -> None:
     lab: Lab = open_notebook(until(TRAIN, enough))
     lab.run(1)

@@ -80,7 +80,10 @@ class RunsView(Observer):
         if drawing is None or self._lines:
             return
         width, height = drawing.size
-        about = {"image/png": {"width": width, "height": height, "alt": drawing.alt}}
+        about = {
+            "image/png": {"width": width, "height": height, "alt": drawing.alt},
+            "jupyter_distrib": {"settled": True},
+        }
         bundle = {"image/png": drawing.as_png(), "text/plain": drawing.alt}
         display(bundle, raw=True, metadata=about)  # type: ignore[no-untyped-call]  # no types here
 

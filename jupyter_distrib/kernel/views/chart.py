@@ -31,7 +31,7 @@ MANY = 8
 """Maximum number of ranks with a line each; beyond it, a chart has a mean and a band."""
 FIRSTS = ("first", "second", "third")
 """Colours of the highlighted lines, one for each metric of a chart."""
-POINTS = 600
+POINTS = 450
 """The number of points of one chart, over all its lines."""
 
 _KIND = r"(train(?:ing)?|val(?:id(?:ation)?)?|eval|test)"

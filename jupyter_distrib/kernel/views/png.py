@@ -19,7 +19,7 @@ SCALE = 2
 """Number of pixels for each unit of length: screens are finer than the units of a page."""
 COLOURS = {
     "first": (0xC8, 0x5A, 0x0A, 255),
-    "others": (0x7F, 0x9F, 0xBF, 255),
+    "others": (0x76, 0x94, 0xB4, 255),
     "text": (0x78, 0x78, 0x78, 255),
     "second": (0x3A, 0x7C, 0xC4, 255),
     "third": (0x2F, 0x8A, 0x45, 255),

@@ -18,8 +18,8 @@ from jupyter_distrib.kernel.views.drawing import Drawing
 from jupyter_distrib.kernel.views.png import Mark, Text, block
 from jupyter_distrib.system.formatting import duration
 
-COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#93224a", "#6d1a52")
-"""Colour of each level: blue for a leading rank, dark red for one far behind."""
+COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#a83c74", "#8f4fa3")
+"""Colour of each level: blue for a leading rank, purple for one far behind."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 WIDTH, LEFT, LEGEND = 688, 60, 38
 TALL, SMALL, TALL_UNTIL = 14, 5, 16

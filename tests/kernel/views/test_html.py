@@ -8,11 +8,12 @@ import struct
 import sys
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import chart, png, sanitize_html
+from jupyter_distrib.kernel.views import chart, png, sanitize_html, shares, timeline
 from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.kernel.views.text import as_text
@@ -447,8 +448,22 @@ def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
             left = mark.x - wide if mark.right else mark.x
             assert 0 <= left < left + wide <= drawing.width, mark
     for colour in (*chart.FIRSTS, "text", "bad"):
-        for ground in ((0xFF, 0xFF, 0xFF), (0x11, 0x11, 0x11)):
+        for ground in (WHITE, DARK):
             assert contrast(png.COLOURS[colour][:3], ground) >= 4.1
+
+
+def test_colours_of_pictures_stand_out_from_both_grounds_and_more_where_the_sidebar_knows_the_theme() -> None:
+    style = (Path(__file__).parents[3] / "labextension" / "style" / "base.css").read_text("utf-8")
+    factors = [float(each) for each in re.findall(r"Distributed-picture img \{ filter: brightness\(([\d.]+)\)", style)]
+    named = {name: colour[:3] for name, colour in png.COLOURS.items() if colour[3] == 255}
+    others = [png._of_hex(each)[:3] for each in (*timeline.COLORS, *shares.COLORS.values())]
+    for ground, factor in zip((WHITE, DARK), factors, strict=True):
+        there = lambda colour: tuple(min(255, round(factor * part)) for part in colour)  # noqa: B023, E731
+        for name, colour in named.items():
+            assert contrast(colour, ground) >= 3, name
+            assert name == "others" or contrast(there(colour), ground) >= 4.5, name
+        for each in others:
+            assert contrast(there(each), ground) >= 3, each
 
 
 def test_the_ground_of_a_chart_is_transparent_and_its_alternative_text_has_the_numbers() -> None:
@@ -462,6 +477,10 @@ def test_the_ground_of_a_chart_is_transparent_and_its_alternative_text_has_the_n
         "accuracy rose from -1.3 to 0.87 in 3 steps, best 0.88 at step 2"
     )
     assert f'alt="{drawing.alt}"' in drawing.as_html()
+
+
+WHITE, DARK = (0xFF, 0xFF, 0xFF), (0x11, 0x11, 0x11)
+"""The grounds of JupyterLab's themes."""
 
 
 def contrast(*colours: tuple[int, int, int]) -> float:
