@@ -61,7 +61,7 @@ function Table({ doer }: { doer: Doer }): React.JSX.Element {
           </thead>
           <tbody>
             {rows.map(run => (
-              <tr key={run.run} aria-selected={chosen.includes(run.run)}>
+              <tr key={run.run}>
                 <td>
                   <input type="checkbox" aria-label={t('Choose run %1', run.run)} checked={chosen.includes(run.run)} onChange={() => toggle(run.run)} />
                 </td>

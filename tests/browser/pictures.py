@@ -211,8 +211,9 @@ def watched(browser: Browser, server: Server) -> Iterator[View]:
     run = panel.locator(".jp-Distributed-run").first
     expect(run.get_by_role("progressbar")).to_be_visible()
     yield View("sidebar", lab, lab.page.locator("#main"), TRAIN)
-    run.get_by_role("button", name="Stop").click()
-    expect(lab.ended(2)).to_contain_text("KeyboardInterrupt")
+    if run.get_by_role("button", name="Stop").count():  # taking the pictures may have taken longer than the training
+        run.get_by_role("button", name="Stop").click()
+    lab.wait_idle(2)
     lab.close()
 
 

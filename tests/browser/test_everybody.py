@@ -74,6 +74,8 @@ def test_axe_finds_nothing_in_light_and_dark(open_notebook: Open, enough: Path) 
     panel.get_by_role("button", name="Show", exact=True).click()
     found += violations(lab, ".jp-Distributed-compared")
     lab.shoot("run-of-history-dark")
+    panel.get_by_role("button", name="Table").click()
+    found += violations(lab, ".jp-Distributed-runs")
     assert found == []
 
 
@@ -146,7 +148,7 @@ TEXTS = """root => {
     return texts;
 }"""
 DATA = re.compile(
-    r"![^!]|%%distributed.*|--[\w-]+|local|inline|ray|ddp|fsdp|tp|none|auto|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\]|cpu|red|(rank \d+: )?[A-Z]\w+Error.*"
+    r"![^!]|%%distributed.*|--[\w-]+|local|inline|ray|ddp|fsdp|tp|none|auto|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\]|cpu|red|(ranks? [\d, -]+: )?[A-Z]\w+Error.*"
     r"|loss.*|kB|MB|GB|it/s|s/it|[\d.:/% ]+ ?(it/s|s/it|[kMG]?B|%)?"
 )
 """What nobody translates: names, units, and what ranks and the kernel say."""
