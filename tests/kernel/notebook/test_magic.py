@@ -93,6 +93,7 @@ def test_the_tab_key_in_the_cells_body_offers_python(book: Notebook) -> None:
 
 
 def test_the_wrong_use_of_a_line_magic_is_one_line(book: Notebook) -> None:
+    book.ok("%%distributed --pool inline\nrank")  # a run that is there
     for line, message in [
         ("%distributed_pool bogus", "choose list, use, add, remove, start, stop, restart, resize, up, down or trust"),
         ("%distributed_pool use nowhere", "pool nowhere is not known: choose local, "),
