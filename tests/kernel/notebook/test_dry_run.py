@@ -180,15 +180,15 @@ def test_a_script_is_played_in_a_shell(tmp_path: Path, width: str, status: int) 
 
 def test_a_detached_cell_and_a_sweep_are_started_only_if_they_fit(book: Notebook) -> None:
     head = "%%distributed --ranks 1 --strategy ddp --dry-run first"
-    book.ok("sizes = {'width': [16, 17]}\nwidth = 16")
+    book.ok("width = 16")
     wide = GOOD.replace("randn(8, 16", "randn(8, width")
-    for more, source in (("--detach", WRONG), ("--sweep sizes", wide.replace("Linear(16", "Linear(15"))):
+    for more, source in (("--detach", WRONG), ("--sweep width=[16,17]", wide.replace("Linear(16", "Linear(15"))):
         refused = book.cell(f"{head} {more}\n{source}", LIMIT_S)
         assert "by its dry run it fails" in refused.traceback, refused.text
     book.ok("from jupyter_distrib.kernel.session import session\nassert session.current().history == ()")
     started = book.cell(f"{head} --detach --out run\n{GOOD}", LIMIT_S)
     assert started.status == "ok", started.text
     book.ok("run.result()")
-    swept = book.cell(f"{head} --sweep sizes --out runs\n{wide.replace('Linear(16', 'Linear(width')}", LIMIT_S)
+    swept = book.cell(f"{head} --sweep width=[16,17] --out runs\n{wide.replace('Linear(16', 'Linear(width')}", LIMIT_S)
     assert swept.status == "ok", swept.text
     assert book.ok("print(len(runs))").stdout == "2\n"
