@@ -46,7 +46,9 @@ def end_coordinators() -> None:
         os.kill(pid, signal.SIGTERM)
     assert not wait_until_gone(found, 60)
     jobs = folder / "kubernetes-jobs"
-    assert wait_until(lambda: not jobs.exists() or not any(jobs.iterdir()), 90), "Jobs that nobody deletes"
+    assert wait_until(lambda: not jobs.exists() or not any(jobs.iterdir()), 90), [
+        (each.name, each.read_text()) for each in jobs.iterdir()
+    ]
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,9 @@ def test_a_cluster_that_is_away(
         r"Kubernetes does not answer \(.*127\.0\.0\.1:9.* refused.*\): try again when it does, or correct the context\.",
         reason := refusal(client),
     ), reason
+    jobs = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"]) / "kubernetes-jobs"
+    told = subprocess.run(["grep", "-rlF", str(tmp_path), jobs], capture_output=True, text=True, check=False).stdout
+    assert wait_until(lambda: not any(map(os.path.exists, told.split())), 20), "no request has arrived anywhere"
 
 
 def test_no_cluster_is_set(cluster: Cluster, client: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Outcome
+from tests.processes import is_alive, wait_until
 from tests.settings_files import write_trusted
 from tests.trackers.local_store import opened, runs
 
@@ -35,6 +36,9 @@ def executed(folder: Path, platforms: str, cells: list[str]) -> list[Outcome]:
         for cell in cells:
             outcomes.append(book.cell(cell, timeout_s=180))
             assert outcomes[-1].status == "ok", outcomes[-1].text
+        pid = book.pid
+        book.client.shutdown()  # trackers end in the background, and the notebook waits for them when it is shut down
+        assert wait_until(lambda: not is_alive(pid), 60)
         return outcomes
 
 
@@ -478,7 +482,8 @@ mlflow.end_run()
 """,
         ],
     )
-    driver, distributed = runs(tmp_path, 2)
-    for run, name in ((driver, "horovod_driver"), (distributed, "horovod_distributed")):
+    driver, of_driver, distributed, of_distributed = runs(tmp_path, 4)
+    for run, own, name in ((driver, of_driver, "horovod_driver"), (distributed, of_distributed, "horovod_distributed")):
+        assert own.tags["mlflow.parentRunId"] == run.id, "what was measured on the ranks, within the notebook's own run"
         assert (run.name, run.params["epochs"], run.status) == (name, "3", "FINISHED")
         assert len(run.metrics["val_loss"]) == 1

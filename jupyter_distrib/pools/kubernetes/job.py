@@ -92,7 +92,7 @@ class PodJob:
             # Validation would first load the descriptions of all objects.
             created = self._kubectl.output("create", "--validate=false", "--output=json", "-f", "-", given=text)
         except KubectlFailed as error:
-            if not str(error).startswith(words.AWAY):
+            if not words.may_have_arrived(str(error)):
                 guard.tell("refused")
             raise
         guard.tell("created")

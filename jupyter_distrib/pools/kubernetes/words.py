@@ -22,6 +22,7 @@ _UNREACHABLE = re.compile(
     r"context deadline exceeded|TLS handshake timeout|EOF$",
     re.MULTILINE,
 )
+_NO_CONNECTION = re.compile(r"was refused|connection refused|no such host|no route to host")
 _LOGIN = (
     "Unauthorized",
     "must be logged in to the server",
@@ -98,6 +99,11 @@ def meaning(said: str) -> str:
     if found := _UNREACHABLE.search(last(said)):
         return f"{AWAY} ({_part(last(said)[found.start() :])}): try again when it does, or correct the context."
     return ""
+
+
+def may_have_arrived(failure: str) -> bool:
+    """Return whether a request that failed with this sentence may have been carried out, or may be yet."""
+    return failure.startswith(AWAY) and not _NO_CONNECTION.search(failure)
 
 
 def _forbidden(found: re.Match[str]) -> str:
