@@ -115,19 +115,21 @@ def _start() -> None:
     """Answer the first line as `bootstrap`'s program does, and read the package away."""
     line = b""
     while not line.endswith(b"\n"):
-        line += os.read(0, 1)
+        line += _read(1)
     match = re.search(rb"0:([0-9a-f]{16}) %d", line)
     assert match is not None
     os.write(1, b"\0:%s %d.%d\n" % (match[1], *sys.version_info[:2]))
     left = int(_read(_SIZE_DIGITS))
     while left:
-        left -= len(os.read(0, min(left, 1 << 20)))
+        left -= len(_read(min(left, 1 << 20)))
 
 
 def _read(count: int) -> bytes:
     data = b""
     while len(data) < count:
-        data += os.read(0, count - len(data))
+        if not (part := os.read(0, count - len(data))):
+            raise EOFError
+        data += part
     return data
 
 
