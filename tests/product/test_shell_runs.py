@@ -124,6 +124,8 @@ def test_queued_runs_are_seen_with_their_place_and_followed_until_they_end(book:
     book.ok("third.cancel()")
     assert third not in {run for run, each in statuses().items() if each["state"] == "queued"}
     followed = begun("logs", "-f", "--rank", "1", second)
+    assert followed.stderr is not None
+    assert "is queued, place 1" in followed.stderr.readline()
     go.touch()
     assert followed.communicate(timeout=60)[0] == "done 1\n"
     book.ok("second.wait_ended(30)")

@@ -67,7 +67,7 @@ def without_node(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_without_node_and_without_what_is_built_the_wheel_goes_without_the_sidebar(checkout, tmp_path):
-    done = build(checkout, tmp_path, PATH=without_node(tmp_path))
+    done = build(checkout, tmp_path, PATH=without_node(tmp_path), JUPYTER_DISTRIB_SIDEBAR="")
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.whl")
     assert not [name for name in zipfile.ZipFile(file).namelist() if "labextension" in name]

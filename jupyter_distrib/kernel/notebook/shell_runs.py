@@ -8,6 +8,7 @@ command returns its exit status.
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -122,6 +123,8 @@ def _followed(run: MachineRun, session: Session, only: int | None, *, as_json: b
         else:
             _print(attached.logs(only, follow=True))
         return _status_of(attached.state)
+    if run.active and run.state != "running":
+        print(f"run {run.run} ({run.label}) is {_state(run)}, in {run.holder}.", file=sys.stderr, flush=True)
     for number, text in _lines(run, session, only):
         event = {"run": run.run, "event": "output", "rank": number, "text": text}
         _print([json_lines.line(event) if as_json else text if only is not None else f"[{number}] {text}"])

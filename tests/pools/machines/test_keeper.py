@@ -50,7 +50,8 @@ def state(machine: Machine) -> str:
 
 @pytest.mark.slow
 def test_it_starts_holds_and_ends_them(cloud: Cloud) -> None:
-    machine, said = Machine(cloud.options(down_after="1s", price="3600")), list[str]()
+    slow = f"sh -c 'sleep 1; exec {cloud.folder}/up.sh'"  # what is waited for is said at the first look at it
+    machine, said = Machine(cloud.options(up=slow, down_after="1s", price="3600")), list[str]()
     with needing(machine):
         record = obtain(machine, said)
         assert (record.state, record.hosts) == (UP, "box")
