@@ -51,5 +51,9 @@ def importing_library(frame: types.FrameType | None) -> bool:
         code, name = frame.f_code, frame.f_code.co_filename
         if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and is_library(name):
             return True
+        if code.co_name == "_find_and_load_unlocked" and name == _IMPORT:  # its module may be done, and not yet kept
+            found = frame.f_locals.get("spec")
+            if found is not None and isinstance(found.origin, str) and is_library(found.origin):
+                return True
         frame = outer
     return False
