@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -187,6 +188,21 @@ def test_a_cell_without_statements_does_nothing(book: Notebook) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- IPython's syntax
+
+
+def test_a_task_that_has_not_ended_with_the_cell_is_told_at_once_and_once(book: Notebook) -> None:
+    define = "import asyncio\nasync def later(s=0):\n    await asyncio.sleep(s)\n    print('ran')\n"
+    makes = [define + "await asyncio.sleep(0)\ntask = asyncio.create_task(later(60))\nawait asyncio.sleep(0)"]
+    if sys.version_info < (3, 14):  # there it raises: no event loop
+        makes.append(define + "task = asyncio.ensure_future(later())")
+    for make in makes:
+        told = book.ok(f"%%distributed --ranks 2\n{make}").view
+        assert "]:3: RuntimeWarning: task 'later' had not ended when the cell did" in told, told
+    after = book.ok("%%distributed --ranks 2\nlen('x')").view
+    assert "later" not in after
+    ended = book.ok(f"%%distributed --ranks 2\n{define}task = asyncio.create_task(later())\nawait task").view
+    assert "Warning" not in ended
+    assert "ran" in ended
 
 
 def test_top_level_await_works(book: Notebook) -> None:

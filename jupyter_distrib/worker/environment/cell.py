@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_distrib.system.nested_code import names_in
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import timing
+from jupyter_distrib.worker.environment import event_loops, timing
 
 _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -78,6 +78,7 @@ def _execute(code: types.CodeType, namespace: dict[str, object]) -> None:
         _run(eval(code, namespace))  # noqa: S307 - the user's cell
     else:
         exec(code, namespace)
+        event_loops.warn_of_pending(None)
 
 
 def _run(coroutine: Any) -> None:
@@ -103,6 +104,7 @@ def _run_in_new_loop(coroutine: Any) -> None:
     with asyncio.Runner() as runner:
         try:
             runner.run(coroutine)
+            event_loops.warn_of_pending(runner.get_loop())
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(_waiting_at(coroutine) or interrupt.__traceback__) from None
 

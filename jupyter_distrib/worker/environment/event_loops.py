@@ -1,9 +1,10 @@
 """The state of asyncio on a rank: each cell begins without an event loop, as a new program does, and warnings about
-coroutines that nobody awaits name the user's line. Rank's main thread."""
+coroutines and tasks that nobody awaits name the user's line. Rank's main thread."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import types
 import warnings
@@ -19,6 +20,9 @@ def install() -> None:
         return
 
     def warn(coroutine: types.CoroutineType[Any, Any, Any]) -> None:
+        if id(coroutine) in _told:
+            _told.remove(id(coroutine))
+            return
         frame = sys._getframe(1)  # noqa: SLF001 - where it is dropped
         file, line = frame.f_code.co_filename, frame.f_lineno
         if file_owner.is_own(file) and (code := getattr(coroutine, "cr_code", None)) is not None:
@@ -27,6 +31,37 @@ def install() -> None:
         warnings.warn_explicit(text, RuntimeWarning, file, line)
 
     warnings._warn_unawaited_coroutine = warn  # noqa: SLF001 - what Python calls
+
+
+_told: set[int] = set()
+"""The ids of coroutines that a cell was warned of; they are dropped without having begun, and later."""
+
+
+def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Warn of the tasks of a loop that ends with the cell before they have. In a notebook's kernel they would go on.
+
+    Args:
+        loop: The loop; None for that in which `asyncio.ensure_future` puts tasks where none runs, if there is one.
+    """
+    if loop is None:
+        # No public way to ask for it but by making one.
+        policy = asyncio.get_event_loop_policy() if sys.version_info < (3, 14) else None
+        loop = getattr(getattr(policy, "_local", None), "_loop", None)
+    if loop is None or loop.is_running():  # the kernel's own, of an inline pool
+        return
+    for task in asyncio.all_tasks(loop):
+        coroutine = task.get_coro()
+        code = getattr(coroutine, "cr_code", None)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it would be said once more, later
+        if code is None:
+            continue
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+            _told.add(id(coroutine))
+        text = (
+            f"task '{code.co_qualname}' had not ended when the cell did, and does not go on: "
+            "`await` it in the cell, or use asyncio.run()"
+        )
+        warnings.warn_explicit(text, RuntimeWarning, code.co_filename, code.co_firstlineno)
 
 
 def begin_cell() -> None:
