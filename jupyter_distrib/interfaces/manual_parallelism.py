@@ -3,6 +3,7 @@ the kernel (`--explain`) from names in a cell's text; torch is not imported."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 GROUP = "init_process_group"
@@ -20,8 +21,15 @@ EFFECTS = {
 }
 """Effect of each of these calls on a strategy, in the words of `--explain`."""
 
-_RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
-"""Names of attributes that mark a share of the data."""
+_RANK_AND_SIZE = (
+    ("rank", "num_replicas"),
+    ("rank", "world_size"),
+    ("process_index", "num_processes"),
+    ("data_parallel_rank", "data_parallel_size"),  # Megatron
+    ("dp_rank", "dp_world_size"),
+    ("dist_rank", "dist_num_replicas"),  # timm
+)
+"""Names of attributes that mark a share of the data, also with `_` before them, as detectron2 has them."""
 _SPLIT_STAGE = "split_by_node"
 """Name of the stage that gives each rank its shards in a pipeline of `webdataset`."""
 
@@ -44,11 +52,17 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
 
     if _is_one_of(part, SAMPLERS) or known.divides_data(part):
         return True
-    names = getattr(part, "__dict__", {}).keys() if by_attributes else set()
-    if any(pair <= names for pair in _RANK_AND_SIZE) or known.is_split(part):
+    attributes = getattr(part, "__dict__", {})
+    if (by_attributes and _is_share(attributes)) or known.is_split(part):
         return True
-    stages = getattr(part, "__dict__", {}).get("pipeline")
+    stages = attributes.get("pipeline")
     return isinstance(stages, list) and any(getattr(each, "__name__", "") == _SPLIT_STAGE for each in stages)
+
+
+def _is_share(attributes: Mapping[str, Any]) -> bool:
+    """Return whether attributes hold a rank and a number of ranks. One of one is all of the data."""
+    plain = {name.removeprefix("_"): value for name, value in attributes.items()}
+    return any(plain.get(rank) is not None and plain.get(size) not in (None, 1) for rank, size in _RANK_AND_SIZE)
 
 
 def _is_one_of(thing: Any, names: frozenset[str]) -> bool:

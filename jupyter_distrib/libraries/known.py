@@ -38,7 +38,10 @@ LIBRARIES = (
     DEEPSPEED,
     KERAS,
     LIGHTNING,
+    Library(modules=("litdata",), divides_data=True),
     MLFLOW,
+    Library(modules=("petastorm",), divides_data=True),
+    Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     TENSORFLOW,
     TQDM,
     Library(modules=("transformers",), extra="transformers", repeated_blocks=_declared_blocks),
@@ -78,8 +81,9 @@ def instead_of_launching() -> str:
 
 
 def divides_data(thing: object) -> bool:
-    """Return whether `thing` is a data loader or sampler of a library that divides data itself."""
-    return _top(thing) in _DIVIDE
+    """Return whether `thing` is a data loader, data set or sampler of a library that divides data itself, or derived
+    from one."""
+    return any(cls.__module__.partition(".")[0] in _DIVIDE for cls in type(thing).__mro__)
 
 
 def wraps_model(module: object) -> bool:

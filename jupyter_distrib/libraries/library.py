@@ -23,7 +23,7 @@ class Library:
     instead_of_launching: str = ""
     """Advice on what to call instead of the library's launcher: part of a sentence, such as `with X call ...`."""
     divides_data: bool = False
-    """Whether its data loaders and samplers already give each rank its share."""
+    """Whether its data loaders, data sets and samplers already give each rank its share."""
     comes_before: str = ""
     """The libraries that it patches and must be imported before, in words."""
     wraps_models: bool = False

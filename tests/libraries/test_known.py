@@ -35,6 +35,8 @@ def test_objects_are_known_by_the_library_of_their_class() -> None:
     assert known.divides_data(made_by("accelerate.data_loader"))
     assert known.divides_data(made_by("pytorch_lightning.overrides"))
     assert not known.divides_data(made_by("accelerated"))
+    derived = type("Mine", (type(made_by("streaming.base.dataset")),), {"__module__": "__main__"})()
+    assert known.divides_data(derived)
     assert known.wraps_model(made_by("deepspeed.runtime.engine"))
     assert not known.wraps_model(made_by("torch.nn"))
 

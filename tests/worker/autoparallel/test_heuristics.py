@@ -44,8 +44,8 @@ def test_heuristics_are_switched_off_by_name() -> None:
 class Own(Sampler[int]):
     """A sampler of somebody's, which is told its place."""
 
-    def __init__(self) -> None:
-        self.rank, self.num_replicas = 0, 2
+    def __init__(self, **place: int) -> None:
+        vars(self).update(place or {"rank": 0, "num_replicas": 2})
 
 
 class Stream(IterableDataset[int]):
@@ -61,6 +61,23 @@ def test_attributes_tell_that_a_sampler_knows_of_ranks(loader: DataLoader[int], 
     every = heuristics.enabled({})
     assert is_divided_by_others(loader, every)
     assert not is_divided_by_others(loader, every - {name})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({"_rank": 1, "_world_size": 2}, True),  # detectron2
+        ({"data_parallel_rank": 0, "data_parallel_size": 2}, True),
+        ({"dp_rank": 0, "dp_world_size": 4}, True),
+        ({"rank": 0, "world_size": 1}, False),  # the defaults of a program on one device
+        ({"rank": 0, "num_replicas": None}, False),
+        ({"rank": 16}, False),
+        ({"shard_id": 0, "num_shards": 10}, False),  # files, not ranks
+    ],
+)
+def test_attributes_of_known_programs_tell_it_too(place: dict[str, int], expected: bool) -> None:
+    loader = DataLoader([1, 2], sampler=Own(**place))
+    assert is_divided_by_others(loader, heuristics.enabled({})) is expected
 
 
 def test_without_their_guess_local_variables_and_devices_stay() -> None:
