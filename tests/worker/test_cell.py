@@ -205,6 +205,19 @@ def test_a_task_that_has_not_ended_with_the_cell_is_told_at_once_and_once(book: 
     assert "ran" in ended
 
 
+def test_a_variable_that_torch_has_read_is_told_if_it_is_the_users(book: Notebook, tmp_path: Path) -> None:
+    told = "was set when torch, which reads it, was loaded already"
+    (tmp_path / "helper.py").write_text("import os\nos.environ['OMP_DYNAMIC'] = 'true'\n")
+    for body in (
+        "import os\nos.environ['OMP_DYNAMIC'] = 'true'",
+        f"import sys\nsys.path.append({str(tmp_path)!r})\nimport helper",
+    ):
+        assert f"OMP_DYNAMIC {told}" in book.ok(ON_TWO + body).view
+    by_library = "import json.decoder as library\nexec(compile(TEXT, library.__file__, 'exec'))"
+    text = "import os\nos.environ['OMP_' + 'NESTED'] = 'true'"
+    assert told not in book.ok(ON_TWO + by_library.replace("TEXT", repr(text))).view  # as scikit-learn does
+
+
 def test_top_level_await_works(book: Notebook) -> None:
     assert (
         both(book, "import asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x\nawait later(7)") == 7

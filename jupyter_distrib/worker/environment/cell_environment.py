@@ -10,6 +10,7 @@ The process lives on, so traces of a cell that would make the next one fail are 
 
 from __future__ import annotations
 
+import linecache
 import shlex
 import signal
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import file_owner, process_environment
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import child_processes, event_loops, local_modules, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
@@ -65,14 +66,15 @@ class CellEnvironment:
         event_loops.begin_cell()
         return [*problems, *(f"{path} has changed and is imported again" for path in self.modules.refresh())]
 
-    def without_effect(self) -> list[str]:
-        """Return a sentence for each variable that the cell has set and torch had read before."""
+    def without_effect(self, cell: m.Cell) -> list[str]:
+        """Return a sentence for each variable that the cell has set and torch had read before. Libraries set some, too
+        (scikit-learn), and mean nobody by it."""
         known = {**self._variables, **{name: value for name, (_, value) in self._of_setups.items()}}
         return [
             f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: give it by "
             f"--env {name}={shlex.quote(value)}"
             for name, value in process_environment.variables().items()
-            if name.startswith(_READ_BY_TORCH) and known.get(name) != value
+            if name.startswith(_READ_BY_TORCH) and known.get(name) != value and _is_in_users_code(name, cell)
         ]
 
     def keep(self, setting: m.Setting) -> None:
@@ -106,6 +108,16 @@ class CellEnvironment:
         rank_environment.apply(setting, {**self._variables, **own} if own else self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)
+
+
+def _is_in_users_code(name: str, cell: m.Cell) -> bool:
+    """Return whether the cell, or a module of the user that this process has imported, has this name in its text."""
+    if any(name in text for text in (cell.source, *cell.sources.values())):
+        return True
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return any(
+        name in line for file in files if file and file_owner.is_users(file) for line in linecache.getlines(file)
+    )
 
 
 _handler = getattr(signal, "_signal", signal).getsignal

@@ -117,7 +117,7 @@ class CellRunner:
         if process.has_children():
             self.replace_streams(run)
         self._environment.modules.remember()
-        for text in self._environment.without_effect():
+        for text in self._environment.without_effect(command.cell):
             self._messenger.send(m.Noted(run=run, rank=rank, text=text))
         self._control.ended(run)
         self._messenger.send(event, out_fds)
