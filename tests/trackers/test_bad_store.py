@@ -88,6 +88,11 @@ def test_a_store_in_a_folder_that_is_missing(folder: Path) -> None:
         trains(book, "nothing is recorded")
 
 
+def test_a_store_that_is_read_only(folder: Path) -> None:
+    with opened(folder, MLFLOW_TRACKING_URI=f"sqlite:///file:{folder}/ml.db?mode=ro&uri=true") as book:
+        trains(book, "nothing is recorded", "attempt to write a readonly database")
+
+
 def test_a_server_that_is_away(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="needs mlflow: sh .ci/trackers")
     port = free_port()
