@@ -65,10 +65,10 @@ class Setups:
         try:
             self._execute(setup, module)
         except SystemExit as left:
-            problem = f"The set-up {setup.name} called sys.exit({left.code!r}), so the cell was not run."
+            problem = f"The set-up {setup.name} called sys.exit({left.code!r}), so the cell was not run on this rank."
         except Exception as error:
             error.add_note(
-                f"in the set-up {setup.name}, which each rank runs before its first cell; the cell was not run"
+                f"in the set-up {setup.name}, which each rank runs before its first cell; the cell was not run on this rank"
             )
             raise
         finally:
