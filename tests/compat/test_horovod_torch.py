@@ -48,7 +48,7 @@ def test_ranks_have_their_places(book: Notebook) -> None:
     assert ranks(book, code) == ["(True, True, False, False, 0)"] * 2
 
 
-def test_h03_ranks_of_two_nodes_have_their_places_and_train_together(book: Notebook) -> None:
+def test_ranks_of_two_nodes_have_their_places_and_train_together(book: Notebook) -> None:
     code = f"""%%distributed {TWO_NODES} --ranks 4 --out places
 import os
 {START}

@@ -69,7 +69,7 @@ with open(path, "w") as file:
 """
 
 
-def test_t07_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Notebook, folder: Path) -> None:
+def test_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Notebook, folder: Path) -> None:
     (folder / "repository" / "training").mkdir(parents=True)
     (folder / "repository" / "training" / "train.py").write_text(SCRIPT)
     (folder / "repository" / "training" / "lib.py").write_text("scale = 3")
@@ -341,7 +341,7 @@ def test_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Noteboo
     assert (folder / "logs" / "rank.0" / "stderr").read_text() == "err\n"
 
 
-def test_h10_an_elastic_run_is_started_again_when_a_rank_is_lost(book: Notebook) -> None:
+def test_an_elastic_run_is_started_again_when_a_rank_is_lost(book: Notebook) -> None:
     code = """
 import horovod
 def work():

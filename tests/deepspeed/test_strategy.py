@@ -69,7 +69,7 @@ def test_the_unchanged_loop_trains_as_deepspeed_by_hand(ours: Notebook, stage: i
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_d05_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(ours: Notebook, stage: int) -> None:
+def test_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(ours: Notebook, stage: int) -> None:
     lost = "import os, signal\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
     dies = f"{lost}os.kill(os.getpid(), signal.SIGKILL)\n"
     by_hand = BY_HAND.format(stage=stage, more="").replace("--ranks 2", f"--ranks 2 {TWO_NODES}")

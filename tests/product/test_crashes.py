@@ -57,7 +57,7 @@ def ddp(body: str) -> str:
     ("where", "how"),
     [pytest.param(where, how, id=f"{how} {where}") for where, how in crash_cases.CASES],
 )
-def test_s26_the_cell_names_the_rank_and_what_became_of_it_and_the_next_cell_is_good(
+def test_the_cell_names_the_rank_and_what_became_of_it_and_the_next_cell_is_good(
     book: Notebook, where: str, how: str
 ) -> None:
     outcome = crash_cases.run(book, where, how, 1, line=ddp("").strip())

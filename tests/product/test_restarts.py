@@ -219,7 +219,7 @@ def test_a_run_goes_on_with_fewer_ranks_where_a_lost_one_cannot_be_replaced(book
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
+def test_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
     book: Notebook, strategy: str
 ) -> None:
     seed = int.from_bytes(os.urandom(3))

@@ -35,7 +35,7 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
         yield notebook
 
 
-def test_s21_eight_calls_over_four_slots_keep_their_order_in_one_view(book: Notebook) -> None:
+def test_eight_calls_over_four_slots_keep_their_order_in_one_view(book: Notebook) -> None:
     book.ok("sweep = [work.submit(number, 'go') for number in range(8)]")
     assert book.ok("sweep[7].state, sweep[7].place").result == "('queued', 4)"
     assert book.ok("len(runs(active=True)), runs(active=False)").result == "(8, [])"

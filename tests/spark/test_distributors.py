@@ -123,7 +123,7 @@ def test_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
     assert "live from 1" in outcome.view
 
 
-def test_d02_deepspeed_gets_its_configuration_by_its_arguments(book: Notebook) -> None:
+def test_deepspeed_gets_its_configuration_by_its_arguments(book: Notebook) -> None:
     book.ok("""
 def train():
     import json

@@ -142,7 +142,7 @@ def test_on_some_of_the_ranks_it_is_refused(ours: Notebook) -> None:
 RUNNER = "from jupyter_distrib.compat.mirrored_strategy_runner import MirroredStrategyRunner\n"
 
 
-def test_f03_the_runner_returns_the_first_worker_s_value(ours: Notebook) -> None:
+def test_the_runner_returns_the_first_worker_s_value(ours: Notebook) -> None:
     body = "".join(f"    {line}\n" for line in FIT.strip().splitlines())
     ours.ok(f"{RUNNER}def train():\n{body}    return losses, tf.distribute.get_strategy().num_replicas_in_sync")
     ours.ok("value = MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)")

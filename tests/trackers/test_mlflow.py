@@ -79,7 +79,7 @@ def test_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
     assert named(child["data"]["tags"])["mlflow.parentRunId"] == parent["info"]["run_id"]
 
 
-def test_s21_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_submitted(
+def test_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_submitted(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     book.ok(

@@ -166,7 +166,7 @@ def test_a_call_that_would_send_too_much_is_refused_with_the_names(book: Noteboo
 
 
 @pytest.mark.slow
-def test_s08_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
+def test_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
     settings = tmp_path / "pools.toml"
     settings.write_text('pool = "lab"\n[pools.lab]\nkind = "local"\nranks = 1\n')
     define = "from jupyter_distrib import distributed\n@distributed(remote={}, ranks=1)\ndef work(): return 1"
