@@ -348,11 +348,16 @@ PYTHON = Library(
         "weakref:finalize": "_registry",
     },
     spared={
+        "asyncio:Task": ("_log_destroy_pending", "what was said of a task that has not ended is said twice"),
         "os:environ": ("_data", "its variables are decoded once more"),
         "warnings": ("_warn_unawaited_coroutine", "warnings about coroutines name this package's files"),
         "signal": ("_signal", "the public functions are used, which are slower"),
     },
-    changing={"asyncio.tasks _swap_current_task": ("3.12", "")},
+    changing={
+        "asyncio.tasks _swap_current_task": ("3.12", ""),
+        "asyncio:DefaultEventLoopPolicy() _local": ("", "3.13"),
+        "asyncio:DefaultEventLoopPolicy()._local _loop": ("", "3.13"),
+    },
 )
 LIBRARIES = (
     TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED,

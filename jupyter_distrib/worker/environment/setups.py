@@ -68,7 +68,8 @@ class Setups:
             problem = f"The set-up {setup.name} called sys.exit({left.code!r}), so the cell was not run on this rank."
         except Exception as error:
             error.add_note(
-                f"in the set-up {setup.name}, which each rank runs before its first cell; the cell was not run on this rank"
+                f"in the set-up {setup.name}, which each rank runs before its first cell; "
+                "the cell was not run on this rank"
             )
             raise
         finally:
