@@ -1,4 +1,4 @@
-"""Lists the network interfaces of this machine. Standard library only; read anew at each call."""
+"""The network interfaces of this machine, and the way to other nodes. Standard library only; read anew at each call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from jupyter_distrib.errors import PoolError
+
 LOOPBACK = "lo"
+REACH_S = 3.0
+"""Seconds to wait for the node of rank 0 to answer at all."""
 _SIOCGIFADDR = 0x8915  # netdevice(7), Linux
 
 
@@ -59,6 +63,19 @@ def _addresses_6() -> Iterator[tuple[str, str]]:
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for address, *_, name in map(str.split, file):
             yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+
+
+def reach_first_node(address: tuple[str, int]) -> socket.socket:
+    """Return a connection to the node of rank 0. Raises `PoolError` if it cannot be reached: the system, and torch,
+    would try for minutes without a word."""
+    try:
+        return socket.create_connection(address, REACH_S)
+    except OSError as error:
+        raise PoolError(
+            f"node {socket.gethostname()} does not reach the node of rank 0 at {address[0]} "
+            f"({error.strerror or error}): open the ports between the nodes, or name another network with --interface "
+            "(interface = ...)."
+        ) from None
 
 
 def nccl_hint(text: str) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from jupyter_distrib.system import network_interfaces
+
 HOST = "127.0.0.1"
 _FIRST_WORD_S = 5.0
 """Seconds for a connected peer to send its text: a peer that sends nothing is not a rank."""
@@ -80,7 +82,8 @@ class PlainGroups:
         return self._serve(occasion, text) if self._rank == 0 else self._ask(occasion, text)
 
     def _ask(self, occasion: str, text: str) -> tuple[str, ...]:
-        with socket.create_connection((self._host, self._port)) as sock, sock.makefile("rw", encoding="utf-8") as peer:
+        connect = socket.create_connection if self._host == HOST else network_interfaces.reach_first_node
+        with connect((self._host, self._port)) as sock, sock.makefile("rw", encoding="utf-8") as peer:
             sock.settimeout(None)
             print(json.dumps([occasion, self._rank, text]), file=peer, flush=True)
             if not (answer := peer.readline()):

@@ -14,21 +14,17 @@ The answer came from the middle of the round trip, so rank 3 is 702.3001 s behin
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import open_files
+from jupyter_distrib.system import network_interfaces, open_files
 from jupyter_distrib.worker.pytorch import private
 
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(minutes=5)
-REACH_S = 3.0
-"""Seconds to wait for the node of rank 0 to answer at all."""
 _FILES_OF_CLIENT, _FILES_OF_SERVER = 4, 10
 """Files that torch opens for a store: sockets, and for its server libuv's loop and the first clients."""
 _ARRIVED = "arrived"
@@ -139,7 +135,7 @@ class RankStore:
         if not open_files.has_room(_FILES_OF_CLIENT if listen_fd is None else _FILES_OF_SERVER):
             raise open_files.error()
         if listen_fd is None and host != HOST:
-            self._check_way(host, port)
+            network_interfaces.reach_first_node((host, port)).close()
         return private.TCPStore(
             host,
             port,
@@ -150,16 +146,6 @@ class RankStore:
             multi_tenant=False,
             master_listen_fd=listen_fd,
         )
-
-    def _check_way(self, host: str, port: int) -> None:
-        """Raise `PoolError` if the node of rank 0 cannot be reached: torch would try for minutes, without a word."""
-        try:
-            socket.create_connection((host, port), REACH_S).close()
-        except OSError as error:
-            raise PoolError(
-                f"node {socket.gethostname()} does not reach the node of rank 0 at {host} ({error.strerror or error}): "
-                "open the ports between the nodes, or name another network with --interface (interface = ...)."
-            ) from None
 
 
 class StoreBoard:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.interfaces import framework
 from jupyter_distrib.pools.command.pool import CommandPool
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import Failed
+from jupyter_distrib.worker import tensorflow
 from tests.notebook import Notebook
 from tests.ray.conftest import write_trusted
 
@@ -86,6 +88,27 @@ def test_the_first_group_says_which_node_does_not_reach_which(net: Net, cut: str
         assert "open the ports between the nodes, or name another network with --interface" in text, text
         assert [outcome.text(rank, "stderr") for rank in range(2)] == ["", ""], "nothing of torch's own"
         assert client.run(group, "rank").values == {0: 0, 1: 1}, "what needs no group goes on"
+    finally:
+        client.close()
+
+
+ON_RAY = "from jupyter_distrib.compat import on_ray\non_ray.member(int, (), {}, 'token')"
+
+
+@pytest.mark.parametrize(
+    ("source", "strategy"), [("rank", "tensorflow"), (ON_RAY, "none")], ids=["tensorflow", "ray_launch"]
+)
+def test_what_is_not_torchs_says_it_as_well(net: Net, source: str, strategy: str) -> None:
+    client = PoolClient(CommandPool(**net.options, nodes="2"))
+    try:
+        variables = {framework.VARIABLE: tensorflow.NAME} if strategy == "tensorflow" else {}
+        group = client.group(2, load_env=variables)
+        net.within(1, LOST)
+        began_s = time.monotonic()
+        outcome = client.run(group, source, strategy=strategy)
+        assert time.monotonic() - began_s < 8
+        text = next(failed.failure.message for failed in outcome.of(Failed) if failed.rank == 1)
+        assert f"node n2 does not reach the node of rank 0 at {NODE1}" in text, text
     finally:
         client.close()
 
