@@ -3,7 +3,7 @@ of the same engine, so that what it had is never at stake. Blocks, in the thread
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,6 +43,11 @@ class FurtherNodes:
             self._last = further
             return _together(nodes, found)
         return None
+
+    @property
+    def held(self) -> Sequence[Reservation]:
+        """The further reservations."""
+        return tuple(self._held)
 
     def drop(self) -> None:
         """Give back what the last `acquire` has got."""

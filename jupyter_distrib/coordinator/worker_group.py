@@ -29,6 +29,8 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
 STARTING_EVERY_S = 0.4
+NO_MORE = "there is no room for more now"
+"""The reason for fewer ranks in a run that begins with what there is, so that nothing was refused."""
 WARNING_S = 300.0
 """Seconds before the end at which the warning is sent."""
 
@@ -299,7 +301,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         """Reduce the waiting cell to fewer ranks if there were no nodes for all."""
         shortage, self._shortage = self._shortage, ""
         if self.pending is not None and self.command.size < len(self.pending.command.ranks):
-            self.pending = self.pending.with_fewer(self.command.size, shortage)
+            self.pending = self.pending.with_fewer(self.command.size, shortage or NO_MORE)
 
     def _changed(self, node: int, event: m.WorkerGroupChanged) -> None:
         """Handle the loss of ranks that their node replaces."""

@@ -3,13 +3,16 @@ machine behind pipes, and come and go with a file."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.notebook import Notebook
+from tests.product.growth_cells import counting
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -49,18 +52,41 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
+REFUSED = (
+    ("--nodes 1:3 --ranks 4", "--nodes 1:3 puts the same number of ranks on each node, so --ranks must be a multiple of 3; got 4"),
+    ("--nodes 1:2", "--nodes 1:2 needs --gpus N or --ranks N, the number of ranks on all 2 nodes"),
+    ("--nodes 1:2 --ranks 1:4", "--nodes 1:2 and --ranks 1:4 exclude each other: give --ranks the number of ranks on all 2 nodes"),
+    ("--nodes 2:1 --ranks 4", "--nodes has the range 2:1 backwards: write 1:2"),
+    ("--nodes 0:2 --ranks 4", "--nodes must be a whole number, at least 1, or a range such as 2:8; got '0:2'"),
+    ("--nodes 1:2 --ranks 4 --on 0", "--on and --nodes 1:2 exclude each other"),
+    ("--nodes 1:2 --ranks 4 --keep a", "--keep and --nodes 1:2 exclude each other"),
+    ("--nodes 1:2 --ranks 4 --min-ranks 2 --max-restarts 1", "--min-ranks and --nodes 1:2 exclude each other: 2 is the minimum"),
+    ("--nodes 2 --ranks 4 --grow-after 5", "--grow-after needs a range of ranks"),
+)  # fmt: skip
+
+
 def pool(folder: Path, hosts: str) -> str:
     """Return the options of a pool whose hosts can be reached if they have a file."""
-    (folder / "start.sh").write_text('test -e "$(dirname "$0")/up-$1" || exit 1\nshift\nexec "$@"\n')
+    start = 'cd "$(dirname "$0")"\ntest -e up-$1 || exit 1\necho $$ >pid-$1\nshift\nexec "$@"\n'
+    (folder / "start.sh").write_text(start)
     start = f"--start 'env -S sh {folder}/start.sh {{host}} {{python}}'"
     return f"--pool command --hosts {hosts} {start} --python {sys.executable} --interface lo"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_the_weights_are_those_of_the_same_sizes_by_hand(book: Notebook, tmp_path: Path, strategy: str) -> None:
-    line = f"%%distributed {pool(tmp_path, 'a:2,b:2')} --strategy {strategy}"
+@pytest.mark.parametrize(
+    ("strategy", "hosts", "size"),
+    [
+        ("ddp", "a:2,b:2", "--ranks 2:4"),
+        ("fsdp", "a:2,b:2", "--ranks 2:4"),
+        ("ddp", "a:8,b:8", "--ranks 4 --nodes 1:2"),
+    ],
+)
+def test_the_weights_are_those_of_the_same_sizes_by_hand(
+    book: Notebook, tmp_path: Path, strategy: str, hosts: str, size: str
+) -> None:
+    line = f"%%distributed {pool(tmp_path, hosts)} --strategy {strategy}"
     (tmp_path / "up-a").touch()
-    book.start(f"{line} --ranks 2:4 --grow-after 1\ntrain('{tmp_path}/grown')")
+    book.start(f"{line} {size} --grow-after 1\ntrain('{tmp_path}/grown')")
     book.until("from 0 with 2")
     (tmp_path / "up-b").touch()
     grown = book.finish(90)
@@ -78,3 +104,34 @@ def test_the_weights_are_those_of_the_same_sizes_by_hand(book: Notebook, tmp_pat
     )
     assert same.result == "(4, True)"
     book.ok("%distributed_pool stop command")
+
+
+def test_a_run_grows_and_shrinks_by_whole_nodes(book: Notebook, tmp_path: Path) -> None:
+    """Each node has the same number of ranks, though one would have room for all, and one has not room for its part."""
+    hosts, end = "a:8,b:8,c:1", tmp_path / "end"
+    line = f"{pool(tmp_path, hosts)} --reconnect 0 --nodes 1:3 --ranks 6 --max-restarts 1 --grow-after 0.5"
+    for host in "ac":
+        (tmp_path / f"up-{host}").touch()
+    book.start(counting(line, str(tmp_path / "ckpt"), str(end)))
+    book.until("has 2")
+    (tmp_path / "up-b").touch()
+    book.until("grown from 2 to 4 ranks at step ", 60)
+    book.until("has 4", 60)
+    (tmp_path / "up-b").unlink()
+    os.kill(int((tmp_path / "pid-b").read_text()), signal.SIGKILL)
+    book.until("goes on with 2 of 4 ranks: there is no room for more now.", 60)
+    end.touch()
+    ended = book.finish(60)
+
+    assert ended.result == "ranks 0-1: (2, True)", ended.text
+    book.ok("%distributed_pool stop command")
+
+
+def test_a_range_of_nodes_is_refused_in_one_sentence_where_it_cannot_be(book: Notebook, tmp_path: Path) -> None:
+    line = f"%%distributed {pool(tmp_path, 'a,b')}"
+    for options, said in REFUSED:
+        for more in ("", " --explain"):
+            assert said in book.cell(f"{line} {options}{more}\na = rank").text, options
+    called = "jupyter_distrib.distributed(pool='command', hosts='a,b', start='x', nodes='1:3', ranks=4)(lambda: 0)()"
+    assert "ranks must be a multiple of 3; got 4" in book.cell(called).text
+    assert "--nodes is an option of --pool command" in book.cell("%%distributed --nodes 1:4 --ranks 4\nrank").text

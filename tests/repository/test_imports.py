@@ -138,7 +138,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
         "wire",
     },
-    "coordinator": {"agent/ranks", "agent/runs", "errors", "serialization", "server", "system", "wire"},
+    "coordinator": {"agent/ranks", "agent/runs", "errors", "options", "serialization", "server", "system", "wire"},
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {

@@ -17,6 +17,7 @@ from jupyter_distrib.kernel.notebook import dry_run
 from jupyter_distrib.kernel.notebook.dry_run import Play, World
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import AUTO_STRATEGY, DEFAULT_STRATEGY, Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES, FAILS, NO_FIT, TIGHT, DryRun, DryRuns, LargestBatch
@@ -55,6 +56,7 @@ class Asked:
             OptionsError, DistributedError: The strategy refuses the run.
         """
         filled = self.settings.filled(self.options)
+        node_range.check(self.options, filled)
         started = self.options.dry_run == FIRST or not self.options.dry_run
         world = World.of(self.current, filled, asks=started)
         written = self.options.strategy if self.options.strategy != AUTO_STRATEGY else None

@@ -32,6 +32,7 @@ from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
@@ -120,6 +121,7 @@ class CellMagics(Magics):
 
     def _explain(self, current: Session, captured: Captured, options: Options, settings: Settings) -> Explanation:
         filled = settings.filled(options)
+        node_range.check(options, filled)
         strategy = filled.strategy or "none"
         with interrupts.WholeImports():
             from jupyter_distrib.kernel.notebook.explain import Explanation

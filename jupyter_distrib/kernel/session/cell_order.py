@@ -249,7 +249,9 @@ def for_strategy(options: Options) -> Options:
         try:
             strategy_ready(name, given, replace(start, ranks=ranks))
         except DistributedError as error:
-            told = f"{'--gpus' if size.gpus else '--ranks'} {options.gpus or options.ranks}"
+            nodes = options.pool_options.get("nodes", "")
+            flag, wanted = "--gpus" if size.gpus else "--ranks", options.gpus or options.ranks
+            told = f"--nodes {nodes}" if ":" in nodes else f"{flag} {wanted}"
             raise type(error)(
                 f"{told} may give {ranks} rank{'s' * (ranks > 1)}, which does not work: {error}"
             ) from None

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib.errors import PayloadError, PoolError
+from jupyter_distrib.errors import OptionsError, PayloadError, PoolError
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.capture.capture import Dropped, Input
 from jupyter_distrib.kernel.capture.module_changes import ModuleChanges
@@ -37,6 +37,7 @@ from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.session.runs.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.setups import Setups
+from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
@@ -157,7 +158,12 @@ class Session:
         for text in self.choices.unannounced(settings):
             print(text)
         origins = settings.origins(request.options)
-        filled = cell_order.for_strategy(settings.filled(request.options))
+        filled = settings.filled(request.options)
+        try:
+            node_range.check(request.options, filled)
+        except OptionsError as error:
+            raise OptionsError(request.in_words(str(error))) from None
+        filled = cell_order.for_strategy(filled)
         trackers.check_installed(filled.track)
         return Order(
             request=request,

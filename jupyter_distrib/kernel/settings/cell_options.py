@@ -388,10 +388,12 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(
             f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks would have other numbers"
         )
-    _refuse_conflicts_of_range(options, named)
+    size = options.gpus or options.ranks
+    if isinstance(size, NumberRange):
+        told = f"{named('gpus' if options.gpus else 'ranks')} {size}"
+        refuse_conflicts_of_range(options, told, size.least, named)
     if options.restart_on and not options.max_restarts:
         raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the maximum number of restarts")
-    size = options.gpus or options.ranks
     if size and options.min_ranks and options.min_ranks > size:
         raise OptionsError(f"{named('min_ranks')} {options.min_ranks} is more than the {size} ranks of the cell")
     if size and options.on and options.on[-1] >= size:
@@ -409,19 +411,17 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
 
 
-def _refuse_conflicts_of_range(options: Options, named: Callable[[str], str]) -> None:
-    """Raise `OptionsError` for options that conflict with a size such as `2:8`, or need one."""
-    size = options.gpus or options.ranks
-    if not isinstance(size, NumberRange):
-        if options.grow_after_s and options.sized:
-            raise OptionsError(
-                f"{named('grow_after_s')} needs a range of ranks, such as {named('ranks')} 2:8: a cell with a fixed "
-                "number does not grow"
-            )
-        return
-    told = f"{named('gpus' if options.gpus else 'ranks')} {size}"
+def refuse_conflicts_of_range(options: Options, told: str, least: int, named: Callable[[str], str]) -> None:
+    """Raise `OptionsError` for options that conflict with a size such as `2:8`.
+
+    Args:
+        options: The options of a cell.
+        told: The option with the range, as the user writes it.
+        least: The minimum number of ranks.
+        named: Returns an option as the user writes it.
+    """
     if options.min_ranks:
-        raise OptionsError(f"{named('min_ranks')} and {told} exclude each other: {size.least} is the minimum already")
+        raise OptionsError(f"{named('min_ranks')} and {told} exclude each other: {least} is the minimum already")
     if options.on:
         raise OptionsError(f"{named('on')} and {told} exclude each other: another number of ranks has other numbers")
     if options.keep:

@@ -54,7 +54,7 @@ class OptionKeywords(TypedDict, total=False):
     environment_limit: int | str | None
     hosts: str | Sequence[str] | None
     start: str | None
-    nodes: int | None
+    nodes: int | str | None
     interface: str | None
     reconnect: float | None
     copy_files: bool | None

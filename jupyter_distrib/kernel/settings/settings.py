@@ -16,6 +16,7 @@ from jupyter_distrib.kernel.settings.cell_options import (
     parse_command,
     parse_line,
 )
+from jupyter_distrib.kernel.settings.node_range import in_ranks
 from jupyter_distrib.options import Declared, DeclaredOnDemand
 from jupyter_distrib.system.data_class import data_class
 
@@ -178,7 +179,8 @@ class Settings:
         if not options.sized:
             size = replace(pool.size, gpus=True, gpu_type=options.gpu_type) if options.gpu_type else pool.size
             options = options.resized(size)
-        return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
+        given = {**pool.options, **options.pool_options}
+        return in_ranks(replace(options, **missing, pool=pool.name, pool_options=given))
 
     def size_of(self, pool: str) -> GroupSize:
         """Return the size of the worker group for a cell on this pool that gives none."""

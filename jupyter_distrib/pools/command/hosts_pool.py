@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero, count
+from jupyter_distrib.options import Option, at_least_zero, count_or_range
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import sentence
@@ -38,7 +38,11 @@ HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up 
 SHARED = (
     Option(flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"),
     Option(
-        flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as possible"
+        flag="--nodes",
+        metavar="N",
+        meaning="spread the ranks over N nodes, or over 1:4 for what there is",
+        read=count_or_range,
+        default="as few as possible",
     ),
     Option(
         flag="--interface",

@@ -52,7 +52,7 @@ class RequestedHosts(ABC):
         """Return whether another worker group of this user waits for such hosts. Blocks until the engine answers."""
 
     @abstractmethod
-    def _end(self) -> str:
+    def end(self) -> str:
         """Return how the engine has ended the hosts; empty if it has not."""
 
     def _connected(self, hosts: Hosts) -> ReservedNodes:
@@ -92,7 +92,9 @@ class RequestedHosts(ABC):
     def cause(self, error: BaseException) -> str:
         """Describe an exception, starting with how the hosts were ended, if they were."""
         said = str(error) or type(error).__name__
-        ended = "" if self.was_raised_on_node(error) else self._end()
+        asked = () if self.was_raised_on_node(error) else (self, *self._further.held)
+        ends = (each.end() for each in asked if isinstance(each, RequestedHosts))
+        ended = next(filter(None, ends), "")
         return f"{ended}: {said}" if ended else said
 
     def was_raised_on_node(self, error: BaseException) -> bool:

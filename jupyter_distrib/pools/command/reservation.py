@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Transfer
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
@@ -59,8 +60,8 @@ class HostOptions:
     """The options of a pool of hosts."""
 
     hosts: tuple[Host, ...]
-    nodes: int = 0
-    """Number of hosts that a worker group uses; 0: as few as possible."""
+    nodes: NodeCount = field(default_factory=NodeCount)
+    """Number of hosts that a worker group uses."""
     interface: str = ""
     """Network interface by which hosts reach one another; empty: that of the connection."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -74,7 +75,7 @@ class HostOptions:
         hosts = read_hosts("hosts", given["hosts"])
         return cls(
             hosts=hosts,
-            nodes=int(given.get("nodes", "0")),
+            nodes=NodeCount.of(given),
             interface=given.get("interface", ""),
             reconnect_s=reconnect_s(given),
         )
@@ -128,6 +129,8 @@ class HostsReservation:
     def __init__(self, of: Hosts, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> None:
         self._of, self._command, self._hello, self._say = of, command, hello, say
         self.engine = of.command.engine
+        self._wanted = of.options.nodes.for_ranks(command.size, command.unit)
+        """Number of hosts; 0: as few as possible."""
         self._given_up = threading.Event()
         self._channels: list[PipeChannel] = []
         self._sizes: list[int] = []
@@ -185,7 +188,8 @@ class HostsReservation:
         held = dict(zip(self._channels, self._sizes, strict=True))
         by_name = {name: channel for name, channel in self._of.channels.items() if channel in held}
         hosts = self._of.options.hosts
-        may_have = not self._of.options.nodes or len(held) < self._of.options.nodes
+        on_each = self._of.options.nodes.on_each(unit)
+        may_have = on_each or not self._wanted or len(held) < self._wanted
         found, _ = self._connect([host for host in hosts if host.name not in by_name] if may_have else [])
         by_name |= found
         candidates = {
@@ -196,7 +200,7 @@ class HostsReservation:
         order = [*held, *found.values()]
         looked = self._look([candidates[channel] for channel in order])
         rooms = [
-            candidates[channel].free(has, gpus=self._on_gpus, held=held.get(channel, 0))
+            candidates[channel].free(has, gpus=self._on_gpus, held=held.get(channel, 0), on_each=on_each)
             for channel, has in zip(order, looked, strict=True)
         ]
         more = shared_out(ranks, unit, rooms)
@@ -257,7 +261,7 @@ class HostsReservation:
         if not size or self._command.gpus or any(host.slots is None for host in hosts):
             return hosts
         try:
-            shape = plan(size, [Room(host=host.name, ranks=host.slots or 0) for host in hosts], self._of.options.nodes)
+            shape = plan(size, [Room(host=host.name, ranks=host.slots or 0) for host in hosts], self._wanted)
         except PoolError:
             return hosts
         return [host for host, ranks in zip(hosts, shape, strict=True) if ranks]
@@ -336,7 +340,7 @@ class HostsReservation:
     ) -> list[int]:
         rooms = [each.room(has, gpus=gpus, free=free) for each, has in zip(candidates, found, strict=True)]
         size = self._command.ranks(max(1, sum(room.ranks for room in rooms)) if gpus else 0)
-        return plan(size, rooms, self._of.options.nodes)
+        return plan(size, rooms, self._wanted)
 
     def _shortage(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], error: PoolError, *, gpus: bool
@@ -377,8 +381,12 @@ class _Candidate:
             return Room(host=name, ranks=slots)
         return Room(host=name, ranks=min(MAX_RANKS, max(1, int(self.channel.connection.facts["cpus"]))), elastic=True)
 
-    def free(self, found: HostGpus, *, gpus: bool, held: int) -> int:
-        """Return how many more ranks fit there, beside those that the worker group has."""
+    def free(self, found: HostGpus, *, gpus: bool, held: int, on_each: int = 0) -> int:
+        """Return how many more ranks fit there, beside those that the worker group has. With `on_each`, it gets that
+        many ranks or none."""
+        if on_each:
+            room = self.room(found, gpus=gpus, free=True)
+            return 0 if held else on_each * (room.elastic or room.ranks >= on_each)
         if not gpus:
             return max(0, self.room(found, gpus=False, free=True).ranks - held)
         slots = self.host.slots

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, command
@@ -55,7 +56,7 @@ class KubernetesCluster:
 
     def size(self, opening: m.OpenWorkerGroup) -> int:
         """Return the number of ranks. Raises `PoolError` if there is none."""
-        all_gpus = int(self.options.get("nodes", "0")) * int(self.options.get("gpus_per_pod", "0"))
+        all_gpus = NodeCount.of(self.options).most * int(self.options.get("gpus_per_pod", "0"))
         size = opening.ranks(all_gpus or None)
         if not 0 < size < MOST_RANKS:
             raise PoolError(f"Kubernetes has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
@@ -65,7 +66,7 @@ class KubernetesCluster:
         """Return the pods of a Job."""
         own = HostOptions(
             hosts=hosts,
-            nodes=len(hosts),
+            nodes=NodeCount(len(hosts)),
             interface=self.options.get("interface", ""),
             reconnect_s=reconnect_s(self.options),
         )
@@ -108,7 +109,9 @@ class KubernetesReservation(RequestedHosts):
     ) -> None:
         super().__init__(of.calls, opening, hello, say)
         self._of = of
-        self._job = PodJob(of.kubectl, of.options, say, self._given_up)
+        nodes = NodeCount.of(of.options).for_ranks(opening.size, opening.unit)
+        options = {**of.options, "nodes": str(nodes)} if nodes else of.options
+        self._job = PodJob(of.kubectl, options, say, self._given_up)
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         try:
@@ -141,6 +144,6 @@ class KubernetesReservation(RequestedHosts):
     def _is_another_waiting(self) -> bool:
         return self._job.is_another_waiting()
 
-    def _end(self) -> str:
+    def end(self) -> str:
         """Return how a pod has ended, if one has, which is what a user wants to know first."""
         return self._job.end_of()

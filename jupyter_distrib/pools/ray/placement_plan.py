@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.wire import messages as m
 
@@ -21,8 +22,7 @@ _TYPE = "accelerator_type:"
 class Wanted:
     """The pool's options for the spread of worker groups."""
 
-    nodes: int = 0
-    """Number of nodes; 0: as few as possible."""
+    nodes: NodeCount = field(default_factory=NodeCount)
     cpus_per_rank: float = 1.0
     python: str = ""
     """Interpreter of the ranks; empty: that of Ray's own processes."""
@@ -54,6 +54,11 @@ class PlacementRequest:
         gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
         return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes; 0: as few as possible."""
+        return self.wanted.nodes.for_ranks(self.command.size, self.command.unit)
+
     def there(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the maximum number of ranks on each node, largest first."""
         return sorted((self._room(node["Resources"]) for node in nodes), reverse=True)
@@ -71,7 +76,7 @@ class PlacementRequest:
 
     def shapes(self, there: Sequence[int]) -> list[list[int]]:
         """Return the shapes that the nodes have room for when no others use them, the best first."""
-        size, nodes = self.size(there), self.wanted.nodes
+        size, nodes = self.size(there), self.nodes
         counts = (min(nodes, size),) if nodes else range(1, len(there) + 1)
         return [shape for count in counts if (shape := _even(size, count, there))]
 
@@ -81,7 +86,7 @@ class PlacementRequest:
         size = self.size(there)
         if self._is_loose(there):
             return [1] * size
-        count = self.wanted.nodes or -(-size // (max(there, default=0) or size))
+        count = self.nodes or -(-size // (max(there, default=0) or size))
         return _split(size, max(1, min(count, size)))
 
     def strategy(self, shape: Sequence[int], there: Sequence[int]) -> str:
@@ -90,7 +95,7 @@ class PlacementRequest:
         return "PACK" if len(shape) == 1 or self._is_loose(there) else "STRICT_SPREAD"
 
     def _is_loose(self, there: Sequence[int]) -> bool:
-        return not self.wanted.nodes and not any(there)
+        return not self.nodes and not any(there)
 
     def bundle(self, size: int) -> dict[str, float]:
         """Return the resources for this many ranks on one node."""
@@ -120,7 +125,7 @@ class PlacementRequest:
         """Return a sentence on why this cluster cannot meet the request."""
         rooms = [room for room in there if room]
         total = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else sum(rooms)
-        nodes = f" on {self.wanted.nodes} nodes" if self.wanted.nodes else ""
+        nodes = f" on {self.nodes} nodes" if self.nodes else ""
         each = f", at {self.wanted.cpus_per_rank:g} CPU for each" if not self.gpus and self.wanted.cpus_per_rank else ""
         typed = f" of type {self.command.gpu_type}" if self.command.gpu_type else ""
         return (

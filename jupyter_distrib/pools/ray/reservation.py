@@ -122,6 +122,8 @@ class RayReservation:
         self._before: ReservedNodes | None = None
         """The nodes before the last `acquire_more`."""
         self._further = FurtherNodes(self._reservation_of)
+        self.taken: frozenset[str] = frozenset()
+        """Ids of the nodes that it must not use, since the run that grows by whole nodes has them already."""
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         address = self._cluster.wait_until_joined(self._say)
@@ -148,7 +150,11 @@ class RayReservation:
 
     def _reservation_of(self, ranks: int) -> RayReservation:
         command = replace(self._command, size=ranks, wait_s=0.0)
-        return type(self)(self._cluster, command, self._hello, lambda text: None)
+        further = type(self)(self._cluster, command, self._hello, lambda text: None)
+        if self._wanted.nodes.step and self._reserved is not None:
+            had = self._reserved.addresses
+            further.taken = frozenset(node["NodeID"] for node in _alive() if node["NodeManagerAddress"] in had)
+        return further
 
     def drop_more(self) -> None:
         self._reserved = self._before
@@ -176,7 +182,7 @@ class RayReservation:
         until_s = time.monotonic() + need.command.wait_s
         while True:
             nodes = _alive()
-            there = need.there(nodes)
+            there = need.there([node for node in nodes if node["NodeID"] not in self.taken])
             shapes = need.shapes(there)
             if not shapes and not need.command.wait_s:
                 raise PoolError(need.too_few(there))
@@ -202,7 +208,9 @@ class RayReservation:
         with self._lock:
             if self._given_up.is_set():
                 raise PoolError("the ranks were given up before they had started.")
-            group = self._group = placement_group([need.bundle(size) for size in shape], strategy=strategy, name=name)
+            group = self._group = placement_group(
+                [need.bundle(size) for size in shape], strategy=strategy, name=name, **self._elsewhere(len(shape))
+            )
         ready = group.ready()
         while True:
             done, _ = ray.wait([ready], timeout=max(0.1, min(LOOK_S, until_s - time.monotonic())))
@@ -217,6 +225,11 @@ class RayReservation:
                 return False
             if known is not None:
                 self._say(_busy(need, nodes))
+
+    def _elsewhere(self, bundles: int) -> dict[str, Any]:
+        """Return the arguments that keep bundles away from the nodes that it must not use."""
+        others = ",".join(sorted(self.taken))
+        return {"bundle_label_selector": [{"ray.io/node-id": f"!in({others})"}] * bundles} if others else {}
 
     def _say(self, reason: str) -> None:
         if reason != self._said:

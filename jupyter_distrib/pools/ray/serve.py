@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.placement import Placements
 from jupyter_distrib.coordinator.server import Coordinator
@@ -91,7 +92,7 @@ def read_wanted(options: Mapping[str, str]) -> Wanted:
         environment.pop("env_vars", None)
         executable = environment.get("py_executable", "")
     return Wanted(
-        nodes=int(options.get("nodes", "0")),
+        nodes=NodeCount.of(options),
         python=options.get("python", ""),
         cpus_per_rank=cpus,
         runtime_env=environment or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jupyter_distrib.pools.command import bootstrap, command
@@ -138,6 +138,22 @@ def salloc(options: Mapping[str, str], size: int, *, gpus: bool, name: str) -> l
     own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
     more = shlex.split(options.get("salloc", ""))
     return ["salloc", f"--job-name={name}", *own, *_room(options, size, gpus=gpus), *more, *HOLDS]
+
+
+def elsewhere(salloc: str, nodes: Sequence[str]) -> str:
+    """Return further options of salloc that also exclude these nodes: it heeds only the last `--exclude`."""
+    names = list(nodes)
+    words = iter(shlex.split(salloc))
+    others = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in ("-x", "--exclude"):
+            names.append(value if equals else next(words, ""))
+        elif word.startswith("-x"):
+            names.append(word.removeprefix("-x"))
+        else:
+            others.append(word)
+    return shlex.join([*others, f"--exclude={','.join(filter(None, names))}"])
 
 
 def _room(options: Mapping[str, str], size: int, *, gpus: bool) -> list[str]:

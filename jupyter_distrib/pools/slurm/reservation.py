@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host, reconnect_s
@@ -43,7 +44,7 @@ class SlurmCluster:
 
     def hosts(self, job: command.Job, hosts: tuple[Host, ...], *, gpus: bool) -> Hosts:
         """Return the nodes of an allocation."""
-        nodes = int(self.options.get("nodes", "0")) if self.options.get("job") else 0  # else salloc has seen to it
+        nodes = NodeCount.of(self.options) if self.options.get("job") else NodeCount()  # else salloc has seen to it
         own = HostOptions(
             hosts=hosts,
             nodes=nodes,
@@ -64,16 +65,31 @@ class SlurmCluster:
 
 
 class SlurmReservation(RequestedHosts):
-    """See `coordinator.engine.Reservation`."""
+    """See `coordinator.engine.Reservation`.
+
+    Args:
+        without: Names of nodes that a run which grows by whole nodes has already.
+    """
 
     engine = "Slurm"
 
     def __init__(
-        self, of: SlurmCluster, opening: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]
+        self,
+        of: SlurmCluster,
+        opening: m.OpenWorkerGroup,
+        hello: m.Hello,
+        say: Callable[[str], None],
+        without: Sequence[str] = (),
     ) -> None:
         super().__init__(of.calls, opening, hello, say)
         self._of = of
-        self._allocation = Allocation(of.options, say, self._given_up)
+        count = NodeCount.of(of.options)
+        options = dict(of.options)
+        if nodes := count.for_ranks(opening.size, opening.unit):
+            options["nodes"] = str(nodes)
+        if count.step and without:
+            options["salloc"] = command.elsewhere(options.get("salloc", ""), without)
+        self._allocation = Allocation(options, say, self._given_up)
         self._job = ""
 
     def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
@@ -102,9 +118,9 @@ class SlurmReservation(RequestedHosts):
             self._nodes.drop_more()
 
     def _of_ranks(self, ranks: int) -> SlurmReservation:
-        return SlurmReservation(
-            self._of, replace(self._opening, size=ranks, wait_s=0.0), self._hello, lambda text: None
-        )
+        opening = replace(self._opening, size=ranks, wait_s=0.0)
+        has = self._reserved.names if self._reserved is not None else ()
+        return SlurmReservation(self._of, opening, self._hello, lambda text: None, has)
 
     def _found(self) -> tuple[command.Job, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
@@ -131,5 +147,5 @@ class SlurmReservation(RequestedHosts):
     def _is_another_waiting(self) -> bool:
         return not self._of.options.get("job") and allocation.is_another_queued(self._job)
 
-    def _end(self) -> str:
+    def end(self) -> str:
         return end_of(self._job) if self._job else ""

@@ -182,7 +182,6 @@ REFUSED_LINES = [
     ("--ranks 2:8 --on 0", "--on and --ranks 2:8 exclude each other: another number of ranks has other numbers"),
     ("--ranks 2:8 --keep a", "--keep and --ranks 2:8 exclude each other: more ranks are new processes, without it"),
     ("--ranks 2:8 --sweep a=[1]", "--sweep and --ranks 2:8 exclude each other: its runs share the pool, so give each a fixed number"),
-    ("--ranks 2 --grow-after 5", "--grow-after needs a range of ranks, such as --ranks 2:8: a cell with a fixed number does not grow"),
     ("--min-ranks 1", "--min-ranks needs --max-restarts, the maximum number of restarts"),
     ("--ranks 2 --max-restarts 1 --min-ranks 3", "--min-ranks 3 is more than the 2 ranks of the cell"),
     ("--ranks 2 --max-restarts 1 --min-ranks 1 --on 0", "--min-ranks and --on exclude each other: fewer ranks would have other numbers"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted
 from jupyter_distrib.pools.ray.serve import read_wanted as wanted
@@ -34,8 +35,8 @@ def test_as_few_nodes_as_can_be_and_evenly() -> None:
     assert asked.there(CPUS) == [8, 4]
     assert asked.shapes([8, 4]) == [[6], [3, 3]]
     assert need(CPUS, size=12, gpus=False).shapes([8, 4]) == [], "not 6 and 6, nor 8 and 4"
-    assert need(CPUS, Wanted(nodes=2), size=5, gpus=False).shapes([8, 4]) == [[3, 2]]
-    assert need(CPUS, Wanted(nodes=4), size=2, gpus=False).shapes([8, 4]) == [[1, 1]]
+    assert need(CPUS, Wanted(nodes=NodeCount(2)), size=5, gpus=False).shapes([8, 4]) == [[3, 2]]
+    assert need(CPUS, Wanted(nodes=NodeCount(4)), size=2, gpus=False).shapes([8, 4]) == [[1, 1]]
 
 
 def test_cells_that_name_no_number_get_all_gpus_or_two_cpus() -> None:
@@ -69,7 +70,7 @@ def test_too_few_is_one_sentence() -> None:
         "or say --wait S if it grows by itself."
     )
     assert "--ranks 9 on 1 nodes, but the Ray cluster has room for 12 on 2 nodes (8, 4), at 1 CPU" in need(
-        CPUS, Wanted(nodes=1), size=9, gpus=False
+        CPUS, Wanted(nodes=NodeCount(1)), size=9, gpus=False
     ).too_few([8, 4])
 
 
@@ -80,7 +81,7 @@ def test_too_few_is_one_sentence() -> None:
 def test_what_is_waited_for_is_made_of_nodes_like_those_that_are_there(
     there: list[int], nodes: int, shape: list[int]
 ) -> None:
-    assert need(CPUS, Wanted(nodes=nodes), size=12, gpus=False).grown(there) == shape
+    assert need(CPUS, Wanted(nodes=NodeCount(nodes)), size=12, gpus=False).grown(there) == shape
 
 
 @pytest.mark.parametrize("there", [[], [0, 0]])
@@ -91,7 +92,7 @@ def test_where_no_node_has_room_nothing_is_said_of_new_ones(there: list[int]) ->
     assert asked.strategy([1] * 12, there) == "PACK"
     assert asked.strategy([4, 4, 4], [4, 4]) == "STRICT_SPREAD"
     assert asked.strategy([12], [12]) == "PACK"
-    nodes = need(CPUS, Wanted(nodes=2), size=12, gpus=False, wait_s=9.0)
+    nodes = need(CPUS, Wanted(nodes=NodeCount(2)), size=12, gpus=False, wait_s=9.0)
     assert nodes.strategy([6, 6], there) == "STRICT_SPREAD"
 
 

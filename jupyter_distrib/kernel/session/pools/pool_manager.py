@@ -421,7 +421,8 @@ class PoolManager:
         if up:
             last = up[-1]
             gpu_type = last.asked.size.gpu_type if last.gpus else ""
-            options = options.resized(GroupSize(count=last.size, gpus=last.gpus, gpu_type=gpu_type))
+            size = GroupSize(count=last.size, gpus=last.gpus, gpu_type=gpu_type)
+            options = options.resized(last.asked.size if last.asked.size.least else size)
         self._start(options)
 
     def resize(self, pool: str, size: GroupSize | int | None = None, by: str = NOTEBOOK) -> None:
