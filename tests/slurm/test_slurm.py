@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import testing
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.slurm import allocation
 from jupyter_distrib.pools.slurm.pool import SlurmPool
 from jupyter_distrib.testing import PoolClient
@@ -226,7 +228,7 @@ def test_in_a_job_of_an_array_its_own_node_is_used(bed: SlurmBed, monkeypatch: p
         for line in bed.output("squeue", "-h", "-o%A %N").splitlines():
             job, node = line.split()
             monkeypatch.setenv("SLURM_JOB_ID", job)
-            assert allocation.notebooks_job(job).nodes == (node,)
+            assert allocation.notebooks_job(job, 0.0, str, threading.Event()).nodes == (node,)
             assert allocation.seconds_left(job)
             with client() as one:
                 group = one.group(2)
@@ -462,3 +464,34 @@ def test_a_job_that_is_named_by_its_id_alone_is_used_and_one_that_has_ended_is_r
         assert refused.startswith(f"SLURM_JOB_ID names job {job}, which "), refused
         book.ok("import os\ndel os.environ['SLURM_JOB_ID']")
         assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_job_of_the_notebook_that_is_requeued_is_waited_for_and_the_cell_goes_on(
+    bed: SlurmBed, tmp_path: Path
+) -> None:
+    """The notebook is outside the job, which a more urgent one drives from its nodes; Slurm then starts it again."""
+    assert bed.left() == ""
+    own = ["sbatch", "--requeue", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"]
+    job = bed.output(*own).split()[-1]
+    assert wait_until(lambda: bed.output("squeue", "-h", f"-j{job}", "-o%T").strip() == "RUNNING", 30)
+    lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "nodes = 2"]
+    write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
+    waits = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nrank"
+    try:
+        with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
+            book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")
+            book.start(f"%%distributed --ranks 2 --max-restarts 1 --wait 100\n{waits}")
+            book.until("in", 60)
+            urgent = ["salloc", "--partition=urgent", "--nodes=2", "--exclusive", "true"]
+            subprocess.run(urgent, env={**os.environ, **bed.environment}, capture_output=True, timeout=60, check=True)
+            assert wait_until(lambda: bed.output("squeue", "-h", f"-j{job}", "-o%T").strip() == "PENDING", 30)
+            with pytest.raises(PoolError, match=rf"job {job}, which SLURM_JOB_ID names, is queued in Slurm.*--wait S"):
+                allocation.notebooks_job(job, 0.0, str, threading.Event())
+            assert allocation.end_of(job) == f"job {job} was taken from its nodes and is queued again"
+            bed.output("scontrol", "update", f"JobId={job}", "StartTime=now")
+            (tmp_path / "flag").touch()
+            outcome = book.finish(100)
+        assert outcome.status == "ok", outcome.text
+        assert "attempt 2 of 2" in outcome.view
+    finally:
+        bed.output("scancel", job)

@@ -129,23 +129,37 @@ def job_of(number: str) -> command.Job:
     return command.Job.of(number, output("scontrol", "show", "job", "--details", number))
 
 
-def notebooks_job(number: str) -> command.Job:
-    """Return the job that `SLURM_JOB_ID` says this notebook is in.
+def notebooks_job(number: str, wait_s: float, say: Callable[[str], None], given_up: threading.Event) -> command.Job:
+    """Return the job that `SLURM_JOB_ID` says this notebook is in; one that was requeued when it has nodes again.
 
     Raises:
-        PoolError: It has ended, or there is no such job, so the variable is left from an earlier one.
+        PoolError: It has ended, there is no such job, so the variable is left from an earlier one, or it is still
+            queued after so many seconds.
     """
     advice = 'to get nodes of your own, run `del os.environ["SLURM_JOB_ID"]` and the cell again.'
-    try:
-        job = job_of(number)
-    except PoolError as error:
-        if command.NO_JOB not in str(error):
-            raise
-        raise PoolError(f"SLURM_JOB_ID names job {number}, which Slurm does not know any more: {advice}") from None
-    if job.state not in ("RUNNING", "COMPLETING"):
-        what = command.ENDED.get(job.state, f"is {job.state}")
-        raise PoolError(f"SLURM_JOB_ID names job {number}, which {what}: {advice}")
-    return job
+    until_s, ending_until_s, said = time.monotonic() + wait_s, time.monotonic() + AT_ONCE_S, ""
+    while True:
+        try:
+            job = job_of(number)
+        except PoolError as error:
+            if command.NO_JOB not in str(error):
+                raise
+            raise PoolError(f"SLURM_JOB_ID names job {number}, which Slurm does not know any more: {advice}") from None
+        now_s = time.monotonic()
+        if job.state == "RUNNING" or (job.state == "COMPLETING" and now_s > ending_until_s):
+            return job
+        if job.state not in (*command.QUEUED, "COMPLETING"):
+            what = command.ENDED.get(job.state, f"is {job.state}")
+            raise PoolError(f"SLURM_JOB_ID names job {number}, which {what}: {advice}")
+        if job.state in command.QUEUED:
+            text = f"job {number}, which SLURM_JOB_ID names, is queued in Slurm{_reason(number)}"
+            if now_s > until_s:
+                raise PoolError(f"{text}: wait for it with --wait S or, {advice}")
+            if text != said:
+                said = text
+                say(f"{text}.")
+        if given_up.wait(LOOK_S if job.state in command.QUEUED else LOOK_AGAIN_S):
+            raise PoolError("the ranks were given up before they had started.")
 
 
 def environment() -> dict[str, str]:

@@ -212,8 +212,15 @@ ENDED = {
     "OUT_OF_MEMORY": "has used more memory than it may",
     "COMPLETED": "has ended",
     "FAILED": "has failed",
+    "PENDING": "was taken from its nodes and is queued again",
+    "REQUEUED": "was taken from its nodes and is queued again",
+    "REQUEUE_HOLD": "was taken from its nodes and is held in the queue",
+    "BOOT_FAIL": "could not start its nodes",
+    "REVOKED": "was started on another cluster",
 }
-"""The meaning of the states of ended jobs."""
+"""The meaning of the states of jobs that have no nodes any more."""
+QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED")
+"""States of jobs that get their nodes later."""
 
 
 def state(job: str, shown: str) -> str:

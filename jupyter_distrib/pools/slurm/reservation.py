@@ -125,7 +125,7 @@ class SlurmReservation(RequestedHosts):
     def _found(self) -> tuple[command.Job, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
         if number := self._of.options.get("job", ""):
-            job = notebooks_job(number)
+            job = notebooks_job(number, self._opening.wait_s, self._say, self._given_up)
             return job, command.hosts(list(job.nodes), [])
         size = self._opening.ranks()
         if not 0 < size < 100_000:
