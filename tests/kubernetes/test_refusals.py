@@ -62,7 +62,11 @@ def test_an_option_that_leads_nowhere(cluster: Cluster, client: Open, options: d
 
 @pytest.mark.parametrize(
     ("verb", "resource", "group"),
-    [("create", "jobs", " of batch"), ("list", "pods", ""), ("create", "pods/exec", "")],
+    [
+        ("create", "jobs", " of batch"),
+        ("list", "pods", ""),
+        ("create", "pods/exec", ""),
+    ],
 )
 def test_a_role_that_does_not_allow_it(cluster: Cluster, client: Open, verb: str, resource: str, group: str) -> None:
     cluster.do("deny", verb, *resource.split("/"))
@@ -71,6 +75,12 @@ def test_a_role_that_does_not_allow_it(cluster: Cluster, client: Open, verb: str
         f"needs the verb {verb} on {resource}{group}."
     )
     assert wait_until(lambda: not cluster.get("jobs"), 5)
+
+
+def test_pods_that_may_not_be_watched_are_listed(cluster: Cluster, client: Open) -> None:
+    cluster.do("deny", "watch", "pods")
+    one = client()
+    assert one.run(one.group(1), "rank").values == {0: 0}
 
 
 def test_events_and_nodes_need_not_be_seen(cluster: Cluster, client: Open) -> None:
