@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 import pytest
@@ -182,3 +183,16 @@ def test_the_name_of_a_job_adds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "job_of", lambda job: command.Job(id=job, state="RUNNING", nodes=("n1",), gpus={}))
     one, _ = report.look({"job": "17"}, lambda _: None).nodes or ()
     assert one.holders == ("eve: job 17 (x [2J)",)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("", "--exclude=n1,n2"),
+        ("--mem=4G -x n7", "--mem=4G --exclude=n1,n2,n7"),
+        ("--exclude=n[7-8] --comment='a b'", "--comment='a b' --exclude=n1,n2,n[7-8]"),
+        ("-xn7 --exclude n8", "--exclude=n1,n2,n7,n8"),
+    ],
+)
+def test_nodes_are_left_out_beside_those_that_the_user_leaves_out(given: str, told: str) -> None:
+    assert shlex.split(command.elsewhere(given, ["n1", "n2"])) == shlex.split(told)
