@@ -177,12 +177,20 @@ def _become_rank(order: m.WorkerOrder, fds: list[int], index: int, *, early: boo
         for fd in fds:
             if fd not in own_fds:
                 os.close(fd)
+        _open_archives_anew()
         from jupyter_distrib.worker.process.main import run_worker  # loaded long ago
 
         run_worker(order, *own_fds, early=early, gone=gone)
     except BaseException:  # noqa: BLE001 - a rank must never fall back into the forkserver's loop
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _open_archives_anew() -> None:
+    """Forget the archives in which the metadata of packages were found: the ranks would share the position in the open
+    file, and read one another's parts. A host that gets this package by its connection has it in an archive."""
+    if (metadata := sys.modules.get("importlib.metadata")) is not None:
+        metadata.MetadataPathFinder().invalidate_caches()
 
 
 if __name__ == "__main__":
