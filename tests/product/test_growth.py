@@ -132,6 +132,7 @@ def test_a_range_of_nodes_is_refused_in_one_sentence_where_it_cannot_be(book: No
     for options, said in REFUSED:
         for more in ("", " --explain"):
             assert said in book.cell(f"{line} {options}{more}\na = rank").text, options
-    called = "jupyter_distrib.distributed(pool='command', hosts='a,b', start='x', nodes='1:3', ranks=4)(lambda: 0)()"
+    keywords = "pool='command', hosts='a,b', start='x {host} {python}', nodes='1:3', ranks=4"
+    called = f"jupyter_distrib.distributed({keywords})(lambda: 0).distributed()"
     assert "ranks must be a multiple of 3; got 4" in book.cell(called).text
     assert "--nodes is an option of --pool command" in book.cell("%%distributed --nodes 1:4 --ranks 4\nrank").text

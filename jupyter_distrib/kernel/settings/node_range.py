@@ -47,7 +47,8 @@ def check(given: Options, filled: Options) -> None:
             f"all {most} nodes"
         )
     if "nodes" in given.pool_options:
-        refuse_conflicts_of_range(given, told, nodes.least * size.count // most, "--{}".format)
+        least = nodes.least * size.count // most
+        refuse_conflicts_of_range(given, told, least, lambda name: f"--{name.replace('_', '-')}")
 
 
 def _nodes(options: Options) -> NumberRange | None:
