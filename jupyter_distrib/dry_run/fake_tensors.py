@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import io
 import logging
 import sys
 import types
@@ -361,19 +360,6 @@ def _leave_out() -> None:
     torch.distributions.Distribution.set_default_validate_args(False)  # of values
     scaler: Any = importlib.import_module("torch.amp.grad_scaler").GradScaler
     scaler._maybe_opt_step = lambda _, optimizer, state, *args, **keywords: optimizer.step(*args, **keywords)
-
-
-def leave_out_saving() -> None:
-    """Have what saves do nothing, except to refuse what a rank refuses."""
-    everything: Any = torch
-    save = everything.save
-
-    def checked(obj: object, *_: Any, **__: Any) -> None:
-        save(obj, io.BytesIO())
-
-    everything.save = checked
-    checkpoints: Any = importlib.import_module("jupyter_distrib.checkpoints")
-    checkpoints.save = lambda *_, **__: None
 
 
 def _count_resized(ledger: Ledger) -> None:

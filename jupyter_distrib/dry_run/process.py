@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -108,7 +107,7 @@ class DryRun:
 
     def _environment(self) -> Callable[[], Any]:
         """Make this process the rank. Return a function that begins the strategy, which returns one for the cell."""
-        from jupyter_distrib.dry_run import fake_tensors, world
+        from jupyter_distrib.dry_run import side_effects, world
         from jupyter_distrib.interfaces import framework, identity
         from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
         from jupyter_distrib.worker.output import displaying, reporting
@@ -117,7 +116,7 @@ class DryRun:
         plan, command = self._plan, self._command
         framework.load()
         assert framework.current is not None
-        fake_tensors.leave_out_saving()
+        side_effects.switch_saving_off()
         order = m.WorkerOrder(
             group="dry",
             worker="dry",
@@ -140,7 +139,7 @@ class DryRun:
             self._notes.append(text)
         identity.cell.reporter = reporting.Reporter(command.run, 0, _unsent)
         identity.cell.displayer = displaying.Displayer(command.run, 0, _unsent)
-        _switch_trackers_off()
+        side_effects.switch_trackers_off()
         sys.addaudithook(self._opened)
         return self._begin_strategy
 
@@ -318,44 +317,6 @@ def _inputs(parcel: m.Parcel) -> tuple[Any, list[memoryview]]:
     for size, sent in zip(parcel.sizes, parcel.inline, strict=True):
         buffers.append(memoryview(bytearray(sent) if len(sent) == size else mmap.mmap(-1, size)))
     return parcel.data, buffers
-
-
-TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "aim", "clearml", "tensorboardX", "torch.utils.tensorboard")
-
-
-def _switch_trackers_off() -> None:
-    """Put modules that do nothing in place of experiment trackers."""
-    from importlib.machinery import ModuleSpec
-    from importlib.util import find_spec
-    from types import ModuleType
-
-    class Nothing(ModuleType):
-        """A module, and everything in it, that takes any call and does nothing."""
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return Nothing(name)
-
-        def __call__(self, *args: Any, **keywords: Any) -> Any:
-            if len(args) == 1 and callable(args[0]) and not keywords:
-                return args[0]  # a decorator
-            return Nothing("result")
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def __setitem__(self, key: Any, value: Any) -> None: ...
-
-    for name in TRACKERS:
-        with suppress(ImportError, ValueError):
-            if find_spec(name) is not None:
-                module = Nothing(name)
-                module.__spec__ = ModuleSpec(name, None)
-                module.__path__ = []
-                sys.modules[name] = module
 
 
 if __name__ == "__main__":

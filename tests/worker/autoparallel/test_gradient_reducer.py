@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -108,3 +110,72 @@ def test_a_stopped_cell_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> 
     backward(reducer, model(torch.ones(2, 2), both=False).sum())
     reducer.drop()
     assert device.waits == 0
+
+
+def plain(gradients: Iterable[torch.Tensor | None]) -> list[object]:
+    return [None if each is None else each.tolist() for each in gradients]
+
+
+def kept(model: Branches, reducer: GradientReducer | None, share: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """Gradients of each step that the cell keeps, without a copy, until the end."""
+    steps = list[list[torch.Tensor | None]]()
+    for i in range(4):
+        for each in model.parameters():
+            each.grad = None
+        train(model, reducer, i, both=True)
+        steps.append([None if each.grad is None else share(each.grad) for each in model.parameters()])
+    return [plain(each) for each in steps]
+
+
+def assigned(model: Branches, reducer: GradientReducer | None) -> object:
+    """Gradients in memory of the cell, which is one tensor."""
+    memory, found = torch.zeros(6), list[object]()
+    for each, part in zip(model.parameters(), memory.split([2, 1, 2, 1]), strict=True):
+        each.grad = part.view_as(each)
+    for i in range(4):
+        memory.zero_()
+        train(model, reducer, i, both=True)
+        found.append(memory.tolist())
+    return found
+
+
+def accumulated(model: Branches, reducer: GradientReducer | None, begin: Callable[[torch.Tensor], object]) -> object:
+    found = list[object]()
+    for i, both in enumerate((True, False, True, False, False, True)):
+        for each in model.parameters():
+            if each.grad is not None:
+                begin(each.grad)
+        train(model, reducer, i, both=both)
+        found.append(plain(each.grad for each in model.parameters()))
+    return found
+
+
+def train(model: Branches, reducer: GradientReducer | None, step: int, *, both: bool) -> None:
+    x = torch.full((2, 2), step + 1.0)
+    loss = model(x, both=both).pow(2).sum()
+    if reducer is None:
+        loss.backward()
+    else:
+        backward(reducer, loss)
+        reducer.resolve()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(partial(kept, share=lambda grad: grad), id="kept"),
+        pytest.param(partial(kept, share=torch.Tensor.detach), id="kept and detached"),
+        pytest.param(assigned, id="assigned"),
+        pytest.param(partial(accumulated, begin=lambda _: None), id="accumulated"),
+        pytest.param(partial(accumulated, begin=torch.Tensor.zero_), id="set to zero"),
+        pytest.param(partial(accumulated, begin=lambda grad: grad.detach_().zero_()), id="detached in place"),
+    ],
+)
+def test_gradients_are_as_without_a_reducer(cell: Callable[[Branches, GradientReducer | None], object]) -> None:
+    """They do not share memory with the buckets, whatever the cell does with them."""
+    torch.manual_seed(0)
+    model = Branches()
+    expected = cell(deepcopy(model), None)
+    reducer = GradientReducer([model], [])
+    assert cell(model, reducer) == expected
+    reducer.drop()

@@ -1,0 +1,116 @@
+"""Switches off what a cell does outside itself: experiment trackers, saving, and uploads. Process of a dry run."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from operator import attrgetter
+from types import ModuleType
+from typing import Any
+
+from jupyter_distrib.libraries.setting import when_imported
+
+TRACKERS = (
+    "wandb", "mlflow", "comet_ml", "neptune", "aim", "clearml", "tensorboardX", "torch.utils.tensorboard", "trackio",
+    "swanlab", "dvclive", "codecarbon",
+)  # fmt: skip
+_UPLOADS = "create_repo create_commit create_branch create_tag upload_file upload_folder upload_large_folder"
+_SAVING: Mapping[str, tuple[str, str]] = {
+    "safetensors.torch": ("", "save_file save_model"),
+    "huggingface_hub.hf_api": ("", _UPLOADS),
+    "transformers.modeling_utils": ("PreTrainedModel", "save_pretrained push_to_hub"),
+    "transformers.trainer": ("Trainer", "save_model push_to_hub init_hf_repo create_model_card"),
+    "peft.peft_model": ("PeftModel", "save_pretrained push_to_hub"),
+    "accelerate.accelerator": ("Accelerator", "save save_model save_state"),
+    "lightning.pytorch.trainer.trainer": ("Trainer", "save_checkpoint"),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "save_checkpoint"),
+}
+"""Functions that save or upload, by the module, and the class in it, that has them."""
+
+
+class Nothing(ModuleType):
+    """A module, and everything in it, that takes any call and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing(name)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if len(args) == 1 and callable(args[0]) and not keywords:
+            return args[0]  # a decorator
+        return Nothing("result")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds such modules in place of these packages and of the modules in them."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        if any(fullname == each or fullname.startswith(f"{each}.") for each in self._packages):
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Nothing(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+def switch_trackers_off() -> None:
+    """Put modules that do nothing in place of experiment trackers that are installed."""
+    sys.meta_path.insert(0, _Finder([each for each in TRACKERS if _is_installed(each)]))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def switch_saving_off() -> None:
+    """Have what saves do nothing, except to refuse what a rank refuses."""
+    torch: Any = importlib.import_module("torch")
+    save = torch.save
+
+    def checked(obj: object, *_: Any, **__: Any) -> None:
+        save(obj, io.BytesIO())
+
+    torch.save = checked
+    checkpoints: Any = importlib.import_module("jupyter_distrib.checkpoints")
+    checkpoints.save = _nothing
+    for module, (owner, names) in _SAVING.items():
+        when_imported(module, "what saves", partial(_leave_out, owner, names))
+    # Not only what saves: checkpoints of earlier runs that are too many would be removed.
+    when_imported("transformers.trainer_callback", "what saves", _never_save)
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    return Nothing("result")
+
+
+def _leave_out(owner: str, names: str, module: Any) -> None:
+    holder = attrgetter(owner)(module) if owner else module
+    for name in names.split():
+        if hasattr(holder, name):
+            setattr(holder, name, _nothing)
+
+
+def _never_save(module: Any) -> None:
+    module.TrainerControl.should_save = property(lambda _: False, lambda _, value: None)
