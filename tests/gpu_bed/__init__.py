@@ -58,6 +58,7 @@ FIELDS: dict[str, Any] = {
     "mps": False,  # whether an MPS server looks after its processes
     "display": False,
     "percent": 0,  # or None: not measured
+    "address": "",  # on the PCI bus, as NVML writes it: 00000000:DC:00.0
     "speed": 1,  # CUDA's own order is by speed
 }
 """The fields of a GPU beside its `uuid`."""

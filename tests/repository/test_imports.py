@@ -112,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dry_run": {
         "errors",
         "interfaces",
+        "libraries",
         "serialization",
         "system",
         "wire",

@@ -42,6 +42,8 @@ class Gpu:
     """Processes that the driver reports; in a container it reports none."""
     exclusive: bool = field(default=False, compare=False)
     """Whether one process at a time may use it (compute mode EXCLUSIVE_PROCESS)."""
+    address: str = field(default="", compare=False)
+    """Address on the PCI bus, as in /sys/bus/pci/devices; empty if unknown."""
     mps: bool = field(default=False, compare=False)
     """Whether an MPS server runs its processes."""
     display: bool = field(default=False, compare=False)

@@ -140,6 +140,7 @@ def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
         whole = _device(driver, handle, index)
         yield replace(
             whole,
+            address=address(driver, handle),
             exclusive=mode == driver.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
             display=bool(_told(driver, "nvmlDeviceGetDisplayActive", handle)),
         )
@@ -148,7 +149,7 @@ def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
     if not slices:
         raise LookupError("it is in MIG mode and has no slices")
     for number, piece in enumerate(slices):
-        yield replace(_device(driver, piece, index), slice=number)
+        yield replace(_device(driver, piece, index), slice=number, address=address(driver, handle))
 
 
 def _slices(driver: Driver, handle: Any) -> Iterator[Any]:
@@ -181,6 +182,13 @@ def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
         if getattr(error, "value", None) == driver.NVML_ERROR_NOT_SUPPORTED:  # as on a DGX Spark, and some Jetsons
             return *_system_memory(), True
         return None, None, False
+
+
+def address(driver: Driver, handle: Any) -> str:
+    """Return a GPU's address on the PCI bus as Linux writes it; empty if unknown."""
+    told = _told(driver, "nvmlDeviceGetPciInfo", handle)
+    domain, _, rest = _text(told.busId).lower().partition(":") if told is not None else ("", "", "")
+    return f"{domain[-4:]}:{rest}" if rest else ""
 
 
 def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:

@@ -99,6 +99,7 @@ def _gpu(index: int, node: Path) -> Gpu:
         name=_line(device / "product_name") or f"AMD {_line(node / 'name') or 'GPU'}",
         memory_bytes=own_bytes or None,
         used_bytes=int(used) if used.isdecimal() else None,
+        address=device.resolve().name if device.exists() else "",
         cuda_word=str(index),
         only_by_number=True,
     )

@@ -128,6 +128,7 @@ def worker_order(
         interface=command.interface,
         device=_device(local_rank, gpus),
         visible_devices=_visible(local_rank, gpus, replaced=count > size),
+        gpu_addresses=tuple(gpu.address for gpu in gpus),
         threads=max(1, cores // size),
     )
 

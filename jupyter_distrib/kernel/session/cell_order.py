@@ -230,6 +230,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         libraries=process_state.libraries,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,
+        numa_binding=options.numa_binding or "",
         keep=options.keep,
         by_value=options.detach,
     )

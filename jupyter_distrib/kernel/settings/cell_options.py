@@ -148,6 +148,10 @@ class Options:
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
         default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
+    numa_binding: str | None = _declared(
+        None, "--numa-binding", "HOW", "bind each rank to the processors near its GPU, by torchrun's names",
+        choices=("node", "socket", "exclusive", "core-complex"), default="all processors",
+        synonyms=("numa", "cpu-affinity"))
     strategy: str | None = _declared(
         None, "--strategy", "NAME", "how the ranks work together; `none` sets torchrun's environment only",
         default=DEFAULT_STRATEGY, unasked=True)

@@ -19,7 +19,7 @@ from jupyter_distrib.options import Declared, Option, as_flag, split_words
 _CURSOR = "\0"
 _REST = "How it runs"
 _GROUPS = {
-    "Ranks and devices": ("gpus", "ranks", "gpu_type", "pool", "strategy", "on"),
+    "Ranks and devices": ("gpus", "ranks", "gpu_type", "numa_binding", "pool", "strategy", "on"),
     "Names and values": ("out", "keep", "with_", "max_capture", "cache", "explain"),
     "Time limits": ("timeout_s", "wait_s", "hang_timeout_s"),
     "Restarts": ("max_restarts", "min_ranks", "grow_after_s", "restart_on"),

@@ -16,6 +16,7 @@ class OptionKeywords(TypedDict, total=False):
     gpus: int | str | None
     ranks: int | str | None
     gpu_type: str | Enum | None
+    numa_binding: str | None
     strategy: str | None
     pool: str | None
     on: int | str | Sequence[int] | None

@@ -187,6 +187,8 @@ class Setting:
     strategy_options: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, object] = field(default_factory=dict)
     """Library settings changed by the notebook; see `libraries/settings.py`."""
+    numa_binding: str = ""
+    """How ranks are bound to the processors near their GPUs; see `worker/environment/numa.py`."""
     keep: tuple[str, ...] = ()
     """Names in the cell's namespace that are kept on the rank."""
     by_value: bool = False

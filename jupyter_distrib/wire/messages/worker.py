@@ -21,6 +21,8 @@ class WorkerOrder:
     device: str = "cpu"
     visible_devices: str | None = None
     """CUDA_VISIBLE_DEVICES for the process; None for CPU ranks, which see no GPU."""
+    gpu_addresses: tuple[str, ...] = ()
+    """The addresses on the PCI bus of the GPUs of this node's ranks, by local rank; empty for one that is unknown."""
     threads: int = 1
     """Intra-op threads (cores / ranks of the node)."""
     agent: str = ""

@@ -27,7 +27,14 @@ from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.system import file_owner, process_environment
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import child_processes, event_loops, local_modules, rank_environment, threads
+from jupyter_distrib.worker.environment import (
+    child_processes,
+    event_loops,
+    local_modules,
+    numa,
+    rank_environment,
+    threads,
+)
 from jupyter_distrib.worker.output import displaying
 
 _READ_BY_TORCH = (
@@ -60,7 +67,7 @@ class CellEnvironment:
         """Apply the kernel's setting to this process. Return a sentence on each changed file whose modules are imported
         again, and on each setting of a library that this process cannot have."""
         self._apply(setting)
-        problems = self._libraries.apply(setting.libraries)
+        problems = [*numa.bind(setting.numa_binding, self._order), *self._libraries.apply(setting.libraries)]
         forget_singletons()
         child_processes.begin_cell()
         event_loops.begin_cell()

@@ -151,6 +151,12 @@ class Library:
         buffer.value = self._at(handle)["uuid"].encode()
 
     @_answers
+    def nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> None:
+        if not self._at(handle)["address"]:
+            self._fail("NOT_SUPPORTED")
+        info._obj.busId = self._at(handle)["address"].encode()
+
+    @_answers
     def nvmlDeviceGetName(self, handle: Any, buffer: Any, size: object) -> None:
         buffer.value = self._at(handle)["name"].encode()
 
