@@ -188,7 +188,7 @@ class Setting:
     libraries: dict[str, object] = field(default_factory=dict)
     """Library settings changed by the notebook; see `libraries/settings.py`."""
     numa_binding: str = ""
-    """How ranks are bound to the processors near their GPUs; see `worker/environment/numa.py`."""
+    """The way in which ranks are bound to the processors near their GPUs; empty for none."""
     keep: tuple[str, ...] = ()
     """Names in the cell's namespace that are kept on the rank."""
     by_value: bool = False
