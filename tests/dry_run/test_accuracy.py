@@ -75,7 +75,7 @@ peak
 """
 
 
-RUNS = {"none": 1, "ddp": 1, "fsdp": 3}
+RUNS = {"none": 1, "ddp": 1, "fsdp": 3, "fsdp --precision bf16": 3}
 """gloo's threads let go of what they have gathered a moment later or sooner, so that real peaks of one cell are 81 to
 98 MB here: the least of some runs is the same each time."""
 
@@ -87,7 +87,9 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize(("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08)])
+@pytest.mark.parametrize(
+    ("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08), ("fsdp --precision bf16", 0.08)]
+)
 def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
     measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
     peaks = list[int]()
@@ -95,6 +97,8 @@ def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str
         shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy}\n{measured}").result
         peaks += map(int, re.findall(r": (\d+)", shown))
     real_bytes = min(peaks)
-    found = play(HEAD + CELLS[cell], strategy, ranks=2, gpu="")
+    name, _, precision = strategy.partition(" --precision ")
+    options = {"precision": precision} if precision else {}
+    found = play(HEAD + CELLS[cell], name, ranks=2, gpu="", options=options)
     assert found.steps == 2
     assert real_bytes == pytest.approx(found.peak_bytes, rel=margin), (found, peaks)

@@ -159,6 +159,57 @@ def test_a_function_is_played_with_its_arguments(book: Notebook) -> None:
     assert "dry_run has its answer at once" in outcome.traceback
 
 
+OF_ONE_DEVICE = """\
+import asyncio, functools, torch, torch.nn as nn
+def main(width=16):
+    model = nn.Linear(16, 4)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(8, width, device=model.weight.device)).sum().backward()
+        opt.step(); opt.zero_grad()
+async def later(*args):
+    await asyncio.sleep(0)
+    main(*args)
+    await asyncio.sleep(0)
+"""
+WAYS = {
+    "await": "await later({})",
+    "gather": "await asyncio.gather(later({}))",
+    "a loop of its own": "asyncio.run(later({}))",
+    "a decorated function": "@functools.wraps(main)\ndef wrapped(*args): main(*args)\nwrapped({})",
+    "%time": "%time main({})",
+    "%run": "%run train.py {}",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_is_found_however_the_cell_begins_it(book: Notebook, way: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{OF_ONE_DEVICE}\nimport sys\nmain(*map(int, sys.argv[1:]))\n")
+    book.ok(f"import os; os.chdir({str(tmp_path)!r})")
+    found = {}
+    for width in ("", "17"):
+        cell = f"{OF_ONE_DEVICE}{WAYS[way].format(width)}"
+        found[width] = played(book, f"%%distributed --gpus 2 --gpu-type A10 --strategy ddp --dry-run\n{cell}").result
+    assert found[""].startswith("dry run: fits"), found[""]
+    assert found["17"].startswith("dry run: fails"), found["17"]
+    assert re.search(r"line [67]: model\(torch.randn\(8, width", found["17"]), found["17"]
+
+
+def test_two_notebooks_play_at_once(book: Notebook, tmp_path: Path) -> None:
+    """Each waits for the other in its dry run."""
+    ends = [tmp_path / "one", tmp_path / "other"]
+    for each in ends:
+        os.mkfifo(each)
+    with Notebook(tmp_path) as other:
+        other.ok("%load_ext jupyter_distrib")
+        for each, (own, theirs) in ((book, ends), (other, ends[::-1])):
+            order = (f"open({str(own)!r}, 'w')", f"open({str(theirs)!r})")
+            waits = "; ".join(order if each is book else order[::-1])
+            each.start(f"%%distributed --gpus 2 --strategy ddp --dry-run\n{waits}\n{OF_ONE_DEVICE}main()")
+        results = [each.finish(LIMIT_S).result for each in (book, other)]
+    assert all(each.startswith("dry run: fits") for each in results), results
+
+
 @pytest.mark.parametrize(("width", "status"), [("64", 0), ("63", 1)])
 def test_a_script_is_played_in_a_shell(tmp_path: Path, width: str, status: int) -> None:
     program = "import sys, torch, torch.nn as nn\nmodel = nn.Linear(64, 8).cuda()\n"
