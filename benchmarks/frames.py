@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import sync_playwright  # noqa: E402 - found by the line above
 
-from jupyter_distrib.kernel.notebook import widget_model  # noqa: E402
+from jupyter_distrib.kernel.views import page_code  # noqa: E402
 from jupyter_distrib.kernel.views.state import StateDelta  # noqa: E402
 from tests.browser import lab  # noqa: E402
 from tests.browser.test_run_view import MOUNT, a_record, move  # noqa: E402
@@ -38,9 +38,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_FLAGS)
         page = browser.new_page(viewport={"width": 1100, "height": 900})
         page.set_content("<!DOCTYPE html><body>")
-        page.add_style_tag(content=widget_model.RunWidget._css)  # noqa: SLF001 - what anywidget takes
+        page.add_style_tag(content=page_code.style(page_code.RUN))
         record, pieces = a_record(RANKS), StateDelta("local")
-        page.evaluate(MOUNT, [widget_model.bundle(), {**pieces.changed(record, 0.0), "clock": {"elapsed_s": 0}}])
+        held = {**pieces.changed(record, 0.0), "clock": {"elapsed_s": 0}}
+        page.evaluate(MOUNT, [page_code.script(page_code.RUN), held])
         page.evaluate(COUNT)
         began_s = time.monotonic()
         for step in range(1, int(float(sys.argv[1]) * UPDATES_PER_S)):

@@ -7,6 +7,8 @@ import * as view from './view.js';
 
 /** The time in which more may be typed before the kernel is asked. */
 const TYPING_MS = 300;
+/** As many lines as can be told apart in a chart. */
+export const MOST_COMPARED = 20;
 
 export function History({ doer }: { doer: Doer }): React.JSX.Element {
   const { commands, t } = doer;
@@ -21,7 +23,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
     <div ref={root} className="jp-Distributed-history">
       <div className="jp-Distributed-search">
         <input className="jp-mod-styled" type="search" aria-label={t('Search saved runs')} placeholder={t('Search')} title={t('In code, options, metrics and errors')} value={words} onChange={event => setWords(event.target.value)} />
-        <Button name={chosen.length > 1 ? t('Compare') : t('Show')} title={t('Options, results, code and charts of the chosen runs')} disabled={!chosen.length} onClick={() => void commands.execute(COMMANDS.compare, { runs: numbers })} />
+        <Button name={chosen.length > 1 ? t('Compare') : t('Show')} title={t('Options, results, code and charts of the chosen runs: 1 to %1', MOST_COMPARED)} disabled={!chosen.length || chosen.length > MOST_COMPARED} onClick={() => void commands.execute(COMMANDS.compare, { runs: numbers })} />
         <Button name={t('Table')} title={t('All saved runs as a table that is sorted by any column')} onClick={() => void commands.execute(COMMANDS.table)} />
       </div>
       {list?.runs.length === 0 && <p className="jp-Distributed-quiet jp-Distributed-none">{words ? t('No saved run matches.') : t('No run has been saved yet.')}</p>}
@@ -33,7 +35,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
               <span>
                 <span className="jp-Distributed-row">
                   <span>
-                    <strong>{run.run}</strong> {run.cell} <span className="jp-Distributed-state">{view.runStateName(run.state, t)}</span>
+                    <Button name={run.run} title={t('Open the page of this run: charts, ranks over time, log, code')} onClick={() => void commands.execute(COMMANDS.page, { run: run.run })} /> {run.cell} <span className="jp-Distributed-state">{view.runStateName(run.state, t)}</span>
                   </span>
                   <span className="jp-Distributed-number">{run.time}</span>
                 </span>

@@ -21,14 +21,16 @@ import { ComparedRuns } from './comparison.js';
 import { icon } from './icon.js';
 import { LiveViews } from './live.js';
 import { Home, Model } from './model.js';
-import { Loaded, Log } from './logview.js';
+import { Drawing, drawingOf } from './modules.js';
+import { Loaded, Log, LogSource } from './logview.js';
 import { COMMANDS, DistributedPanel, Doer, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
-import { Pool, Run, Settled } from './protocol.js';
+import { Answer, Page, Pool, Request, Run, SavedRun, Settled } from './protocol.js';
 import { fileMs, liveRuns, repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
 import { tellOfEnds } from './notify.js';
 import { pictures, RANK } from './picture.js';
 import { running } from './running.js';
+import { RunPage } from './runpage.js';
 import { RunsTable } from './runstable.js';
 import { showStarting } from './starting.js';
 import * as view from './view.js';
@@ -261,6 +263,13 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Their numbers, as %distributed_runs lists them.' } }),
     execute: args => compare(app, doer, Array.isArray(args['runs']) ? args['runs'].map(String) : [])
   });
+  put(COMMANDS.page, {
+    label: t('Show the Page of a Run'),
+    caption: t('Charts, ranks over time, log, configuration, code and notes of a run, going on or saved'),
+    isEnabled: args => typeof args['run'] === 'string' || newest() !== undefined,
+    describedBy: described({ run: { type: 'string', description: 'Its id, or the number of a saved run; without it, the newest.' } }),
+    execute: args => showRun(app, doer, text(args['run']) || (newest()?.run ?? ''))
+  });
   put(COMMANDS.table, {
     label: t('Show Saved Runs as a Table'),
     caption: t('All saved runs, sorted by any parameter or metric, searched, opened and compared'),
@@ -344,15 +353,19 @@ function insert(model: Model): void {
   }
 }
 
-function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = model.link): void {
-  const found = link?.overview?.runs.find(each => each.run === run);
-  const ranks = found?.numbers ?? [0];
+/** Where the log of a run comes from. */
+function logOf(link: KernelLink | null, run: string, ranks: number[], t: view.Say): LogSource {
   const load = async (rank: number, whole: boolean): Promise<Loaded> => {
     const answer = await link?.request({ op: 'logs', run, rank, whole });
     return { lines: answer?.lines ?? [], skippedBytes: answer?.skipped_bytes ?? 0, path: answer?.path ?? '', error: answer?.error ?? '' };
   };
   const goesOn = (): boolean => link?.overview?.runs.find(each => each.run === run)?.elapsed_s === null;
-  const log = new MainAreaWidget({ content: new Log({ run, load, ranks, goesOn, t }) });
+  return { run, load, ranks, goesOn, t };
+}
+
+function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = model.link): void {
+  const found = link?.overview?.runs.find(each => each.run === run);
+  const log = new MainAreaWidget({ content: new Log(logOf(link, run, found?.numbers ?? [0], t)) });
   log.title.label = t('Log of %1', found?.label ?? run);
   log.title.caption = run;
   log.title.icon = icon;
@@ -360,13 +373,42 @@ function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = m
   app.shell.add(log, 'main', { mode: 'split-bottom' });
 }
 
-/** Compare these saved runs; without any, the two newest. */
-async function compare(app: JupyterFrontEnd, { model, t }: Doer, given: string[]): Promise<void> {
+/** Open the page of a run. What is asked first is shown at once; a run that is not known is told in the panel. */
+async function showRun(app: JupyterFrontEnd, doer: Doer, run: string, link = doer.model.link): Promise<void> {
+  const { model, t } = doer;
+  const first = (await model.attempt(async () => ask(link, { op: 'page', run, against: '' })))?.page;
+  if (first) {
+    const load = async (against: string): Promise<Page | undefined> => (await ask(link, { op: 'page', run, against })).page;
+    const others = async (): Promise<SavedRun[]> => ((await ask(link, { op: 'history', words: '' })).saved ?? []).filter(each => each.run !== first.number);
+    const log = (): Log => new Log(logOf(link, first.run, first.logged, t));
+    inTab(app, new RunPage({ first, load, others, log, code: drawing(link), doer, link }), first.number ? t('Run %1', first.number) : first.label);
+  }
+}
+
+function drawing(link: KernelLink | null): () => Promise<Drawing | null> {
+  return () => (link ? drawingOf(link) : Promise.resolve(null));
+}
+
+/** The answer of this kernel. Rejects with what it says if it cannot. */
+async function ask(link: KernelLink | null, request: Request): Promise<Answer> {
+  const answer = await link?.request(request);
+  if (!answer?.ok) {
+    throw new Error(answer?.error ?? '');
+  }
+  return answer;
+}
+
+/** Compare these saved runs; without any, the two newest. Of a single one its page is shown. */
+async function compare(app: JupyterFrontEnd, doer: Doer, given: string[]): Promise<void> {
+  const { model, t } = doer;
   const newest = async (): Promise<string[]> => ((await model.ask({ op: 'history', words: '' }))?.saved ?? []).slice(0, 2).map(({ run }) => run).reverse();
   const runs = given.length ? given : await newest();
+  if (runs.length === 1) {
+    return showRun(app, doer, runs[0] ?? '');
+  }
   const comparison = runs.length ? (await model.ask({ op: 'compare', runs }))?.comparison : undefined;
   if (comparison) {
-    inTab(app, new ComparedRuns(comparison, t), runs.length === 1 ? t('Run %1', runs[0] ?? '') : t('Runs %1', runs.join(', ')));
+    inTab(app, new ComparedRuns(comparison, drawing(model.link), t), t('Runs %1', runs.length > 4 ? `${runs[0]}, … ${runs.at(-1)}` : runs.join(', ')));
   }
 }
 
@@ -407,6 +449,7 @@ function catchRequests(app: JupyterFrontEnd, doer: Doer): void {
     });
   take('jupyter-distrib:stop', (link, { run, force }) => void stop(doer, link, run, force ?? false));
   take('jupyter-distrib:log', (link, { run }) => showLog(app, doer, run, link));
+  take('jupyter-distrib:open', (link, { run }) => void showRun(app, doer, run, link));
   take('jupyter-distrib:stacks', (link, { run }) => void link.request({ op: 'stacks', run }).catch(() => undefined));
 }
 

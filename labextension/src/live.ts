@@ -12,6 +12,7 @@ import { IDisposable } from '@lumino/disposable';
 
 import { KernelLink } from './link.js';
 import { Home, Model } from './model.js';
+import { moduleOf } from './modules.js';
 import { isLive, isSettled } from './outputs.js';
 import { Shown } from './protocol.js';
 import { RemoteModel } from './remote.js';
@@ -142,7 +143,7 @@ class LiveView implements IDisposable {
   /** Rejects if the kernel does not answer. */
   async draw(): Promise<void> {
     await this.model.load();
-    const module = await moduleOf(this.model.get('_esm') as string);
+    const module = await moduleOf<Module>(this.model.get('_esm') as string);
     if (this.isDisposed || !module) {
       return;
     }
@@ -171,17 +172,4 @@ function div(className: string): HTMLElement {
   const node = document.createElement('div');
   node.className = className;
   return node;
-}
-
-const modules = new Map<string, Promise<Module | null>>();
-
-/** The code of the widget, as anywidget loads it; once, as long as it is the same. Null where pages may not do that. */
-function moduleOf(source: string): Promise<Module | null> {
-  let module = modules.get(source);
-  if (!module) {
-    const url = URL.createObjectURL(new Blob([source], { type: 'text/javascript' }));
-    module = (import(/* webpackIgnore: true */ url) as Promise<Module>).catch(() => null);
-    modules.set(source, module);
-  }
-  return module;
 }

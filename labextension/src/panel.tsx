@@ -33,6 +33,7 @@ export const COMMANDS = {
   logs: 'jupyter-distrib:show-log',
   cell: 'jupyter-distrib:go-to-cell',
   compare: 'jupyter-distrib:compare-runs',
+  page: 'jupyter-distrib:show-run',
   table: 'jupyter-distrib:show-runs',
   refresh: 'jupyter-distrib:refresh'
 } as const;
@@ -440,7 +441,7 @@ function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; titl
                 </span>
                 <MoveUp doer={doer} run={run} />
                 {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} />}
-                {!run.place && <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
+                <OpenRun doer={doer} run={run} />
               </li>
             );
           })}
@@ -452,6 +453,11 @@ function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; titl
       </div>
     </li>
   );
+}
+
+/** Of a run that has begun: its page. */
+function OpenRun({ doer: { commands, t }, run }: { doer: Doer; run: Run }): React.JSX.Element | null {
+  return run.place ? null : <Button name={t('Open')} title={t('Open the page of this run: charts, ranks over time, log, code')} onClick={() => void commands.execute(COMMANDS.page, { run: run.run })} />;
 }
 
 /** Of a run that waits behind another one. */
@@ -486,6 +492,7 @@ function RunItem({ doer, run, starts }: { doer: Doer; run: Run; starts: Map<stri
       <div className="jp-Distributed-buttons">
         {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
         <MoveUp doer={doer} run={run} />
+        <OpenRun doer={doer} run={run} />
         {!run.place && <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
         {model.hasCell(run.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>

@@ -246,27 +246,60 @@ export interface TableRun extends SavedRun {
   parameters: Record<string, string>;
 }
 
-/** The line of a run in a chart; `turned`: where it was nan or infinite. */
-export interface ComparedLine {
-  run: number;
-  points: [number, number][];
-  turned: { step: number; text: string; is_now: boolean } | null;
-}
-
 /** Saved runs beside one another. */
 export interface Comparison {
   /** `run`, and the numbers of the runs. */
   head: string[];
   rows: string[][];
-  charts: { name: string; lines: ComparedLine[] }[];
+  /** The numbers of each run, as a line in place of a rank's. */
+  ranks: RankNumbers[];
+  /** Of each run: arguments, and values of a sweep. */
+  parameters: Record<string, string>[];
+  /** Of each run: the last value of each metric, where it is finite. */
+  last: Record<string, number>[];
   /** For each run behind the first one, how its code differs; of a single run its code. */
   code: string[][];
 }
 
+/** What a rank has reported, as the view of a run gets it (`columns` in `kernel/views/state.py`). */
+export interface RankNumbers {
+  rank: number;
+  state: string;
+  columns: Record<string, unknown> | null;
+}
+
+/** All that is known of a run, going on or saved. */
+export interface Page {
+  run: string;
+  /** Of the saved run; empty if it is not saved yet. */
+  number: string;
+  label: string;
+  cell: string;
+  state: string;
+  goes_on: boolean;
+  error: string;
+  began_at_s: number;
+  elapsed_s: number;
+  head: [string, string][];
+  ranks: RankNumbers[];
+  /** For `Heat`; null if it is not known. */
+  over_time: object | null;
+  configuration: [string, string][];
+  environment: [string, string][];
+  code: string[];
+  /** How the code differs from that of the run that was named. */
+  difference: string[];
+  notes: string[];
+  files: [string, string][];
+  /** The ranks that may have a log. */
+  logged: number[];
+}
+
 export type Request =
+  | { op: 'page'; run: string; against: string }
   | { op: 'history' | 'history_table'; words: string }
   | { op: 'compare'; runs: string[] }
-  | { op: 'overview' | 'refresh' | 'dismiss' | 'unpick' }
+  | { op: 'overview' | 'drawing' | 'refresh' | 'dismiss' | 'unpick' }
   /** `live`: the runs that the page shows live; `loaded_ms`: the time of the file that it has loaded. */
   | { op: 'settled'; live: string[]; loaded_ms: number | null }
   | { op: 'saved'; runs: string[]; saved_ms: number | null }
@@ -300,6 +333,9 @@ export interface Answer {
   /** How many further runs are like that. */
   more?: number;
   comparison?: Comparison;
+  page?: Page;
+  /** The code that draws charts in pages, and its style sheet. */
+  drawing?: { script: string; style: string };
   skipped_bytes?: number;
   path?: string;
 }

@@ -2,13 +2,10 @@
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
-import { useSaved, useSeen } from './history.js';
+import { MOST_COMPARED, useSaved, useSeen } from './history.js';
 import { Button, COMMANDS, Doer } from './panel.js';
 import { clicked, columnsOf, Order, sorted } from './sorting.js';
 import * as view from './view.js';
-
-/** As many lines as can be told apart in a chart. */
-const MOST_COMPARED = 20;
 
 export class RunsTable extends ReactWidget {
   constructor(private readonly doer: Doer) {
@@ -67,7 +64,7 @@ function Table({ doer }: { doer: Doer }): React.JSX.Element {
                 </td>
                 {columns.map(column => (
                   <td key={column.key} className={typeof column.value(run) === 'number' ? 'jp-Distributed-number' : ''} title={column.key === 'state' ? run.error : undefined}>
-                    {column.key === 'run' ? <Button name={run.run} title={t('Open this run: charts, what is known of it, and its code')} onClick={() => open([run.run])} /> : column.key === 'state' ? view.runStateName(run.state, t) : column.text(run)}
+                    {column.key === 'run' ? <Button name={run.run} title={t('Open the page of this run: charts, ranks over time, log, code')} onClick={() => void commands.execute(COMMANDS.page, { run: run.run })} /> : column.key === 'state' ? view.runStateName(run.state, t) : column.text(run)}
                   </td>
                 ))}
               </tr>

@@ -3,7 +3,7 @@
  *
  * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
  */
-import type { ComparedLine, WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Starting } from './protocol.js';
+import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Starting } from './protocol.js';
 
 /** JupyterLab's `trans.__`: `%1` stands for the first argument; with `n` (`trans._n`) for the number that is counted. */
 export interface Say {
@@ -548,44 +548,6 @@ export function lineKind(line: string): string {
     return 'jp-mod-place';
   }
   return line.startsWith('+') ? 'jp-mod-added' : line.startsWith('-') ? 'jp-mod-removed' : '';
-}
-
-export interface ComparedChart {
-  /** `cross`: where the line became nan. */
-  paths: { run: number; path: string; last: string; cross: [number, number] | null }[];
-  /** The highest value, the middle and the lowest. */
-  ups: string[];
-  steps: string[];
-}
-
-/** Lines of several runs in one chart, as paths of an image of this size. */
-export function chartOf(lines: ComparedLine[], width: number, height: number): ComparedChart {
-  const all = lines.flatMap(line => line.points);
-  const [xs, ys] = [[...all.map(([x]) => x), ...lines.flatMap(({ turned }) => (turned ? [turned.step] : []))], all.map(([, y]) => y)];
-  const [start, end] = [Math.min(...xs), Math.max(...xs)];
-  const [low, high] = ys.length ? [Math.min(...ys), Math.max(...ys)] : [0, 0];
-  const at = (value: number, from: number, to: number, size: number): number => (to > from ? ((value / 2 - from / 2) / (to / 2 - from / 2)) * (size - 4) + 2 : size / 2);
-  const place = ([x, y]: [number, number]): [number, number] => [at(x, start, end, width), height - at(y, low, high, height)];
-  const path = (points: [number, number][]): string => points.map((point, index) => `${index ? 'L' : 'M'}${place(point).map(each => each.toFixed(1)).join(' ')}`).join('');
-  const before = (points: [number, number][], step: number): number => (points.filter(([x]) => x < step).at(-1) ?? points[0] ?? [0, low])[1];
-  const spread = (from: number, to: number): number[] => (to > from ? [from, from / 2 + to / 2, to] : [from]);
-  return {
-    paths: lines.map(({ run, points, turned }) => {
-      const value = points.length ? digits(points.at(-1)?.[1] ?? NaN) : '';
-      return {
-        run,
-        path: path(points),
-        last: turned ? (turned.is_now ? turned.text : `${value} (${turned.text})`) : value,
-        cross: turned ? place([turned.step, before(points, turned.step)]) : null
-      };
-    }),
-    ups: spread(low, high).reverse().map(digits),
-    steps: spread(start, end).map(step => String(Math.round(step)))
-  };
-}
-
-function digits(value: number): string {
-  return String(Number(value.toPrecision(4)));
 }
 
 // ---------------------------------------------------------------------------------------------------- layout

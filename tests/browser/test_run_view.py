@@ -232,7 +232,7 @@ def show(blank: Page) -> Show:
         if blank.url == "about:blank" and not blank.locator(".jd-run").count():
             blank.set_content("<!DOCTYPE html><body>")
             blank.add_style_tag(content=widget_model.RunWidget._css)
-            blank.evaluate(MOUNT, [widget_model.bundle(), {**changed, "clock": {"elapsed_s": 41}}])
+            blank.evaluate(MOUNT, [widget_model.RunWidget._esm, {**changed, "clock": {"elapsed_s": 41}}])
         else:
             blank.evaluate("pieces => window.bring(pieces)", changed)
         blank.evaluate(FRAME)

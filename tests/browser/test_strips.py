@@ -72,7 +72,7 @@ def test_a_minute_the_shares_and_the_course_of_each_rank_are_seen(show: Show, ra
     expect(bars.first).to_have_attribute("aria-label", re.compile("Time of rank 0: data"))
     course = page.locator(".jd-course svg")
     expect(course).to_have_attribute("aria-label", "Steps behind the leading rank over 1:29: rank 1 up to 64-127")
-    expect(page.get_by_role("region", name="Steps behind over time")).to_contain_text("64-127")
+    expect(page.get_by_role("region", name="Ranks over time")).to_contain_text("64-127")
     box = course.bounding_box()
     assert box is not None
     assert box["height"] == ranks * (5 if ranks > 16 else 14)

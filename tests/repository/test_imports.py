@@ -248,6 +248,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/session/pools",
         "kernel/session/runs",
         "kernel/settings",
+        "kernel/views",
         "system",
         "wire",
     },

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import isfinite
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.analysis.shares import percents
 from jupyter_distrib.kernel.history.saved_run import SavedRun
@@ -27,6 +28,9 @@ from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views.drawing import Point
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import clipped, duration, short, size
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SHOWN = 20
 """Number of runs in a displayed list; as a sequence the list has all."""
@@ -84,18 +88,48 @@ class RunList(Sequence[SavedRun]):
                     name: [each if isfinite(each) else None, last_value(run, name, 4)]
                     for name, each in run.last.items()
                 },
-                "parameters": {
-                    name.removeprefix(_ARGUMENT): value
-                    for name, value in run.facts.items()
-                    if name.startswith(_ARGUMENT)
-                },
+                "parameters": parameters(run),
             }
             for head, run in zip(heads, self.runs, strict=False)
         ]
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a `pandas.DataFrame` with a row for each run: number, cell, state, seconds, parameters, and the last
+        value of each metric.
+
+        Raises:
+            DistributedError: pandas is not installed.
+        """
+        return _data_frame(self.runs)
+
     def _left(self) -> str:
         left = len(self.runs) - SHOWN
         return f"{left} earlier run{'s' * (left != 1)}: name words to search for" if left > 0 else ""
+
+
+def _data_frame(runs: Sequence[SavedRun]) -> pd.DataFrame:
+    try:
+        import pandas as pd
+    except ImportError:
+        raise DistributedError("to_pandas() needs pandas: pip install pandas.") from None
+    return pd.DataFrame(
+        [
+            {"run": run.number, "cell": run.label, "state": run.state, "seconds": run.elapsed_s}
+            | {name: _value(text) for name, text in parameters(run).items()}
+            | run.last
+            for run in runs
+        ]
+    )
+
+
+def _value(text: str) -> int | float | str:
+    """Return a parameter as a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 _NONE = "no saved run matches these words."
@@ -126,6 +160,11 @@ def _row(run: SavedRun) -> Row:
         clipped(run.error, DETAIL_CHARACTERS) if run.error else _metrics(run),
         duration(run.elapsed_s),
     )
+
+
+def parameters(run: SavedRun) -> dict[str, str]:
+    """Return the arguments of the run, or the values that a sweep gave it, by name."""
+    return {name.removeprefix(_ARGUMENT): value for name, value in run.facts.items() if name.startswith(_ARGUMENT)}
 
 
 def began(run: SavedRun) -> str:
@@ -178,6 +217,10 @@ class Comparison(Sequence[SavedRun]):
         if len(self.runs) > 1:
             rows = [row for row in rows if len(set(row[1:])) > 1]
         return TextTable(head=("run", *(str(run.number) for run in self.runs)), rows=rows)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a `pandas.DataFrame` as `RunList.to_pandas` does."""
+        return _data_frame(self.runs)
 
     def code(self) -> Iterator[list[str]]:
         """Yield the code of a single run, or for each further run the lines in which it differs from the first."""

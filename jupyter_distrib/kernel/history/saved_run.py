@@ -16,10 +16,13 @@ from jupyter_distrib.kernel.analysis.shares import Shares
 from jupyter_distrib.kernel.record import not_finite
 from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.observer import ObservedRun
+from jupyter_distrib.kernel.record.over_time import OverTime
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views import timeline
 from jupyter_distrib.system import record_file
-from jupyter_distrib.system.formatting import clipped
+from jupyter_distrib.system.formatting import clipped, rank_list
 from jupyter_distrib.system.record_file import ANY_NUMBER, DamagedFile
+from jupyter_distrib.wire import messages as m
 
 ROWS = 2000
 """Number of reports to save, of all ranks together, evenly spaced over the run."""
@@ -65,6 +68,10 @@ class SavedRun:
     """The same by a dry run of the cell before; None without one."""
     source: str = ""
     """The cell, as the ranks executed it."""
+    notes: list[str] = field(default_factory=list)
+    """The sentences that were said about the run."""
+    logs: str = ""
+    """Folder of its logs; empty if unknown. They are removed before long."""
     path: str = ""
     """Path of the file, to read the reported numbers."""
 
@@ -81,6 +88,18 @@ class SavedRun:
         `OSError` or `DamagedFile`."""
         _, _, line = record_file.text_of(self.path).partition("\n")
         return metrics_from(record_file.record_of(SavedMetrics, record_file.json_of(line)))
+
+    @property
+    def over_time(self) -> OverTime | None:
+        """The course of each rank over the run; None if it was not saved. Raises `OSError` or `DamagedFile`."""
+        _, _, line = record_file.text_of(self.path).partition("\n")
+        content = record_file.json_of(line)
+        if not isinstance(content, dict) or content.get("over_time") is None:
+            return None
+        found = record_file.record_of(OverTime, content["over_time"])
+        if not found.is_whole:
+            raise DamagedFile("it has no text for each rank")
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Return everything except number and path, as JSON values."""
@@ -122,7 +141,17 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         peak_tensor_bytes=record.peak_tensor_bytes,
         predicted_bytes=run.predicted_bytes if run.gpus else None,
         source=clipped(run.source, SOURCE_CHARACTERS).strip("\n"),
+        notes=notes_of(record),
+        logs=record.log_directory,
     )
+
+
+def notes_of(record: RunRecord) -> list[str]:
+    """Return what was said about a run."""
+    told: list[tuple[list[int], str]] = [([] if note.rank is None else [note.rank], note.text) for note in record.notes]
+    told += [(ranks, text) for text, ranks in record.not_finite.items()]
+    texts = [f"{rank_list(ranks)}: {text}" if ranks else text for ranks, text in told]
+    return [clipped(text, ERROR_CHARACTERS) for text in filter(None, [record.remark, *texts])]
 
 
 def _not_finite(record: RunRecord) -> dict[str, str]:
@@ -150,14 +179,19 @@ def read(path: Path) -> SavedRun:
 
 
 def metrics_to(record: RunRecord) -> dict[str, Any]:
-    """Return the reported numbers as JSON values, thinned."""
+    """Return the reported numbers as JSON values, thinned, and what the ranks did over time."""
     metrics = Metrics.of(record)
     columns = [*OWN_COLUMNS, *metrics.names]
     rows = defaultdict(list)
     for row in metrics:
         rows[row["rank"]].append([row[name] for name in columns])
     most = max(2, min(ROWS, VALUES // len(columns)) // max(1, len(rows)))
-    return {"columns": columns, "rows": [row for each in rows.values() for row in thinned(each, most)]}
+    course = timeline.ranks_over_time(record)
+    return {
+        "columns": columns,
+        "rows": [row for each in rows.values() for row in thinned(each, most)],
+        "over_time": None if course is None else m.fields_of(course),
+    }
 
 
 def thinned(rows: list[Any], most: int) -> list[Any]:

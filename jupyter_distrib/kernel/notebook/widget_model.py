@@ -8,25 +8,12 @@ called in the thread that shows the run; `get_state` also in the thread that ans
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from jupyter_distrib.kernel import views
-
-_STATIC = Path(views.__file__).parent / "static"
-_MODULES = (
-    "say.js", "dom.js", "words.js", "lines.js", "state.js", "mean.js", "chart.js", "charts.js", "styles.js",
-    "strips.js", "tools.js", "output.js", "displays.js", "ranks.js", "run.js",
-)  # fmt: skip
-
-
-def bundle() -> str:
-    """Return the view as the single module that anywidget expects: all files, without their imports of one another."""
-    lines = (line for name in _MODULES for line in (_STATIC / name).read_text("utf-8").splitlines())
-    return "\n".join(line for line in lines if not line.startswith("import "))
+from jupyter_distrib.kernel.views import page_code
 
 
 class RunWidget(anywidget.AnyWidget):
@@ -34,8 +21,8 @@ class RunWidget(anywidget.AnyWidget):
     still being loaded loses none of them."""
 
     layout = traitlets.Any(None).tag(sync=True)  # else each run would have a second model
-    _esm = bundle()
-    _css = "\n".join((_STATIC / name).read_text("utf-8") for name in ("output.css", "run.css", "strips.css"))
+    _esm = page_code.script(page_code.RUN)
+    _css = page_code.style(page_code.RUN)
 
     def __init__(self, pieces: Callable[[], dict[str, Any]], on_request: Callable[[dict[str, Any]], object]) -> None:
         self._pieces = pieces

@@ -10,7 +10,7 @@ from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.terminal_stream import Progress
-from jupyter_distrib.kernel.record.timeline import Course
+from jupyter_distrib.kernel.record.timeline import Course, Seen
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -157,9 +157,11 @@ class RankRecord:
 
     def _follow_course(self, event: m.Sampled) -> None:
         on_gpu = event.gpu_memory_bytes is not None
-        self.course.use(
-            (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
-        )
+        percent = (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent
+        memory_bytes = event.gpu_memory_bytes or event.rss_bytes
+        self.course.use(percent, memory_bytes)
+        waited_s = None if event.times is None else event.times.seconds.get("collective")
+        self.course.see(Seen(event.at_s, percent, memory_bytes, waited_s))
         if self.progress:
             self.course.come_to(self.progress, event.at_s)
         elif self.times is not None:

@@ -42,11 +42,22 @@ class Place(NamedTuple):
     step: float
 
 
+class Seen(NamedTuple):
+    """The measurements of a rank at a time."""
+
+    at_s: float
+    percent: float
+    memory_bytes: int
+    communication_s: float | None
+    """Seconds in communication with other ranks so far; None if unknown."""
+
+
 @dataclass(slots=True)
 class Course:
     """The course of one rank."""
 
     uses: list[Use] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     bars: tuple[Progress, ...] = ()
     """The loops whose steps are counted, as last seen; empty if the steps are an optimizer's."""
@@ -54,6 +65,12 @@ class Course:
     def use(self, percent: float, memory_bytes: int) -> None:
         """Record the usage of the last second."""
         self.uses = [*self.uses[1 - RECENT_S :], Use(percent, memory_bytes)]
+
+    def see(self, seen: Seen) -> None:
+        """Record a sample for the whole run."""
+        self.seen.append(seen)
+        if len(self.seen) > POINTS:
+            del self.seen[-2::-2]
 
     def come_to(self, bars: tuple[Progress, ...], at_s: float) -> None:
         """Record the rank's position in its loops."""
@@ -88,18 +105,21 @@ class Levels(NamedTuple):
         return any(sum(level not in ".01" for level in row) >= 2 for row in self.rows.values())
 
 
-def levels(courses: Mapping[int, Sequence[Place]], ended_s: Mapping[int, float]) -> Levels | None:
+def levels(
+    courses: Mapping[int, Sequence[Place]], ended_s: Mapping[int, float], span: tuple[float, float] | None = None
+) -> Levels | None:
     """Return the levels of all ranks; None for a run of one rank, or of a few seconds.
 
     Args:
         courses: The places of each rank.
         ended_s: The end of ranks that have ended.
+        span: Beginning and end of the time; None for that of the places.
     """
     courses = {rank: places for rank, places in courses.items() if len(places) > 1}
     if len(courses) < 2:
         return None
-    began_s = min(places[0].at_s for places in courses.values())
-    last_s = max(places[-1].at_s for places in courses.values())
+    first_s = min(places[0].at_s for places in courses.values())
+    began_s, last_s = span or (first_s, max(places[-1].at_s for places in courses.values()))
     if last_s - began_s < FEWEST_S:
         return None
     count = max(2, min(COLUMNS, int(last_s - began_s)))

@@ -135,6 +135,8 @@ class FrontEnd:
         """The settings as last read successfully."""
         self._unchanged: UnchangedParts | None = None
         """The parts of the last overview that the next one reuses."""
+        self._facts: dict[str, ObservedRun] = {}
+        """The facts about the runs of this session, by id; replaced, never mutated."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
@@ -209,6 +211,8 @@ class FrontEnd:
         self._news.changed()
 
     def _follow(self, run: ObservedRun) -> SidebarObserver:
+        known = {each.id for each in session.current().history}
+        self._facts = {name: each for name, each in self._facts.items() if name in known} | {run.id: run}
         return SidebarObserver(self._news.changed)
 
     def _active(self) -> bool:
@@ -260,8 +264,14 @@ class FrontEnd:
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
-            case "history" | "history_table" | "compare" as op:
+            case "history" | "history_table" | "compare" | "page" as op:
                 return self._handle_history_request(op, request)
+            case "drawing":
+                from jupyter_distrib.kernel.views import page_code
+
+                return {
+                    "drawing": {"script": page_code.script(page_code.PAGE), "style": page_code.style(page_code.PAGE)}
+                }
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
@@ -280,10 +290,15 @@ class FrontEnd:
         return {}
 
     def _handle_history_request(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        from jupyter_distrib.kernel.sidebar import overview  # not needed before somebody looks
+        from jupyter_distrib.kernel.sidebar import overview, run_page  # not needed before somebody looks
 
         if op == "compare":
-            return overview.compared_runs([str(name) for name in request["runs"]])
+            session.current().history_writer.flush()
+            return run_page.compared([str(name) for name in request["runs"]])
+        if op == "page":
+            return run_page.page(
+                session.current(), self._facts, _text(request, "run"), str(request.get("against") or "")
+            )
         session.current().history_writer.flush()
         listed = overview.saved_runs if op == "history" else overview.table_of_saved_runs
         return listed(str(request.get("words", "")))
@@ -326,7 +341,9 @@ class FrontEnd:
         self._news.changed()
 
     def _log(self, run: str, rank: int, *, whole: bool) -> dict[str, Any]:
-        path = session.current().find_run(run).log_file(rank)
+        from jupyter_distrib.kernel.sidebar import run_page
+
+        path = run_page.log_file(session.current(), run, rank)
         text, skipped = _end_of(path, WHOLE_LOG_BYTES if whole else LOG_BYTES)
         lines = [{"text": line, "spans": spans} for line, spans in styled_lines(text)]
         return {"lines": lines, "skipped_bytes": skipped, "path": str(path)}

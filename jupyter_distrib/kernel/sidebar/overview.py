@@ -1,5 +1,5 @@
 """The overview of this kernel for a front end, as JSON can carry it: the pools, the ranks that are up, the last runs,
-and the options of the next run; and saved runs, as a list and compared. Kernel side; functions of the session and of
+and the options of the next run; and the list of saved runs. Kernel side; functions of the session and of
 the history."""
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.history import run_files
-from jupyter_distrib.kernel.history.listing import SHOWN, Comparison, matching, points
-from jupyter_distrib.kernel.history.saved_run import thinned
+from jupyter_distrib.kernel.history.listing import SHOWN, matching
 from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -29,9 +28,8 @@ from jupyter_distrib.wire import messages as m
 PROTOCOL = 3
 """Version of the messages; raised when pages of other versions would not understand the kernel."""
 LINE_CHARACTERS = 200
-_POINTS = 300
 _ROWS = 500
-"""Number of points of one line in a chart."""
+"""Number of runs of the table of saved ones."""
 
 
 @dataclass(slots=True)
@@ -226,22 +224,3 @@ def table_of_saved_runs(words: str) -> dict[str, Any]:
     """Return more of them than `saved_runs`, with what they can be sorted by."""
     found = matching(run_files.load(), words.split())
     return {"table": found.as_table(_ROWS), "more": max(0, len(found) - _ROWS)}
-
-
-def compared_runs(names: Sequence[str]) -> dict[str, Any]:
-    """Return the differences between saved runs, given by number. Raises `DistributedError`."""
-    comparison = Comparison(tuple(run_files.find(name) for name in names))
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for run in comparison:
-        for name, each, odd in points(run):
-            turned = None if odd is None else {"step": odd.first, "text": odd.text, "is_now": odd.is_now}
-            lines.setdefault(name, []).append({"run": run.number, "points": thinned(each, _POINTS), "turned": turned})
-    table = comparison.table()
-    return {
-        "comparison": {
-            "head": table.head,
-            "rows": table.rows,
-            "charts": [{"name": name, "lines": each} for name, each in lines.items()],
-            "code": list(comparison.code()),
-        }
-    }

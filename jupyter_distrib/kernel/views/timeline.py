@@ -11,12 +11,14 @@ from itertools import groupby
 from typing import Any
 
 from jupyter_distrib.kernel.record import timeline
+from jupyter_distrib.kernel.record.over_time import OverTime, over_time
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.timeline import NONE, Levels, Use
 from jupyter_distrib.kernel.views.drawing import Drawing
 from jupyter_distrib.kernel.views.png import Mark, Text, block
 from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.wire import messages as m
 
 COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#a83c74", "#8f4fa3")
 """Colour of each level: blue for a leading rank, purple for one far behind."""
@@ -34,12 +36,28 @@ def levels(record: RunRecord) -> Levels | None:
     return timeline.levels({rank.rank: rank.course.places for rank in ranks}, ended_s) if len(loops) == 1 else None
 
 
+def ranks_over_time(record: RunRecord) -> OverTime | None:
+    """Return what each rank did over the run; None if unknown."""
+    ranks = record.ranks.values()
+    return over_time(
+        {rank.rank: rank.course for rank in ranks},
+        {rank.rank: rank.ended_at_s for rank in ranks if rank.ended_at_s is not None},
+        gpus=record.gpus,
+        memory_bytes=max((rank.gpu_memory_total_bytes or 0 for rank in ranks), default=0) or None,
+    )
+
+
 def state(record: RunRecord) -> dict[str, Any] | None:
-    """Return the course in the widget's form; None if there is nothing to see."""
-    found = levels(record)
-    if found is None or not found.show_delay:
+    """Return what the ranks did over the run in the widget's form; None if there is nothing to see: of few ranks the
+    rows and strips show the rest, as long as nobody is behind."""
+    if len(record.ranks) <= TALL_UNTIL and ((found := levels(record)) is None or not found.show_delay):
         return None
-    return {"seconds": round(found.seconds, 1), "rows": list(found.rows.items()), "colors": list(COLORS)}
+    return as_state(ranks_over_time(record))
+
+
+def as_state(found: OverTime | None) -> dict[str, Any] | None:
+    """Return the same in the form that pages draw."""
+    return None if found is None else {**m.fields_of(found), "colors": list(COLORS)}
 
 
 def strips(rank: RankRecord) -> list[str]:

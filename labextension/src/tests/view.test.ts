@@ -355,23 +355,6 @@ test('the end of long runs is told, and that of detached ones always', () => {
   assert.deepEqual(failed, { text: "Cell In[5]: failed after 1 s\nrank 2: KeyError: 'lr'", good: false });
 });
 
-test('runs beside one another share their axes', () => {
-  const { paths, ups, steps } = view.chartOf([{ run: 3, points: [[0, 1], [10, 0]], turned: null }, { run: 7, points: [[0, 0.5]], turned: null }], 104, 54);
-  assert.deepEqual(paths, [
-    { run: 3, path: 'M2.0 2.0L102.0 52.0', last: '0', cross: null },
-    { run: 7, path: 'M2.0 27.0', last: '0.5', cross: null }
-  ]);
-  assert.deepEqual([ups, steps], [['1', '0.5', '0'], ['0', '5', '10']]);
-});
-
-test('a run that became nan has a cross where it did, and no last value', () => {
-  const turned = { step: 20, text: 'nan from step 20', is_now: true };
-  const { paths, steps } = view.chartOf([{ run: 28, points: [[0, 1], [10, 0]], turned }, { run: 29, points: [], turned: { ...turned, step: 0, text: 'nan from step 0' } }, { run: 30, points: [[0, 1], [10, 0.5]], turned: { step: 5, text: 'inf at step 5', is_now: false } }], 104, 54);
-  assert.deepEqual(paths.map(({ last }) => last), ['nan from step 20', 'nan from step 0', '0.5 (inf at step 5)']);
-  assert.deepEqual(paths.map(({ cross }) => cross), [[102, 52], [2, 52], [27, 2]]);
-  assert.equal(steps.at(-1), '20');
-});
-
 test('a queued run is likely to begin when those before it have ended, if that is known', () => {
   const queued = (id: string, place: number, more: Partial<Run> = {}): Run => run({ run: id, state: 'queued', place, members: [], progress: null, group: 'g', ...more });
   const going = run({ run: 'a', began_at_s: 1000, progress: null, group: 'g' });

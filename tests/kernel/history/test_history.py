@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,12 @@ from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.sidebar import overview
+from jupyter_distrib.kernel.sidebar import run_page
 from jupyter_distrib.system.record_file import DamagedFile
 from jupyter_distrib.wire import messages as m
 
+NO_SESSION: Any = SimpleNamespace(history=())
+"""A session in which nothing has run."""
 ROOMY = Limits(runs=100, days=90.0)
 
 
@@ -35,11 +39,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "jupyter_distrib" / "history"
 
 
-def observed(run: str, *, source: str = "train()", lr: float = 0.1, notes: list[str] | None = None) -> ObservedRun:
+def observed(
+    run: str,
+    *,
+    source: str = "train()",
+    lr: float = 0.1,
+    notes: list[str] | None = None,
+    arguments: dict[str, object] | None = None,
+) -> ObservedRun:
     return ObservedRun(
         id=run, label="Cell In[5]", source=source, options={"ranks": 2, "with": f"lr={lr}"}, strategy="ddp",
         pool="local", ranks=(0, 1), world_size=2, gpus=False, detached=False, attached=False,
         began_at_s=time.time(), note=(notes if notes is not None else []).append,
+        arguments=arguments or {},
     )  # fmt: skip
 
 
@@ -264,7 +276,8 @@ def everything_shown() -> list[str]:
     for run in saved.runs:
         alone = listing.Comparison((run, saved.runs[0]))
         shown += [repr(alone), alone._repr_html_()]
-        overview.compared_runs([str(run.number)])
+        sent = (run_page.compared([str(run.number)]), run_page.page(NO_SESSION, {}, str(run.number), str(run.number)))
+        shown += [json.dumps(each, allow_nan=False) for each in sent]
     for text in shown:
         text.encode()
     return shown
@@ -304,6 +317,82 @@ def test_the_reports_of_a_saved_run_may_be_anything(home: Path, line: str) -> No
         for row in run_files.find("1").metrics:
             assert list(row)[:3] == ["rank", "step", "seconds"]
             assert isinstance(row["step"], int)
+
+
+@pytest.mark.parametrize(
+    "over_time",
+    [
+        "1", "[]", "{}", '{"seconds": NaN, "ranks": [0], "rows": {"busy": ["1"]}}', '{"seconds": 9, "ranks": [0], "rows": {}}',
+        '{"seconds": 9, "ranks": [0], "rows": {"busy": ["<img>"]}}', '{"seconds": 9, "ranks": [0, 1], "rows": {"busy": ["1"]}}',
+        '{"seconds": 9, "ranks": [0], "rows": {"busy": ["1"]}, "waits": [[1, 2]]}',
+        '{"seconds": 9, "ranks": [0], "rows": {"busy": ["1"]}, "waits": [["a", 1, 2]]}',
+    ],
+)  # fmt: skip
+def test_a_course_over_time_that_is_damaged_is_left_out_of_the_page(home: Path, over_time: str) -> None:
+    save("a-1", [0.5, 0.7])
+    path = home / "00000001_a-1.json"
+    first, second = path.read_text().splitlines()
+    path.write_text(
+        first + "\n" + json.dumps({**json.loads(second), "over_time": 0}).replace('e": 0}', f'e": {over_time}}}')
+    )
+
+    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    assert page["over_time"] is None
+    assert page["ranks"][0]["columns"]["=loss"] == [0.5, 0.7]
+
+
+def test_a_run_that_an_older_version_saved_has_a_page(home: Path) -> None:
+    save("a-1", [0.5, 0.7], source="model.fit()")
+    path = home / "00000001_a-1.json"
+    summary, numbers = (json.loads(line) for line in path.read_text().splitlines())
+    older = ("number", "run", "label", "notebook", "began_at_s", "elapsed_s", "state", "source")
+    path.write_text(
+        json.dumps({name: summary[name] for name in older if name in summary})
+        + "\n"
+        + json.dumps({name: numbers[name] for name in ("columns", "rows")})
+    )
+    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    assert (page["code"], page["notes"], page["over_time"], page["logged"]) == (["model.fit()"], [], None, [0, 1])
+
+    path.write_text(path.read_text().partition("\n")[0])  # without reported numbers
+    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    assert (page["code"], page["ranks"]) == (["model.fit()"], [])
+
+
+def test_a_page_has_all_that_is_known_and_how_the_code_differs() -> None:
+    save("a-1", [0.5], source="lr = 1\ntrain(lr)")
+    save("a-2", [0.7, float("nan")], source="lr = 2\ntrain(lr)", lost=True)
+
+    page = run_page.page(NO_SESSION, {}, "2", "1")["page"]
+    assert (page["run"], page["number"], page["state"], page["goes_on"]) == ("a-2", "2", "lost", False)
+    assert page["difference"][2:] == ["@@ -1,2 +1,2 @@", "-lr = 1", "+lr = 2", " train(lr)"]
+    assert ["strategy", "ddp"] in page["configuration"]
+    assert "python" in [name for name, _ in page["environment"]]
+    assert page["ranks"][1]["columns"]["=loss"] == [0.7, "nan"]
+    assert page["ranks"][1]["columns"]["not_finite"] == {"loss": ["nan", 1, 1, True]}
+    assert any("nan" in note for note in page["notes"])
+    assert run_page.page(NO_SESSION, {}, "1")["page"]["difference"] == []
+    with pytest.raises(DistributedError, match="no saved run has the number or id 99"):
+        run_page.page(NO_SESSION, {}, "1", "99")
+
+
+def test_up_to_twenty_runs_are_compared() -> None:
+    for number in range(21):
+        save(f"a-{number}", [0.5, number])
+
+    compared = run_page.compared([str(number) for number in range(1, 21)])["comparison"]
+    assert [each["columns"]["=loss"] for each in compared["ranks"]] == [[0.5, number] for number in range(20)]
+    with pytest.raises(DistributedError, match="2 to 20 runs"):
+        run_page.compared([str(number) for number in range(1, 22)])
+
+
+def test_saved_runs_are_a_data_frame_with_parameters_and_metrics() -> None:
+    pytest.importorskip("pandas")
+    save("a-1", [0.5], arguments={"lr": "0.1", "kind": "<b>"})
+    save("a-2", [0.7], arguments={"lr": "2", "kind": "big"})
+
+    table = listing.matching(run_files.load(), []).to_pandas()
+    assert table[["run", "lr", "kind", "loss"]].to_numpy().tolist() == [[2, 2.0, "big", 0.7], [1, 0.1, "<b>", 0.5]]
 
 
 def test_rows_of_another_length_are_damage(home: Path) -> None:

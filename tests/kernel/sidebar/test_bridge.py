@@ -374,11 +374,41 @@ def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
     compared = ask(book, op="compare", runs=[older["run"], newer["run"]])["comparison"]
     assert compared["head"] == ["run", older["run"], newer["run"]]
     assert ["option.timeout_s", "60.0", "180.0"] in [list(row) for row in compared["rows"]]
-    (chart,) = compared["charts"]
-    assert [line["points"] for line in chart["lines"]] == [[[0, 0], [1, 1], [2, 2]], [[0, 0], [1, 3], [2, 6]]]
+    assert [each["columns"]["=loss"] for each in compared["ranks"]] == [[0, 1, 2], [0, 3, 6]]
     assert "-rate_of_this_test = 1.0" in compared["code"][0]
     assert "+rate_of_this_test = 3.0" in compared["code"][0]
     assert "no saved run" in ask(book, op="compare", runs=["999999"])["error"]
+
+
+def test_a_run_has_a_page_while_it_goes_on_when_it_is_over_and_saved(book: Notebook, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    book.start(
+        f"%%distributed --ranks 2 --detach\nimport os, time, jupyter_distrib\nprint('begun <b>', flush=True)\n"
+        f"jupyter_distrib.report(loss=3.0 + rank)\nwhile not os.path.exists({str(enough)!r}): time.sleep(0.01)"
+    )
+    wait_until(lambda: overview(book)["runs"][0]["state"] == "running")
+    run = overview(book)["runs"][0]["run"]
+
+    def page(name: str = run, against: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = ask(book, op="page", run=name, against=against)["page"]
+        return found
+
+    assert wait_until(lambda: any(rank["columns"] for rank in page()["ranks"]))
+    live = page()
+    assert (live["state"], live["goes_on"], live["number"], live["logged"]) == ("running", True, "", [0, 1])
+    assert "print('begun <b>', flush=True)" in live["code"]
+    enough.touch()
+    assert wait_until(lambda: page()["state"] == "done")
+    ask(book, op="history", words="")  # writes what has ended
+    over = page()
+    assert (over["goes_on"], over["number"] != "") == (False, True)
+    saved = page(over["number"], against=run)
+    assert (saved["run"], saved["difference"]) == (run, ["the code is the same"])
+    assert saved["ranks"][1]["columns"]["=loss"] == [4.0]
+    assert saved["code"] == live["code"]
+    lines = ask(book, op="logs", run=over["number"], rank=1, whole=False)["lines"]
+    assert [line["text"] for line in lines] == ["begun <b>"]
+    assert "no saved run" in ask(book, op="page", run="999999")["error"]
 
 
 def test_the_runs_of_a_sweep_and_of_a_cell_are_told_apart_from_others(book: Notebook) -> None:

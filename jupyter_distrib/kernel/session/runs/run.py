@@ -346,6 +346,12 @@ class Run:
             rank: stack for rank, old in before.items() if (stack := ranks[rank].stack) is not None and stack is not old
         }
 
+    @contextmanager
+    def reading(self) -> Iterator[RunRecord]:
+        """Provide the record, which no event changes within the block."""
+        with self._lock:
+            yield self.record
+
     @property
     def metrics(self) -> Metrics:
         """The numbers reported by ranks so far: rows, points by name, or a `pandas.DataFrame`."""

@@ -51,14 +51,15 @@ export function chartGroups(names) {
 /**
  * What to draw of one metric, or of some that belong together: a path for each rank, of many ranks the mean and a band from
  * the lowest to the highest; and how to get from pixels to numbers. `log`: a logarithmic scale; `smooth`: the weight of what
- * came before, 0 to 1; `time`: over seconds instead of steps; `zoom`: the part of the axis that is shown.
+ * came before, 0 to 1; `time`: over seconds instead of steps; `zoom`: the part of the axis that is shown; `each`: a line for
+ * each, however many they are.
  */
-export function chartOf(state, names, { log = false, smooth = 0, time = false, zoom = null } = {}) {
+export function chartOf(state, names, { log = false, smooth = 0, time = false, zoom = null, each = false } = {}) {
   const inBox = ([x, y]) => (!zoom || (x >= zoom[0] && x <= zoom[1])) && (!log || y > 0);
   const all = [names].flat().map((name) => {
     const lines = state.ranks.map(({ rank, state: at, columns }) => ({ rank, ended: LEFT.has(at), points: pointsOf(columns, name, time) })).filter(({ points }) => points.length);
     const of = (points) => smoothed(points, smooth).filter(inBox);
-    if (lines.length <= MANY) return { name, lines: lines.map((line) => ({ ...line, points: of(line.points) })).filter(({ points }) => points.length) };
+    if (each || lines.length <= MANY) return { name, lines: lines.map((line) => ({ ...line, points: of(line.points) })).filter(({ points }) => points.length) };
     const found = means(lines);
     const [mean, low, high] = ["mean", "low", "high"].map((key) => of(found.map((each) => [each.at, each[key], each.step])));
     return { name, lines, mean, low, high };
@@ -106,6 +107,11 @@ function oddOf(state, name, lines, time) {
   const leads = lines.length > MANY ? alike.length === reporting : alike.includes(lines[0]?.rank ?? alike[0]);
   const who = alike.length === reporting ? "" : ` ${alike.length > 3 ? tn("on %1 rank", "on %1 ranks", alike.length) : t("on %1", rankList(alike))}`;
   return { at: place, text: text + who, word: leads && worst.odd[3] ? worst.odd[0] : "", line: alike[0] };
+}
+
+/** Where the line of each was nan or infinite, for charts in which each has its own: `{at, text, word, line}`. */
+export function oddsOfEach(state, name, time) {
+  return state.ranks.flatMap((rank) => (rank.columns?.not_finite?.[name] ? [oddOf({ ranks: [rank] }, name, [], time)] : []));
 }
 
 /** The place of the cross: where the line was last before it became nan. */

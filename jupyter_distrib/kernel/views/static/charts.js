@@ -1,6 +1,7 @@
-// Charts of reported numbers in the page: one for each metric, with a cursor that all of them share.
+// Charts of reported numbers in the page: one for each metric, with a cursor that all of them share. A line is that of a
+// rank, or with `runs` that of a whole run: `name` gives what it is called.
 
-import { BOX, chartGroups, chartNames, chartOf, chartText, crossOf, isNoisy, partOf, ticks, undrawn, valueAt, valuesAt } from "./chart.js";
+import { BOX, chartGroups, chartNames, chartOf, chartText, crossOf, isNoisy, oddsOfEach, partOf, ticks, undrawn, valueAt, valuesAt } from "./chart.js";
 import { drawing, element, fill, set } from "./dom.js";
 import { t, tn } from "./say.js";
 import { clock, digits } from "./words.js";
@@ -11,8 +12,9 @@ const SMOOTH = [0, 0.6, 0.9, 0.97];
 
 /** One chart in the page; `paint` brings it up to date. A range is zoomed into by drawing over it. */
 export class Chart {
-  constructor({ title, names }, later, point) {
+  constructor({ title, names }, later, point, runs = null) {
     this.names = names;
+    this.runs = runs;
     this.later = later;
     this.layers = new Map();
     this.root = element("figure", "jd-chart");
@@ -36,6 +38,7 @@ export class Chart {
     this.acrosses = this.root.appendChild(element("div", "jd-ticks jd-acrosses"));
     this.acrosses.setAttribute("aria-hidden", "true");
     this.foot = this.root.appendChild(element("div", "jd-chart-foot"));
+    if (runs) this.keys = this.root.appendChild(element("ul", "jd-runs"));
     this.pointed = this.from = this.zoom = null;
     const fraction = (event) => Math.min(1, Math.max(0, event.offsetX / this.svg.clientWidth));
     const place = (event) => this.chart.x.back(fraction(event) * BOX.width);
@@ -67,7 +70,10 @@ export class Chart {
 
   paint(state, options) {
     this.options = options;
-    const chart = (this.chart = chartOf(state, this.names, { ...options, zoom: this.zoom }));
+    const chart = (this.chart = chartOf(state, this.names, { ...options, zoom: this.zoom, each: this.runs !== null }));
+    this.odds = this.runs ? oddsOfEach(state, this.names[0], options.time) : [];
+    this.all = state.ranks.map(({ rank }) => rank);
+    this.reporting = this.runs ? state.ranks.filter(({ columns }) => columns?.[`=${this.names[0]}`]).map(({ rank }) => rank) : [];
     chart.series.forEach((series, index) => this.layer(series, index));
     const write = (node, value) => set(node, digits(value, 3));
     fill(this.ups, ticks(chart.y, BOX.height - BOX.bottom, BOX.top).reverse(), () => element("span"), write);
@@ -80,8 +86,10 @@ export class Chart {
 
   /** A dot at the best value, and a cross where a line became nan. */
   paintMarks(chart) {
-    const best = chart.series.map(({ best }, index) => best && { sign: "●", place: [chart.x.at(best[0]) / BOX.width, chart.y.at(best[1]) / BOX.height], style: `jd-best jd-told-${index % 3}`, text: t("best %1 at step %2", digits(best[1]), best[2]) });
-    const odd = chart.series.map((series) => series.odd && { sign: "×", place: crossOf(chart, series), style: "jd-turned", text: series.odd.text });
+    const best = this.runs ? [] : chart.series.map(({ best }, index) => best && { sign: "●", place: [chart.x.at(best[0]) / BOX.width, chart.y.at(best[1]) / BOX.height], style: `jd-best jd-told-${index % 3}`, text: t("best %1 at step %2", digits(best[1]), best[2]) });
+    const series = chart.series[0];
+    const odds = this.runs ? this.odds.map((odd) => ({ ...series, odd })) : chart.series;
+    const odd = odds.map((series) => series.odd && { sign: "×", place: crossOf(chart, series), style: "jd-turned", text: series.odd.text });
     fill(this.marks, [...best, ...odd].filter(Boolean), () => element("span"), (node, { sign, place: [left, top], style, text }) => {
       set(node, sign);
       [node.className, node.title] = [style, text];
@@ -91,13 +99,15 @@ export class Chart {
 
   /** Draw one metric: a line for each rank, or the mean of many ranks and a band around it. */
   layer({ lines, mean, band }, index) {
-    const drawn = new Map(lines.filter(({ path }) => path).map(({ rank, path }, place) => [`rank ${rank}`, { path, style: place ? "jd-other" : "jd-first" }]));
+    const drawn = new Map(lines.filter(({ path }) => path).map(({ rank, path }, place) => [`rank ${rank}`, { path, style: this.runs ? "jd-each" : place ? "jd-other" : "jd-first", css: this.runs ? lineStyle(this.placeOf(rank)) : "" }]));
     if (mean) drawn.set("band", { path: band, style: "jd-band" }).set("mean", { path: mean, style: "jd-first" });
-    for (const [key, { path, style }] of drawn) {
+    for (const [key, { path, style, css }] of drawn) {
       const name = `${index} ${key}`;
       if (!this.layers.has(name)) {
         const node = drawing("path", { class: `${style} jd-series-${index % 3}`, "vector-effect": "non-scaling-stroke" });
-        this.layers.set(name, this.svg.insertBefore(node, style === "jd-first" ? this.cross : this.svg.firstChild));
+        node.style.cssText = css ?? "";
+        node.dataset.line = key;
+        this.layers.set(name, this.svg.insertBefore(node, style === "jd-first" || style === "jd-each" ? this.cross : this.svg.firstChild));
       }
       this.layers.get(name).setAttribute("d", path);
     }
@@ -121,8 +131,9 @@ export class Chart {
       node.className = `jd-told jd-told-${series.indexOf(each) % 3}`;
     });
     set(this.foot, this.remarks(shown, inside));
-    this.foot.classList.toggle("jd-turned", !inside && series.some(({ odd }) => odd));
-    this.svg.setAttribute("aria-label", `${chartText(this.title, this.chart)}; ${this.options.time ? clock(shown) : t("step %1", shown)}`);
+    this.foot.classList.toggle("jd-turned", !inside && !this.runs && series.some(({ odd }) => odd));
+    if (this.runs) this.writeRuns(series[0], place, inside);
+    else this.svg.setAttribute("aria-label", `${chartText(this.title, this.chart)}; ${this.options.time ? clock(shown) : t("step %1", shown)}`);
     this.cross.setAttribute("visibility", inside ? "visible" : "hidden");
     const at = inside ? x.at(this.pointed) : 0;
     for (const key of ["x1", "x2"]) this.cross.setAttribute(key, at);
@@ -133,8 +144,32 @@ export class Chart {
     this.chosen.setAttribute("width", Math.abs(x.at(this.from) - at));
   }
 
+  placeOf(rank) {
+    return this.all.indexOf(rank);
+  }
+
+  /** The name of each run with its value at the end, or under the cursor; of one that is nan, since when. */
+  writeRuns(series, place, inside) {
+    const told = this.reporting.map((rank) => {
+      const points = series.lines.find((line) => line.rank === rank)?.points ?? [];
+      const odd = this.odds.find(({ line }) => line === rank);
+      const value = points.length ? digits(valueAt(points, place)) : "";
+      const whole = !inside && odd ? (odd.word || !value ? odd.text : `${value} (${odd.text})`) : value;
+      return { rank, odd, text: whole };
+    });
+    fill(this.keys, told, newRun, (node, { rank, odd, text }) => {
+      node.children[0].firstChild.style.cssText = lineStyle(this.placeOf(rank));
+      set(node.children[1], this.runs.name(rank));
+      set(node.children[2], text);
+      node.children[2].classList.toggle("jd-turned", !inside && Boolean(odd));
+    });
+    const words = told.map(({ rank, text }) => `${this.runs.name(rank)} ${text}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.options.time ? t("%1 over time", this.title) : t("%1 over steps", this.title)}: ${words}`);
+  }
+
   /** `rank 0: 0.41`, `mean: 0.41`; with more than one metric its part; at the end `nan` of a line that is. */
   told(series, place, inside) {
+    if (this.runs) return "";
     if (!inside && series.odd?.word) return `${this.names.length > 1 ? `${partOf(series.name)} ` : ""}${series.odd.word}`;
     if (!series.points.length) return "";
     const who = this.names.length > 1 ? `${partOf(series.name)} ` : series.mean ? `${t("mean")}: ` : series.lines.length > 1 ? `${t("rank %1", series.lines[0].rank)}: ` : "";
@@ -144,6 +179,7 @@ export class Chart {
   /** Under the cursor the step and the values of all ranks; else what is nan, the best value, and the kind of scale. */
   remarks(place, inside) {
     const { series } = this.chart;
+    if (this.runs) return [this.options.log ? t("log scale") : "", inside ? (this.options.time ? clock(place) : t("step %1", place)) : ""].filter(Boolean).join(" · ");
     if (!inside) {
       const odd = series.map(({ odd, name }) => odd && (series.length > 1 ? `${partOf(name)} ${odd.text}` : odd.text));
       const best = series.length === 1 && series[0].best ? t("best %1 at step %2", digits(series[0].best[1]), series[0].best[2]) : "";
@@ -159,6 +195,21 @@ export class Chart {
   }
 }
 
+function newRun() {
+  const node = element("li");
+  const line = node.appendChild(drawing("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }));
+  line.appendChild(drawing("path", { d: "M0 4H22", class: "jd-each" }));
+  node.append(element("span"), element("span", "jd-value"));
+  return node;
+}
+
+const DASHES = ["", "6 3", "2 2", "9 3 2 3"];
+
+/** How the line of the run at this place is drawn: up to 20 differ by colour, and those beside one another by dashes. */
+function lineStyle(place) {
+  return `fill: none; stroke: oklch(0.62 0.16 ${Math.round(40 + place * 137.5) % 360}); stroke-dasharray: ${DASHES[place % DASHES.length] || "none"}`;
+}
+
 function tool(text, click) {
   const node = element("button", "jd-tool");
   node.type = "button";
@@ -169,9 +220,10 @@ function tool(text, click) {
 
 /** All charts of a run, and how they are drawn. */
 export class Charts {
-  constructor(root, later) {
+  constructor(root, later, runs = null) {
     this.root = root;
     this.later = later;
+    this.runs = runs;
     this.charts = new Map();
     this.all = false;
     this.options = { log: false, smooth: 0, time: false };
@@ -210,7 +262,8 @@ export class Charts {
   }
 
   paint(state) {
-    const groups = chartGroups(chartNames(state));
+    const names = chartNames(state);
+    const groups = this.runs ? names.map((name) => ({ title: name, names: [name] })) : chartGroups(names);
     const shown = this.all ? groups : groups.slice(0, SHOWN_CHARTS);
     const keyOf = ({ names }) => names.join("\n");
     const keys = shown.map(keyOf);
@@ -221,7 +274,7 @@ export class Charts {
     }
     const seen = state.ranks.map((rank) => rank.columns);
     shown.forEach((group, index) => {
-      if (!this.charts.has(keys[index])) this.charts.set(keys[index], new Chart(group, this.later, this.point));
+      if (!this.charts.has(keys[index])) this.charts.set(keys[index], new Chart(group, this.later, this.point, this.runs));
       const chart = this.charts.get(keys[index]);
       if (this.grid.children[index] !== chart.root) this.grid.insertBefore(chart.root, this.grid.children[index] ?? null);
       if (!chart.seen || seen.some((columns, place) => columns !== chart.seen[place])) chart.paint(state, this.options);

@@ -6,7 +6,8 @@ import { clock } from "./words.js";
 import { Logs } from "./lines.js";
 import { Row } from "./ranks.js";
 import { Charts } from "./charts.js";
-import { Course, Shares } from "./strips.js";
+import { Heat } from "./heat.js";
+import { Shares } from "./strips.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";
 import { Output, noteSelection } from "./output.js";
@@ -91,7 +92,7 @@ class View {
     this.list = root.appendChild(element("ul", "jd-ranks"));
     this.list.setAttribute("aria-label", t("Ranks"));
     this.shares = new Shares(root.appendChild(section("jd-shares", t("Where the time goes"))));
-    this.course = new Course(root.appendChild(section("jd-timeline", t("Steps behind over time"))));
+    this.heat = new Heat(root.appendChild(section("jd-timeline", t("Ranks over time"))));
     this.charts = new Charts(root.appendChild(section("jd-charts", t("Reported numbers"))), this.later);
     this.shown = root.appendChild(section("jd-shown", t("Displays of the ranks")));
     this.output = new Output(t("Output of all ranks"), null, new Tools(() => this.openLog()));
@@ -115,7 +116,7 @@ class View {
     const late = behind(state);
     this.paintRanks(state, late);
     this.shares.paint(state.shares ?? null);
-    this.course.paint(state.course);
+    this.heat.paint(state.course);
     this.charts.paint(state);
     this.paintDisplays(state);
     this.output.paint(this.store.logs.all, state.ranks.flatMap((rank) => rank.unfinished), state);

@@ -1,0 +1,197 @@
+"""Pages of runs in the main area: one run, going on or saved; several compared; and what draws them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from jupyter_distrib.kernel.views import page_code
+from tests.browser.conftest import Open
+from tests.browser.lab import BAD, Lab, harmless, until
+from tests.browser.test_strips import DARK
+
+MOUNT = """async ([script, style, state, name]) => {
+    document.head.appendChild(document.createElement('style')).textContent = style;
+    const module = await import(URL.createObjectURL(new Blob([script], { type: 'text/javascript' })));
+    const root = document.body.appendChild(document.createElement('div'));
+    root.className = 'jd-run';
+    const inner = root.appendChild(document.createElement('section'));
+    if (name === 'heat') {
+        inner.className = 'jd-timeline';
+        new module.Heat(inner).paint(state);
+    } else {
+        inner.className = 'jd-charts';
+        const charts = new module.Charts(inner, () => charts.paint(state), { name: rank => `run ${rank}` });
+        charts.paint(state);
+    }
+}"""
+
+
+def mount(page: Page, state: dict[str, Any], name: str) -> None:
+    page.set_content("<!DOCTYPE html><body>")
+    page.evaluate(MOUNT, [page_code.script(page_code.PAGE), page_code.style(page_code.PAGE), state, name])
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    numbers = [float(each) for each in re.findall(r"[\d.]+", path)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def a_line(run: int, values: list[Any], odd: list[Any] | None = None) -> dict[str, Any]:
+    columns = {"step": list(range(len(values))), "=loss": values, "left": 0, "not_finite": {"loss": odd} if odd else {}}
+    return {"rank": run, "state": "done", "columns": columns}
+
+
+def test_a_line_for_each_of_twenty_runs_is_read_back_and_has_values_under_the_cursor(blank: Page) -> None:
+    runs = [a_line(100 + run, [1.0 + run, 10.0, 100.0]) for run in range(20)]
+    runs[3] = a_line(103, [4.0, None, None], ["nan", 1, 2, True])
+    mount(blank, {"ranks": runs}, "charts")
+
+    lines = blank.locator(".jd-chart path[data-line]")
+    expect(lines).to_have_count(20)
+    drawn = {each.get_attribute("data-line"): points(each.get_attribute("d") or "") for each in lines.all()}
+    assert drawn["rank 100"] == [(4.0, 90.0), (150.0, 82.4), (296.0, 6.0)]
+    assert drawn["rank 119"] == [(4.0, 73.9), (150.0, 82.4), (296.0, 6.0)]
+    styles = lines.evaluate_all(
+        "all => all.map(node => getComputedStyle(node).stroke + getComputedStyle(node).strokeDasharray)"
+    )
+    assert len(set(styles)) == 20, "runs cannot be told apart"
+    legend = blank.locator(".jd-runs li")
+    expect(legend.nth(3)).to_have_text("run 103nan from step 1")
+    expect(legend.nth(19)).to_have_text("run 119100")
+    expect(blank.locator(".jd-ups span")).to_have_text(["100", "50.5", "1"])
+    expect(blank.locator(".jd-marks .jd-turned")).to_have_count(1)
+
+    blank.locator(".jd-chart svg").first.hover(position={"x": 20, "y": 40})
+    expect(legend.nth(19)).to_have_text("run 11920")
+    expect(blank.locator(".jd-chart-foot")).to_have_text("step 0")
+    blank.get_by_role("button", name="log scale").click()
+    expect(lines.first).to_have_attribute("d", re.compile(r"M4.0 90.0L150.0 48.0L296.0 6.0"))
+    blank.screenshot(path="artifacts/browser/compared-20.png")
+
+
+def over_time(ranks: int, columns: int = 60) -> dict[str, Any]:
+    """Rank 5 falls back, so its row comes first, and the others wait for it."""
+    order = [5, *(rank for rank in range(ranks) if rank != 5)]
+    behind = "".join(str(min(9, column // 6)) for column in range(columns))
+    return {
+        "seconds": 120.0,
+        "ranks": order,
+        "gpus": True,
+        "colors": [f"#{level}{level}8899" for level in range(10)],
+        "rows": {
+            "behind": [behind if rank == 5 else "0" * columns for rank in order],
+            "busy": [("9" if rank == 5 else "4") * columns for rank in order],
+            "memory": ["5" * (columns - 1) + "." for _ in order],
+            "waiting": [("0" if rank == 5 else "6") * columns for rank in order],
+        },
+        "most": {"busy": 100.0, "memory": 80e9, "waiting": 1.0},
+        "waits": [[rank, 5, 40.0] for rank in range(ranks) if rank != 5],
+    }
+
+
+def levels_drawn(page: Page, rows: int, columns: int, height: int) -> list[str]:
+    """The levels that the paths draw, read back."""
+    table = [["."] * columns for _ in range(rows)]
+    for path in page.locator(".jd-course path").all():
+        for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v", path.get_attribute("d") or ""):
+            table[int(y) // height][int(x) : int(x) + int(width)] = (path.get_attribute("data-level") or "") * int(
+                width
+            )
+    return ["".join(row) for row in table]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_64_ranks_over_time_are_a_map_with_the_straggler_first(blank: Page, dark: bool) -> None:
+    state = over_time(64)
+    mount(blank, state, "heat")
+    if dark:
+        blank.add_style_tag(content=DARK)
+    picture = blank.locator(".jd-course svg")
+    expect(picture).to_have_attribute(
+        "aria-label", "Steps behind the leading rank over 2:00: rank 5 up to 256 and more"
+    )
+    assert levels_drawn(blank, 64, 60, 5) == state["rows"]["behind"]
+    expect(blank.locator(".jd-course-ranks > div").first).to_have_text("rank 5")
+    blank.screenshot(path=f"artifacts/browser/heat-{'dark' if dark else 'light'}.png")
+    for name, kind in (("GPU", "busy"), ("GPU memory", "memory"), ("Communication", "waiting")):
+        blank.get_by_role("button", name=name, exact=True).click()
+        assert levels_drawn(blank, 64, 60, 5) == state["rows"][kind]
+    picture.hover(position={"x": 1, "y": 1})
+    expect(blank.locator(".jd-legend").first).to_have_text("rank 5 at 0:01: 0 % - 10 %")
+    picture.hover(position={"x": 1, "y": 12})
+    expect(blank.locator(".jd-legend").first).to_have_text("rank 1 at 0:01: 60 % - 70 %")
+    blank.get_by_role("button", name="Who waits for whom").click()
+    assert levels_drawn(blank, 1, 64, 14) == ["99999." + "9" * 58]
+    blank.mouse.move(500, 600)
+    expect(blank.locator(".jd-legend").first).to_have_text("rank 5: 63 ranks waited, 40.0 s each")
+    blank.screenshot(path=f"artifacts/browser/waits-{'dark' if dark else 'light'}.png")
+
+
+TRAIN = """%%distributed --ranks 2
+import os, time, jupyter_distrib
+bad = "BAD"
+print(bad)
+print("second line of", rank, flush=True)
+for step in jupyter_distrib.progress(range(100_000)):
+    jupyter_distrib.report(**{"loss": 1 / (1 + step) + rank, bad: step})
+    time.sleep(0.1)
+    if os.path.exists("ENOUGH"):
+        break
+""".replace("BAD", BAD)
+
+
+def region(lab: Lab, name: str) -> Any:
+    return lab.page.locator(".jp-Distributed-compared").last.get_by_role("region", name=name)
+
+
+def test_a_run_has_a_page_while_it_goes_on_and_when_it_is_saved(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook("%%distributed --ranks 2\nearlier_of_this_test = 1", until(TRAIN, enough))
+    panel = lab.panel()
+    lab.run(1)
+    lab.wait_idle(1)
+    lab.run(2)
+    card = panel.locator(".jp-Distributed-run").first
+    expect(card).to_contain_text("running")
+    card.get_by_role("button", name="Open").click()
+    page = lab.page.locator(".jp-Distributed-compared").last
+    expect(page.get_by_role("heading", level=2)).to_contain_text("running")
+    charts = region(lab, "Reported numbers")
+    line = charts.locator(".jd-chart path.jd-first").first
+    expect(line).to_be_visible()
+    before = line.get_attribute("d") or ""
+    expect(line).not_to_have_attribute("d", before)  # it goes on by itself
+    log = region(lab, "Log").first
+    expect(log.locator(".jd-output")).to_contain_text("second line of 1")
+    log.get_by_role("searchbox").fill("second line")
+    expect(log.locator(".jd-output")).not_to_contain_text("pwned")
+    log.get_by_role("searchbox").fill("")
+    harmless(lab, ".jp-Distributed-compared", "img", "svg[onload]")
+    lab.shoot("run-page-live")
+    enough.touch()
+    expect(page.get_by_role("heading", level=2)).to_contain_text("done")
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+
+    lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
+    saved = panel.locator(".jp-Distributed-history li").first
+    saved.get_by_role("button").click()
+    expect(lab.page.locator(".jp-Distributed-compared")).to_have_count(2)
+    page = lab.page.locator(".jp-Distributed-compared").last
+    expect(region(lab, "Reported numbers").locator(".jd-chart").first).to_be_visible()
+    expect(page.locator("table", has_text="Environment")).to_contain_text("torch")
+    expect(page.locator("table", has_text="Configuration")).to_contain_text("ranks 0-1")
+    code = region(lab, "Code").last
+    expect(code.locator("pre")).to_contain_text("for step in")
+    code.get_by_label("Show").select_option(index=1)
+    expect(code.locator(".jp-mod-added", has_text="for step in")).to_be_visible()
+    expect(code.locator(".jp-mod-removed", has_text="earlier_of_this_test")).to_be_visible()
+    expect(region(lab, "Log").first.locator(".jd-output")).to_contain_text("second line of 0")
+    harmless(lab, ".jp-Distributed-compared:visible", "img", "svg[onload]")
+    lab.page.set_viewport_size({"width": 1400, "height": 1500})
+    lab.shoot("run-page")
+    lab.dark()
+    lab.shoot("run-page-dark")
