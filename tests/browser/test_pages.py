@@ -195,3 +195,52 @@ def test_a_run_has_a_page_while_it_goes_on_and_when_it_is_saved(open_notebook: O
     lab.shoot("run-page")
     lab.dark()
     lab.shoot("run-page-dark")
+
+
+SWEEP = """%%distributed --ranks 1 --sweep "lr=[0.3, 0.1, 0.2]" --sweep "kind=['BAD']"
+import os, time, jupyter_distrib
+for step in range(100_000):
+    jupyter_distrib.report(loss=lr + lr / (1 + step), step_count=step)
+    time.sleep(0.05)
+    if os.path.exists("ENOUGH"):
+        break
+"""
+
+
+def test_a_sweep_is_one_view_with_the_best_on_top_stop_and_open(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(SWEEP.replace("BAD", "<img src=x onerror=window.pwned=1>"), enough))
+    lab.do("jupyter-distrib:start-ranks")
+    lab.run(1)
+    view = lab.page.locator(".jd-sweep")
+    rows = view.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    running = view.locator("tbody tr", has_text="running")
+    expect(running.first).to_be_visible()
+    grows = running.first.locator("td").nth(3)
+    expect(grows).to_have_text(re.compile(r"\d"))
+    expect(grows).not_to_have_text(grows.inner_text())
+    expect(view.locator(".jd-chart path[data-line]").first).to_be_visible()
+    running.first.get_by_role("button", name="Open").click()
+    expect(lab.page.locator(".jp-Distributed-compared").last.get_by_role("heading", level=2)).to_contain_text("running")
+    lab.page.get_by_role("tab", name=lab.name).click()
+    first = running.first.get_attribute("data-run")
+    stopped = view.locator(f"tr[data-run='{first}']")
+    stopped.get_by_role("button", name="Stop").click()
+    expect(stopped).to_contain_text("interrupted")
+    expect(stopped.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(running.first).to_be_visible()
+    expect(view.locator(".jd-parallel path").nth(1)).to_be_visible()  # of the one that was stopped, and of the next
+    lab.shoot("sweep", view)
+    lab.dark()
+    lab.shoot("sweep-dark", view)
+    view.get_by_role("button", name="Copy table").click()
+    copied = lab.page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.splitlines()[0] == "lr\tkind\tloss\tstep_count\tstate"
+    assert lab.page.evaluate("window.pwned") is None
+    enough.touch()
+    output = lab.ended(1)
+    expect(output.locator("table")).to_be_visible()
+    expect(view).to_have_count(0)
+    rates = [text.split()[0] for text in output.locator("tr").all_inner_texts()]
+    assert rates == ["lr", "0.1", "0.2", "0.3"], "the best is on top"
+    assert "widgets" not in lab.save()["metadata"]

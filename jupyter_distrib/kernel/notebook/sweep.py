@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from jupyter_distrib.errors import CaptureError, DistributedError, OptionsError
 from jupyter_distrib.kernel.capture.capture import Captured, Input
 from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, lines_only, row_of
+from jupyter_distrib.kernel.notebook.sweep_view import SweepView
 from jupyter_distrib.kernel.session.runs import interrupt_presses
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
@@ -148,7 +149,7 @@ class SweepRuns(Sequence[Any]):
 
     def view(self) -> RunsView:
         """Return the view of the sweep, drawn once."""
-        view = RunsView(self._bundle)
+        view = SweepView(self._bundle, self._rows, lambda: all(run.done() for run in self.runs))
         for run in self.runs:
             view.follow(run)
         view.draw()

@@ -16,6 +16,9 @@ RUN = (
 PAGE = (*_CHARTS, "output.css", "charts.css")
 """Charts and tables of rank and time, for pages."""
 
+SWEEP = (*_CHARTS, "sweep.js", "output.css", "run.css", "charts.css", "sweep.css")
+"""The live view of a sweep."""
+
 
 def script(names: Sequence[str]) -> str:
     """Return these files as a single module, without their imports of one another."""

@@ -206,7 +206,7 @@ function newRun() {
 const DASHES = ["", "6 3", "2 2", "9 3 2 3"];
 
 /** How the line of the run at this place is drawn: up to 20 differ by colour, and those beside one another by dashes. */
-function lineStyle(place) {
+export function lineStyle(place) {
   return `fill: none; stroke: oklch(0.62 0.16 ${Math.round(40 + place * 137.5) % 360}); stroke-dasharray: ${DASHES[place % DASHES.length] || "none"}`;
 }
 
