@@ -23,6 +23,11 @@ EVERY_S = 0.5
 """Minimum seconds between two states that are sent to the widget."""
 
 
+_last: SweepWidget | None = None
+"""The widget of the last sweep. It is closed when another one is opened: a page that is still loading a widget reports
+an error if that is closed."""
+
+
 class SweepView(RunsView):
     """The view of one sweep.
 
@@ -54,10 +59,8 @@ class SweepView(RunsView):
                 return self._draw_widget()
             except Exception:  # noqa: BLE001 - no view may end its runs, and the library of widgets may be broken
                 self._has_widget = False
-        widget, self._widget = self._widget, None
+        self._widget = None
         super().draw()
-        if widget is not None:
-            widget.close()
         return None
 
     def _draw_widget(self) -> None:
@@ -67,7 +70,10 @@ class SweepView(RunsView):
         self._drawn_s = time.monotonic()
         if self._widget is not None:
             return self._widget.push(state_of(self._rows()))
-        self._widget = SweepWidget(_handle_request, state=state_of(self._rows()))
+        global _last
+        if _last is not None:
+            _last.close()
+        self._widget = _last = SweepWidget(_handle_request, state=state_of(self._rows()))
         model: dict[str, Any] = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
         bundle = {"application/vnd.jupyter.widget-view+json": model, **self._bundle()}
         self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # no types here
