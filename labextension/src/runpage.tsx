@@ -118,7 +118,7 @@ function Head({ source, page }: { source: PageSource; page: Page }): React.JSX.E
   const tone = page.goes_on ? 'active' : page.state === 'done' ? 'good' : page.state === 'interrupted' ? 'quiet' : 'bad';
   const stop = (): void => void source.link?.stop(page.run, page.state === 'stopping').catch(() => undefined);
   return (
-    <header className="jp-Distributed-pagehead">
+    <div className="jp-Distributed-pagehead">
       <h2>
         <span aria-hidden="true" className={`jp-Distributed-dot jp-mod-${tone}`} /> {page.label}{' '}
         <span className={`jp-Distributed-pagestate jp-mod-${tone}`}>{view.runStateName(page.state, t)}</span> <span className="jp-Distributed-quiet">{[time, page.number ? t('run %1', page.number) : page.run].join(' · ')}</span>
@@ -136,7 +136,7 @@ function Head({ source, page }: { source: PageSource; page: Page }): React.JSX.E
           </div>
         ))}
       </dl>
-    </header>
+    </div>
   );
 }
 
