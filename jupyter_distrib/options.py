@@ -235,6 +235,8 @@ class Option:
     unasked: bool = False
     """Whether the settings file of a project may set it for a pool before the user has trusted that file: it names no
     program, machine, server or file, and takes nothing that others have."""
+    main: bool = False
+    """Whether most people who define such a pool set it, so that forms show it before the others."""
     synonyms: tuple[str, ...] = ()
     """The names of the option in other launchers, for which this option is suggested."""
 

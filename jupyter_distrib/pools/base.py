@@ -10,6 +10,7 @@ the node in the commands and events of `wire/messages/`."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import time
 import warnings
@@ -34,7 +35,7 @@ DEFAULT_KIND = "local"
 LOOK_ROUND_S = 5.0
 """Seconds until a newly installed engine is noticed: the sidebar asks several times a second."""
 _PACKAGE = "jupyter_distrib.pools"
-_NO_KINDS = frozenset({"base", "machines", "server_home", "server_link"})
+_NO_KINDS = frozenset({"base", "discovery", "machines", "server_home", "server_link", "trial"})
 """Modules of `pools/` that are not kinds of pools."""
 
 
@@ -69,6 +70,7 @@ PYTHON = Option(
     metavar="PATH",
     meaning="the interpreter of the ranks, with a torch of its own",
     default="the kernel's",
+    main=True,
 )
 """Option that several kinds share."""
 _ENVIRONMENTS = ("off", "check", "sync")
@@ -149,6 +151,10 @@ class Pool(Protocol):
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
+    # `try_out(self) -> str` may be missing: it reaches what the pool is made of, without starting ranks, and returns a
+    # sentence on what it found, or raises `PoolError`. It is called in a process of its own (`trial.py`). So may
+    # `check_complete(self) -> None`, which raises `PoolError` for options that are no pool together.
+
 
 def kinds() -> Declared:
     """Return the options of every kind of pool, by the kind's name: the default kind first, then the other built-in
@@ -174,6 +180,27 @@ def _is_usable(kind: str, options: tuple[tuple[str, str], ...], when: int) -> bo
     """Return whether a built-in kind is usable; `when` only makes cached results expire."""
     folder = importlib.import_module(f"{_PACKAGE}.{kind}")
     return bool(getattr(folder, "usable", lambda options: True)(dict(options)))
+
+
+def summary_of(kind: str) -> str:
+    """Return a sentence on a kind of pool."""
+    return (inspect.getdoc(_class_of(kind)) or "").partition("\n")[0]
+
+
+def needed_by(kind: str) -> Mapping[str, str]:
+    """Return examples of the options that pools of a kind must be given, by `Option.name`."""
+    return dict(getattr(_class_of(kind), "needed", {}))
+
+
+def check_complete(kind: str, options: Mapping[str, str]) -> None:
+    """Raise `PoolError` if these options are no pool of this kind together. Connects to nothing."""
+    if check := getattr(open_pool(kind, options), "check_complete", None):
+        check()
+
+
+def built_in_folders() -> Sequence[str]:
+    """Return the folders of the built-in kinds that have one, as names of packages."""
+    return [module.removesuffix(".pool") for module in _built_in().values() if module.endswith(".pool")]
 
 
 def open_pool(kind: str, options: Mapping[str, str]) -> Pool:

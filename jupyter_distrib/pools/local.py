@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from typing import ClassVar
@@ -15,6 +16,8 @@ from jupyter_distrib.system import paths
 from jupyter_distrib.wire import messages as m
 
 DEFAULT_IDLE_S = 1800.0
+ANSWER_S = 30.0
+"""Seconds for an interpreter to say what it is."""
 
 
 class LocalPool:
@@ -38,6 +41,21 @@ class LocalPool:
         home = Home.of(self._python)
         hello = replace(hello, idle_s=self._idle_s)
         return greeted(home.reach(), hello, sink, lambda reason: lost(home.explained(reason)))
+
+    def try_out(self) -> str:
+        """Return a sentence on the interpreter. Raises `PoolError` if it does not run, or has no torch."""
+        from jupyter_distrib.pools.trial import VERSIONS, versions
+
+        python = Home.of(self._python).python or sys.executable
+        try:
+            done = subprocess.run([python, "-"], input=VERSIONS, capture_output=True, timeout=ANSWER_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise PoolError(f"{python} does not run here: {error}.") from None
+        if (found := versions(done.stdout)) is None:
+            raise PoolError(f"{python} is no Python: set python to the interpreter of an environment with torch.")
+        if not found[1]:
+            raise PoolError(f"{python} has no torch: install torch there, or set python to another interpreter.")
+        return f"This machine has Python {found[0]} with torch {found[1]} at {python}."
 
 
 class RunningServer:

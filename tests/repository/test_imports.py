@@ -249,6 +249,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/session/runs",
         "kernel/settings",
         "kernel/views",
+        "options",
+        "pools",
         "system",
         "wire",
     },

@@ -140,10 +140,10 @@ class Options:
 
     gpus: int | None = _declared(
         None, "--gpus", "N", "N ranks with one GPU each, or 2:8 for what there is; where the pool has no GPU at all, "
-        "N CPU ranks", read=count_or_range, unasked=True,
+        "N CPU ranks", read=count_or_range, unasked=True, main=True,
         default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
     ranks: int | None = _declared(
-        None, "--ranks", "N", "N CPU ranks, or 2:8 for what there is", read=count_or_range, unasked=True,
+        None, "--ranks", "N", "N CPU ranks, or 2:8 for what there is", read=count_or_range, unasked=True, main=True,
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",

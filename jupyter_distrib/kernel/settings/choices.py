@@ -125,13 +125,20 @@ class Choices:
 
     # ------------------------------------------------------------------------------------------------ project files
 
-    def trust(self, pool: str | None = None) -> str:
+    def trust(self, pool: str | None = None, *, seen: str | None = None) -> str:
         """Remember for all notebooks that the user trusts the project's file, or the file that defines this pool, with
-        its present content. Return a sentence on the file. Raises `PoolError`."""
+        its present content. Return a sentence on the file. Raises `PoolError`.
+
+        Args:
+            pool: The name of the pool.
+            seen: The digest of the content that the user was shown; None if that is the present one.
+        """
         settings = self.settings
         file = settings.waiting if pool is None else settings.pools[pool].project_file or settings.waiting
         if file is None:
             return "Nothing here waits for your trust."
+        if seen not in (None, file.digest):
+            raise PoolError(f"{file.shown} has changed since you looked at it: look again, and then trust it.")
         try:
             find_files.trust(file.path, file.digest)
         except OSError as error:

@@ -76,7 +76,7 @@ def _over(settings: Settings, file: File) -> Settings:
     shown = shown_path(Path(file.path))
     for key in content:
         if key not in KEYS:
-            raise wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, _as_key))
+            raise wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, as_key))
     tables = content.get("pools", {})
     if not isinstance(tables, dict):
         raise wrong(shown, text, "", "pools", "write a table [pools.NAME] for each pool")
@@ -144,7 +144,7 @@ def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[s
     for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS, NOTIFY, NOTIFY_AFTER):
         if (key := option.name) in content:
             try:
-                (value,) = gather([(option, _as_text(option, content[key]))], _as_key).values()
+                (value,) = gather([(option, _as_text(option, content[key]))], as_key).values()
             except OptionsError as error:
                 raise wrong(shown_path(Path(file.path)), text, "", key, error) from None
             of_own_runs = file.of_project and option in (HISTORY, HISTORY_DAYS)
@@ -242,8 +242,8 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
             continue
         try:
             if key not in known:
-                raise unknown_option(key, (*declared, *_as_options(KEYS_OF_A_POOL)), partial(_owners, kinds), _as_key)
-            read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], _as_key)
+                raise unknown_option(key, (*declared, *_as_options(KEYS_OF_A_POOL)), partial(_owners, kinds), as_key)
+            read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], as_key)
         except OptionsError as error:
             raise wrong(shown, text, header, key, error) from None
         values |= {field_of(known[key]): each for each in read.values()}
@@ -259,6 +259,19 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         id=str(table.get("id", "")),
         origin=shown,
     )
+
+
+def defined(name: str, table: dict[str, Any], settings: Settings, path: str) -> NamedPool:
+    """Return the pool that a table of the file at this path defines. Raises `OptionsError`."""
+    file = File(path=path, mtime_ns=0, size=0, of_project=False)
+    return _with_absolute_paths(_pool(name, table, settings, shown_path(Path(path)), ""), settings.kinds, file)
+
+
+def texts_of(table: dict[str, Any], kinds: Declared, strategies: Declared) -> dict[str, str]:
+    """Return the options in a pool's table, as the texts of fields in a form: `true` for a switch."""
+    known = {option.name: option for option in options_of(str(table.get("kind", "")), kinds, strategies)}
+    given = {key: value for key, value in table.items() if key in known and value is not False}
+    return {key: _as_text(known[key], value) or "true" for key, value in given.items()}
 
 
 def _with_absolute_paths(pool: NamedPool, kinds: Declared, file: File) -> NamedPool:
@@ -277,7 +290,8 @@ def _owners(kinds: Declared) -> dict[str, list[str]]:
     return owners
 
 
-def _as_key(option: Option, value: str = "") -> str:
+def as_key(option: Option, value: str = "") -> str:
+    """Return an option as it is spelt in a settings file."""
     return f"{option.name} = {value!r}" if value else option.name
 
 

@@ -101,6 +101,17 @@ def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
     return None, ()
 
 
+def project_file() -> tuple[str, str]:
+    """Return the path of the project's file, which need not exist, and the reason why it is not, or would not be, read;
+    an empty reason without one. Raises `OptionsError`, `OSError`."""
+    folder = present_folder()
+    for path in _project_files(folder, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
+        if os.path.lexists(path):
+            return path, _reason_against(path)
+    reason = _writable_by_others(folder)
+    return os.path.join(folder, PROJECT_FILE), f"its folder {reason}" if reason else ""
+
+
 def _reason_against(path: str) -> str:
     """Return the reason why a project's file is not read; empty without one."""
     kind = os.lstat(path)

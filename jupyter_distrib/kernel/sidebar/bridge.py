@@ -40,6 +40,7 @@ from jupyter_distrib.wire import messages as m
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.status import PoolStatus
     from jupyter_distrib.kernel.sidebar.overview import UnchangedParts
+    from jupyter_distrib.kernel.sidebar.pool_forms import PoolForms
 
 
 COMM = "jupyter_distrib-events"
@@ -139,6 +140,7 @@ class FrontEnd:
         """The facts about the runs of this session, by id; replaced, never mutated."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
+        self._forms: PoolForms | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
         self._news = _Broadcast(self._overview, self._active)
         self._route = self._listen()
@@ -171,6 +173,8 @@ class FrontEnd:
         self._news.send("answer", {"to": request.get("id"), **self.handle(request)})
 
     def close(self) -> None:
+        if self._forms is not None:
+            self._forms.end_trial()
         session.current().on_change = lambda: None
         session.current().observers.own.remove(self._follow)
         self._shell.events.unregister("pre_run_cell", self.cells.began)
@@ -199,6 +203,7 @@ class FrontEnd:
             "route": self._route,
             "doing": self._doing,
             "trouble": trouble,
+            "trial": self._forms and self._forms.trial,
             "views": self.cells.views(),
         }
         return {**seen, **more}
@@ -280,6 +285,8 @@ class FrontEnd:
                 self.cells.note_saved(request["runs"], request.get("saved_ms") or 0.0)
             case "repair":
                 return {"granted": self.cells.grant_repair(tuple(request["runs"]), _text(request, "page"))}
+            case "pool_forms" | "try_pool" | "end_trial" | "write_pool" | "trust_pool" as op:
+                return self._handle_form_request(op, request)
             case "dismiss":
                 self._trouble = None
                 self._news.changed()
@@ -302,6 +309,15 @@ class FrontEnd:
         session.current().history_writer.flush()
         listed = overview.saved_runs if op == "history" else overview.table_of_saved_runs
         return listed(str(request.get("words", "")))
+
+    def _handle_form_request(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        from jupyter_distrib.kernel.sidebar.pool_forms import PoolForms  # not needed before somebody opens a form
+
+        if self._forms is None:
+            self._forms = PoolForms(self._news.changed)
+        answer = self._forms.handle(op, request)
+        self._news.changed()
+        return {**answer, **self._seen()}
 
     def _start_ranks(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
         """Start ranks in a thread, which may take seconds; the front end can stop them meanwhile."""

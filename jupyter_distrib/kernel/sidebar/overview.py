@@ -19,8 +19,9 @@ from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGr
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups
+from jupyter_distrib.kernel.settings.available import POOLS
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options
-from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, NamedPool, ProjectFile, Settings
 from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
@@ -74,6 +75,7 @@ def overview(
             _pool(session, pool, pools.get(pool.name), groups.get(pool.name, []))
             for pool in session.usable_pools(settings)
         ],
+        "waits": _waits(settings.waiting),
         "runs": _runs(session.history, unchanged),
     }
 
@@ -106,10 +108,27 @@ def _pool(
         "name": pool.name,
         "kind": pool.kind,
         "origin": pool.origin,
+        "where": _where(pool),
+        "editable": pool.origin not in (BUILT_IN, NOTEBOOK),
+        "waits": _waits(pool.project_file),
         "groups": groups,
         "machines": machines.of_pool(pool),
         "node": _node(session, status) if status and status.server.nodes is not None else None,
     }
+
+
+def _where(pool: NamedPool) -> str:
+    """Return where a pool's ranks are, in a few words: the options that most people set for its kind."""
+    if not pool.options:
+        return ""
+    main = [option.name for option in POOLS[pool.kind] if option.main and option.name in pool.options]
+    told = ", ".join(f"{name} {pool.options[name]}".strip() for name in main)
+    return clipped("".join(each if each.isprintable() else "?" for each in told), LINE_CHARACTERS)
+
+
+def _waits(file: ProjectFile | None) -> dict[str, str] | None:
+    """Return what of a project's file waits for the user's trust; None if nothing does."""
+    return None if file is None else {"file": file.shown, "sets": file.sets, "digest": file.digest}
 
 
 def _group(group: WorkerGroup) -> dict[str, Any]:

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 MODULE = "jupyter_distrib.pools.command"
 """The program of the coordinator."""
-HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=checked_hosts)
+HOSTS = Option(
+    flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=checked_hosts, main=True
+)
 SHARED = (
-    Option(flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"),
+    Option(
+        flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3", main=True
+    ),
     Option(
         flag="--nodes",
         metavar="N",
@@ -127,6 +131,23 @@ class HostsPool:
         """
         return self.given
 
+    def check_complete(self) -> None:
+        """Raise `PoolError` for options that are missing, or that make no sense together."""
+        machine_options.check(self.given)
+        for name, example in self.needed.items():
+            if name not in self.given and not (name == "hosts" and "hosts_from" in self.given):
+                raise PoolError(f"this pool needs {name}: say --{name} {example}, or {name} = ... in a settings file.")
+
+    def try_out(self) -> str:
+        """Return a sentence on the Pythons that answer on the hosts. Raises `PoolError` for a host without one."""
+        from jupyter_distrib.pools.command import host_answers
+
+        self.check_complete()
+        self.check()
+        if "up" in self.given:
+            return "The options fit together. The first cell starts the machines; until then there is nothing to reach."
+        return host_answers.try_out(self, [host.name for host in read_hosts("hosts", self.given["hosts"])])
+
     # ------------------------------------------------------------------------------------------ in the kernel
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
@@ -134,10 +155,7 @@ class HostsPool:
         from jupyter_distrib.pools.server_home import Home, fingerprint  # here, for ranks that read a strategy's class
         from jupyter_distrib.pools.server_link import greeted
 
-        machine_options.check(self.given)
-        for name, example in self.needed.items():
-            if name not in self.given and not (name == "hosts" and "hosts_from" in self.given):
-                raise PoolError(f"this pool needs {name}: say --{name} {example}, or {name} = ... in a settings file.")
+        self.check_complete()
         folder, version = self._home()
         told = {"folder": folder, "pool": f"{type(self).__module__}:{type(self).__qualname__}", "options": self.check()}
         text = json.dumps(told, sort_keys=True)

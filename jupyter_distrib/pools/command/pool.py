@@ -29,6 +29,7 @@ class CommandPool(HostsPool):
             metavar="COMMAND",
             meaning="the command that runs {python} on {host} with its input and output as pipes",
             read=template,
+            main=True,
         ),
         *SHARED,
         *MACHINES,

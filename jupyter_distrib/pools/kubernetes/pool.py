@@ -26,12 +26,28 @@ class KubernetesPool(HostsPool):
     engine = "Kubernetes"
     needed: ClassVar = {}
     options: ClassVar = (
-        Option(flag="--image", metavar="IMAGE", meaning="the image of the pods, with torch", read=readers.image),
+        Option(
+            flag="--image", metavar="IMAGE", meaning="the image of the pods, with torch", read=readers.image, main=True
+        ),
         Option(
             flag="--template", metavar="PATH", meaning="a file with a Pod, Job or JobSet as the template of the pods"
         ),
-        Option(flag="--namespace", metavar="NAME", meaning="the namespace", read=readers.name, default="kubectl's"),
-        Option(flag="--context", metavar="NAME", meaning="the context", read=readers.context, default="kubectl's"),
+        Option(
+            flag="--namespace",
+            metavar="NAME",
+            meaning="the namespace",
+            read=readers.name,
+            default="kubectl's",
+            main=True,
+        ),
+        Option(
+            flag="--context",
+            metavar="NAME",
+            meaning="the context",
+            read=readers.context,
+            default="kubectl's",
+            main=True,
+        ),
         Option(
             flag="--gpus-per-pod",
             metavar="N",
@@ -83,10 +99,13 @@ class KubernetesPool(HostsPool):
     def __init__(self, **given: str) -> None:
         super().__init__(**{"kubectl": "kubectl", **given})
 
+    def check_complete(self) -> None:
+        super().check_complete()
+        if not {"image", "template"} & self.given.keys():
+            raise PoolError("this pool needs an image with torch: say --image NAME, or image = ... in a settings file.")
+
     def check(self) -> dict[str, str]:
         given = self.given
-        if not {"image", "template"} & given.keys():
-            raise PoolError("this pool needs an image with torch: say --image NAME, or image = ... in a settings file.")
         if shutil.which(program := shlex.split(given["kubectl"])[0]) is None:
             raise PoolError(f"the kubernetes pool needs {program}, which is not installed here: install kubectl.")
         if path := given.get("template", ""):
@@ -96,6 +115,19 @@ class KubernetesPool(HostsPool):
             given = given | {"template": path}
         # Another kubeconfig may be another cluster, which the coordinator of this one does not know.
         return given | {"kubeconfig": os.environ.get("KUBECONFIG", "")}
+
+    def try_out(self) -> str:
+        """Return a sentence on the cluster; nothing is made there. Raises `PoolError`."""
+        from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
+        from jupyter_distrib.pools.kubernetes.report import missing_rights
+
+        self.check_complete()
+        self.check()
+        kubectl = Kubectl(self.given)
+        kubectl.check()
+        if missing := missing_rights(kubectl):
+            raise PoolError(f"Kubernetes answers, but your role does not allow {', '.join(missing)} there.")
+        return f"{self.title} answers, and your role may start Jobs there."
 
     @property
     def title(self) -> str:

@@ -36,13 +36,18 @@ def look(kubectl: Kubectl, tell: Tell) -> NodeReport:
         found = nodes(kubectl.asked("nodes", limit_s=ANSWER_S)["items"])
         tell(NodeReport(nodes=found))
     try:
-        missing = [f"{verb} {resource}" for verb, resource in NEEDED if not _can(kubectl, verb, resource)]
+        missing = missing_rights(kubectl)
     except PoolError as error:
         return NodeReport(nodes=found, next_rank=str(error))
     where = f" in namespace {kubectl.namespace}" if kubectl.namespace else ""
     if missing:
         return NodeReport(nodes=found, next_rank=f"is refused: your role does not allow {', '.join(missing)}{where}")
     return NodeReport(nodes=found, next_rank=f"with a new Job{where}, when its pods have nodes")
+
+
+def missing_rights(kubectl: Kubectl) -> list[str]:
+    """Return what the role of the user does not allow. Raises `PoolError` if the cluster does not answer."""
+    return [f"{verb} {resource}" for verb, resource in NEEDED if not _can(kubectl, verb, resource)]
 
 
 def _can(kubectl: Kubectl, verb: str, resource: str) -> bool:

@@ -27,6 +27,7 @@ class RayPool:
             metavar="WHERE",
             meaning="the cluster: auto, HOST:PORT or ray://HOST:10001",
             default="auto: the one that runs here",
+            main=True,
         ),
         Option(
             flag="--nodes",
@@ -42,7 +43,7 @@ class RayPool:
             read=at_least_zero,
             default="1",
         ),
-        Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it"),
+        Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it", main=True),
         IDLE,
         Option(
             flag="--copy-files",
@@ -60,12 +61,26 @@ class RayPool:
     def __init__(self, **options: str) -> None:
         self._options = options
 
+    def try_out(self) -> str:
+        """Return a sentence on the cluster. Raises `PoolError` if it cannot be used. Sends no user data."""
+        _check_installed()
+        from jupyter_distrib.pools.ray.cluster import look
+
+        found, mode = look(self._options.get("address", "auto"), insecure="insecure" in self._options)
+        return f"The Ray cluster at {found.shown} answers, and " + (
+            "takes your token." if mode == "token" else "asks for no token."
+        )
+
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
-        if importlib.util.find_spec("ray") is None:
-            raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
+        _check_installed()
         from jupyter_distrib.pools.ray.cluster import resolve
 
         address = resolve(self._options.get("address", "auto")).shown  # a coordinator is of one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)
         return greeted(home.reach(), hello, sink, lambda _: lost("the process that holds the Ray cluster has ended"))
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")

@@ -162,6 +162,22 @@ def notebooks_job(number: str, wait_s: float, say: Callable[[str], None], given_
             raise PoolError("the ranks were given up before they had started.")
 
 
+def would_start(options: Mapping[str, str]) -> str:
+    """Return a sentence on when Slurm would start a job of one rank with these options. Raises `PoolError`."""
+    try:
+        words = command.test_only(options)
+        done = subprocess.run(words, env=environment(), capture_output=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PoolError(f"Slurm does not answer ({error}): try again when its controller is back.") from None
+    said = done.stderr.decode("utf-8", "replace")
+    if done.returncode:
+        raise PoolError(command.refusal(said))
+    when = command.likely_start(said)
+    return (
+        f"Slurm takes these options: a job of one rank would start at {when}." if when else "Slurm takes these options."
+    )
+
+
 def environment() -> dict[str, str]:
     """Return the variables for Slurm's programs."""
     stray = set(command.stray_variables(os.environ))

@@ -156,6 +156,20 @@ def elsewhere(salloc: str, nodes: Sequence[str]) -> str:
     return shlex.join([*others, f"--exclude={','.join(filter(None, names))}"])
 
 
+def test_only(options: Mapping[str, str]) -> list[str]:
+    """Return the command that asks when a job of one rank would start, and makes none."""
+    own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
+    return ["srun", "--test-only", "--ntasks=1", *own, *shlex.split(options.get("salloc", "")), "true"]
+
+
+def likely_start(said: str) -> str:
+    """Return when and where a job would start, as `test_only` says it; empty if that cannot be read."""
+    match = re.search(r"to start at (\S+) .*? on nodes (\S+)(?: in partition (\S+))?", said)
+    if match is None:
+        return ""
+    return f"{match[1]} on {match[2]}" + (f" in partition {match[3]}" if match[3] else "")
+
+
 def _room(options: Mapping[str, str], size: int, *, gpus: bool) -> list[str]:
     """Return the options for cores and GPUs of this many ranks. GPUs belong to nodes, not to tasks: a step gets those
     of its node."""

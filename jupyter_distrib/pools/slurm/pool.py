@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _own(name: str, metavar: str, meaning: str) -> Option:
-    return Option(flag=f"--{name}", metavar=metavar, meaning=meaning, default="Slurm's")
+    return Option(flag=f"--{name}", metavar=metavar, meaning=meaning, default="Slurm's", main=True)
 
 
 class SlurmPool(HostsPool):
@@ -47,6 +47,14 @@ class SlurmPool(HostsPool):
             )
         job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator is of one allocation, or makes its own
         return self.given | {"job": job}
+
+    def try_out(self) -> str:
+        """Return a sentence on when Slurm would start a job of one rank; no job is made. Raises `PoolError`."""
+        if job := self.check()["job"]:
+            return f"The notebook is in Slurm job {job}, on whose nodes the ranks run."
+        from jupyter_distrib.pools.slurm.allocation import would_start
+
+        return would_start(self.given)
 
     @property
     def title(self) -> str:

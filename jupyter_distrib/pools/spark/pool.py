@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
+import socket
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
@@ -18,6 +20,8 @@ from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.pools.spark import master
 from jupyter_distrib.wire import messages as m
 
+CONNECT_S = 10.0
+"""Seconds to wait for a master."""
 INSTALL = 'pip install "jupyter_distrib[spark]"'
 OF_THE_CLUSTER = ("--address", "--insecure")
 """Options of the Ray pool about an existing cluster."""
@@ -35,6 +39,7 @@ class SparkPool:
             metavar="URL",
             meaning="the Spark master: spark://HOST:7077 or local-cluster[2,2,2048]",
             default="that of spark-defaults.conf",
+            main=True,
         ),
         Option(
             flag="--executors",
@@ -42,6 +47,7 @@ class SparkPool:
             meaning="wait for N executors, each of which becomes a node",
             read=count,
             default="those that come",
+            main=True,
         ),
         Option(
             flag="--conf",
@@ -55,6 +61,21 @@ class SparkPool:
 
     def __init__(self, **options: str) -> None:
         self._options = options
+
+    def try_out(self) -> str:
+        """Return a sentence on the master; no application is started. Raises `PoolError`."""
+        given = self._options.get("master", "")
+        check(given)
+        match = re.fullmatch(r"spark://\[?([^\s/,]+?)\]?:(\d{1,5})", given)
+        if match is None:
+            return "Spark, Ray and Java are there; the first cell starts an application."
+        try:
+            socket.create_connection((match[1], int(match[2])), timeout=CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise PoolError(
+                f"no Spark master can be reached at {given} ({error}): start it, or correct master."
+            ) from None
+        return f"A program listens at {given}, and Spark, Ray and Java are there; the first cell starts an application."
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check(self._options.get("master", ""))

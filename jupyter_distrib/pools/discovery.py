@@ -1,0 +1,54 @@
+"""Looks on this machine for what could be a pool, to offer it. Reads files and variables only: nothing is connected to,
+and no program is started.
+
+A kind that can be found has a module `discovery` in its folder, with a function `found`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+
+from jupyter_distrib.pools import base
+from jupyter_distrib.system import record_file
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.record_file import DamagedFile
+
+LARGEST_BYTES = 1_000_000
+
+
+@data_class
+class Found:
+    """Something that could be a pool."""
+
+    kind: str
+    name: str
+    """A name for the pool."""
+    text: str
+    """A phrase on what it is and where it was found."""
+    options: Mapping[str, str]
+    """The options of the pool, by `Option.name`."""
+
+
+def found() -> list[Found]:
+    """Return all that was found, kind by kind."""
+    every: list[Found] = []
+    for folder in base.built_in_folders():
+        if importlib.util.find_spec(f"{folder}.discovery") is not None:
+            every += importlib.import_module(f"{folder}.discovery").found()
+    return every
+
+
+def pool_name(text: str, kind: str) -> str:
+    """Return a name for a pool, made from the name of what it consists of."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")
+    return name if re.match(r"[A-Za-z_]", name) and name not in base.kinds() else f"{kind}-{name}".rstrip("-")
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; empty if it cannot be read, or is another user's."""
+    with suppress(OSError, DamagedFile, ValueError):
+        return record_file.text_of(path, LARGEST_BYTES, through_links=True)
+    return ""
