@@ -130,6 +130,19 @@ export class Model {
     }
   }
 
+  /** Ask the kernel; rejects if it does not answer. */
+  async request(request: Request): Promise<Answer> {
+    if (!this.link) {
+      throw new Error('the kernel has not answered');
+    }
+    return this.link.request(request);
+  }
+
+  /** Have what is shown measured anew, after something in it has opened or closed. */
+  repaint(): void {
+    this._changed.emit();
+  }
+
   forgetError(): void {
     this._error = '';
     this._changed.emit();

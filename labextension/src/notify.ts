@@ -1,25 +1,24 @@
-/** The end of long and of detached runs is told: as a notification, and in the title of a browser tab that is not seen. */
+/**
+ * The end of long and of detached runs is told: as a notification, and in the title of a browser tab that is not seen. While
+ * runs go on, the title says how long they still take.
+ */
 import { Notification } from '@jupyterlab/apputils';
 
 import { Home, Model } from './model.js';
 import { Run } from './protocol.js';
+import { TabTitle } from './tabtitle.js';
 import * as view from './view.js';
-
-const MARK = /^[✓✗] /u;
 
 /** `afterS` is the least time of a run that is told of, in seconds; 0 for detached ones only. */
 export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home, run: Run) => void, t: view.Say): void {
   const goingOn = new Set<string>();
-  let mark = '';
+  const title = new TabTitle(document);
+  let [mark, left] = ['', ''];
   const setMark = (wanted: string): void => {
     mark = wanted;
-    const title = mark + document.title.replace(MARK, '');
-    if (title !== document.title) {
-      document.title = title;
-    }
+    title.show(mark + left);
   };
-  // JupyterLab writes the title anew whenever it saves the layout.
-  new MutationObserver(() => mark && setMark(mark)).observe(document.head, { childList: true, subtree: true });
+  new MutationObserver(() => title.again()).observe(document.head, { childList: true, subtree: true });
   model.changed.connect(() => {
     for (const [home, link] of model.links()) {
       for (const run of link.overview?.runs ?? []) {
@@ -30,6 +29,8 @@ export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home
         }
       }
     }
+    left = view.leftInTitle([model.overview, ...model.links().map(([, link]) => link.overview)], t);
+    title.show(mark + left);
   });
 
   const tell = (home: Home, run: Run): void => {

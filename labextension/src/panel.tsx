@@ -8,6 +8,7 @@ import * as React from 'react';
 import { History } from './history.js';
 import { icon } from './icon.js';
 import { Home, Model } from './model.js';
+import { PoolForm } from './poolform.js';
 import { WorkerGroup, Next, Overview, Pool, Run, Size } from './protocol.js';
 import * as view from './view.js';
 
@@ -277,21 +278,61 @@ export function sizeOf(next: Next): Size {
 // ---------------------------------------------------------------------------------------------------- pools
 
 function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
-  const overview = doer.model.overview;
+  const { model, t } = doer;
+  const overview = model.overview;
+  const [form, setForm] = React.useState<{ pool: string } | null>(null);
+  const [told, setTold] = React.useState('');
+  const session = overview?.session ?? '';
+  React.useEffect(() => {
+    setForm(null); // it was another kernel's
+    setTold('');
+  }, [session]);
+  React.useEffect(() => model.repaint(), [form, told]);
   if (!overview) {
     return null;
   }
+  if (form) {
+    const close = (done: string): void => {
+      setForm(null);
+      setTold(done);
+    };
+    return <PoolForm key={form.pool} pool={form.pool} overview={overview} ask={request => model.request(request)} close={close} resized={() => model.repaint()} t={t} />;
+  }
+  const open = (pool: string): void => {
+    setTold('');
+    setForm({ pool });
+  };
+  const waits = overview.pools.some(pool => pool.waits) ? null : overview.waits;
   return (
-    <ul className="jp-Distributed-list">
-      {overview.pools.map(pool => (
-        <PoolItem key={pool.name} doer={doer} overview={overview} pool={pool} />
-      ))}
-    </ul>
+    <div>
+      {told && (
+        <p className="jp-Distributed-result jp-mod-good" role="status">
+          {told}
+        </p>
+      )}
+      {waits && (
+        <div className="jp-Distributed-waits">
+          <p className="jp-Distributed-note">{t('%1 is not trusted yet. It sets: %2.', waits.file, waits.sets)}</p>
+          <Button name={t('Trust this file')} title={t('Follow %1 until it changes', waits.file)} onClick={() => void model.ask({ op: 'trust_pool', pool: '', digest: waits.digest })} />
+        </div>
+      )}
+      <ul className="jp-Distributed-list">
+        {overview.pools.map(pool => (
+          <PoolItem key={pool.name} doer={doer} overview={overview} pool={pool} edit={() => open(pool.name)} />
+        ))}
+      </ul>
+      {overview.trial !== undefined && (
+        <div className="jp-Distributed-buttons jp-Distributed-add">
+          <Button name={t('Add pool')} title={t('Define a pool: this machine, hosts, or a cluster')} onClick={() => open('')} />
+        </div>
+      )}
+    </div>
   );
 }
 
-function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; pool: Pool }): React.JSX.Element {
-  const { commands, t } = doer;
+function PoolItem({ doer, overview, pool, edit }: { doer: Doer; overview: Overview; pool: Pool; edit: () => void }): React.JSX.Element {
+  const { commands, model, t } = doer;
+  const waits = pool.waits;
   const starting = overview.doing?.pool === pool.name;
   const up = pool.groups.length > 0;
   const used = overview.next.pool === pool.name;
@@ -302,6 +343,8 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
         <strong>{pool.name}</strong>
         <span className="jp-Distributed-quiet">{used ? t('in use') : pool.kind === pool.name ? '' : pool.kind}</span>
       </div>
+      {pool.where && <div className="jp-Distributed-quiet">{pool.where}</div>}
+      {waits && <div className="jp-Distributed-note">{t('Not trusted yet: %1 sets %2.', waits.file, waits.sets)}</div>}
       {node && <div className="jp-Distributed-quiet">{view.nodeText(pool, t)}</div>}
       {[...view.machineTexts(pool, t), ...view.roomTexts(pool, t)].map(text => (
         <div key={text} className="jp-Distributed-quiet">
@@ -312,13 +355,14 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
         <GroupItem key={group.name} group={group} t={t} />
       ))}
       {!up && used && !starting && <div className="jp-Distributed-quiet">{t('No ranks are up; the next run starts them.')}</div>}
-      {(used || up) && (
-        <div className="jp-Distributed-buttons">
-          {!starting && <Button name={up ? t('Resize') : t('Start')} title={up ? t('New ranks as picked above') : t('Have ranks up before a cell asks for them')} onClick={() => void commands.execute(COMMANDS.start, { pool: pool.name })} />}
-          {up && !starting && <Button name={t('Restart')} title={t('New processes in place of these')} onClick={() => void commands.execute(COMMANDS.restart, { pool: pool.name })} />}
-          {(up || starting) && <Button name={t('Stop ranks')} title={t('End the ranks and free their memory')} onClick={() => void commands.execute(COMMANDS.stopRanks, { pool: pool.name })} />}
-        </div>
-      )}
+      <div className="jp-Distributed-buttons">
+        {waits && <Button name={t('Trust this file')} title={t('Follow %1 until it changes', waits.file)} onClick={() => void model.ask({ op: 'trust_pool', pool: pool.name, digest: waits.digest })} />}
+        {!used && !waits && <Button name={t('Use this')} title={t('Cells that name no pool run here')} onClick={() => model.pick(() => ({ pool: pool.name }))} />}
+        {!starting && !waits && <Button name={up ? t('Resize') : t('Start')} title={up ? t('New ranks as picked above') : t('Have ranks up before a cell asks for them')} onClick={() => void commands.execute(COMMANDS.start, { pool: pool.name })} />}
+        {up && !starting && <Button name={t('Restart')} title={t('New processes in place of these')} onClick={() => void commands.execute(COMMANDS.restart, { pool: pool.name })} />}
+        {(up || starting) && <Button name={t('Stop ranks')} title={t('End the ranks and free their memory')} onClick={() => void commands.execute(COMMANDS.stopRanks, { pool: pool.name })} />}
+        {pool.editable && <Button name={t('Edit')} title={t('Change its options in %1', pool.origin)} onClick={edit} />}
+      </div>
       {node && node.gpus.length > 0 && (
         <table className="jp-Distributed-table">
           <caption className="jp-Distributed-hidden">{t('GPUs of %1', pool.name)}</caption>

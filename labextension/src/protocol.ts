@@ -23,6 +23,10 @@ export interface Overview {
   /** What is being started. */
   doing: { op: string; pool: string } | null;
   trouble: { text: string; at_s: number } | null;
+  /** The test of a connection; a kernel with an older version does not tell. */
+  trial?: Trial | null;
+  /** What of the settings file of this folder waits for trust. */
+  waits?: Waits | null;
   /** What stands live under cells, in the order of the runs; a kernel with an older version does not tell. */
   views?: Shown[];
   /** The cell that waits for ranks that are still starting; empty if none does. */
@@ -60,10 +64,80 @@ export interface Pool {
   name: string;
   kind: string;
   origin: string;
+  /** Its address or hosts; empty if there is nothing to say. A kernel with an older version does not tell. */
+  where?: string;
+  /** Whether a settings file defines it. */
+  editable?: boolean;
+  waits?: Waits | null;
   groups: WorkerGroup[];
   /** The machines that it has started on demand; empty if there are none. */
   machines?: string;
   node: Node | null;
+}
+
+/** What of a settings file waits until the user trusts it. */
+export interface Waits {
+  file: string;
+  sets: string;
+  /** Of the content, so that nothing else is trusted than what was shown. */
+  digest: string;
+}
+
+export interface Trial {
+  id: string;
+  state: 'running' | 'good' | 'bad';
+  text: string;
+}
+
+/** One option of a kind of pool, as a form asks for it. */
+export interface FormField {
+  name: string;
+  meaning: string;
+  /** What happens without it. */
+  default: string;
+  choices: string[];
+  switch: boolean;
+  /** Whether it stands before the others. */
+  main: boolean;
+  /** Of a value that is needed; empty if it may be left out. */
+  example: string;
+}
+
+export interface PoolKind {
+  kind: string;
+  about: string;
+  fields: FormField[];
+}
+
+export interface SettingsFile {
+  key: string;
+  shown: string;
+  /** Why it cannot be chosen; empty if it can. */
+  problem: string;
+}
+
+/** Something on the kernel's machine that could be a pool. */
+export interface FoundPool {
+  kind: string;
+  name: string;
+  text: string;
+  options: Record<string, string>;
+}
+
+export interface EditedPool {
+  name: string;
+  kind: string;
+  values: Record<string, string>;
+  file: string;
+}
+
+/** What a form says; `before`: the values with which it was opened, of a pool that is changed. */
+export interface PoolDefinition {
+  name: string;
+  kind: string;
+  file: string;
+  values: Record<string, string>;
+  before?: Record<string, string>;
 }
 
 export interface WorkerGroup {
@@ -300,6 +374,12 @@ export type Request =
   | { op: 'history' | 'history_table'; words: string }
   | { op: 'compare'; runs: string[] }
   | { op: 'overview' | 'drawing' | 'refresh' | 'dismiss' | 'unpick' }
+  /** With a pool: its definition, and nothing is looked for. */
+  | { op: 'pool_forms'; pool: string }
+  | ({ op: 'try_pool'; id: string } & PoolDefinition)
+  | { op: 'end_trial'; id: string }
+  | ({ op: 'write_pool' } & PoolDefinition)
+  | { op: 'trust_pool'; pool: string; digest: string }
   /** `live`: the runs that the page shows live; `loaded_ms`: the time of the file that it has loaded. */
   | { op: 'settled'; live: string[]; loaded_ms: number | null }
   | { op: 'saved'; runs: string[]; saved_ms: number | null }
@@ -336,6 +416,14 @@ export interface Answer {
   page?: Page;
   /** The code that draws charts in pages, and its style sheet. */
   drawing?: { script: string; style: string };
+  kinds?: PoolKind[];
+  files?: SettingsFile[];
+  found?: FoundPool[];
+  edited?: EditedPool;
+  /** What is wrong, by the name of the field. */
+  errors?: Record<string, string>;
+  /** What was done, as a sentence. */
+  told?: string;
   skipped_bytes?: number;
   path?: string;
 }

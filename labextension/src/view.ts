@@ -489,6 +489,17 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
   return count ? t('%1 idle', ranksText(count, groups.some(group => group.gpus), t)) : '';
 }
 
+/** How long the runs of the first of these kernels still take of which that is known, as the beginning of a title: `0:22 left · `. */
+export function leftInTitle(overviews: (Overview | null)[], t: Say): string {
+  for (const overview of overviews) {
+    const known = currentRuns(overview).flatMap(run => run.progress?.left_s ?? []);
+    if (known.length) {
+      return t('%1 left · ', clock(Math.max(...known)));
+    }
+  }
+  return '';
+}
+
 /** What is about to be lost if the ranks of a pool end; empty if nothing is. */
 export function lossText(pool: Pool | undefined, t: Say): string {
   const groups = pool?.groups ?? [];

@@ -186,6 +186,9 @@ test('the status bar is short, and empty without ranks', () => {
   const progress = { label: 'epoch', step: 8, total: 14, left_s: 22.4 };
   assert.equal(view.statusText({ ...overview, runs: [run({ progress })] }, 1041, t), '4 GPU ranks · 0:41 · 0:22 left');
   assert.equal(view.runRow(run({ progress }), 1041, t).progress, 'epoch 8/14, 0:22 left');
+  const slower = run({ progress: { ...progress, left_s: 61 } });
+  assert.equal(view.leftInTitle([null, overview, { ...overview, runs: [run({ progress }), slower] }], t), '1:01 left · ');
+  assert.equal(view.leftInTitle([{ ...overview, runs: [run(), run({ progress, elapsed_s: 3 })] }], t), '');
   assert.equal(view.runRow(run({ progress, elapsed_s: 50, state: 'done' }), 1041, t).progress, 'epoch 8/14');
 });
 
