@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +48,12 @@ def test_a_pool_is_added_tested_written_and_used(open_notebook: Open, project: P
     form.get_by_role("button", name="Save").click()
     alerts = form.get_by_role("alert")
     expect(alerts).to_have_count(3)
-    expect(form.locator(".jp-Distributed-entry", has=field(form, "hosts")).get_by_role("alert")).to_contain_text(
-        "got 'one host'"
-    )
-    expect(form.locator(".jp-Distributed-entry", has=field(form, "start")).get_by_role("alert")).to_contain_text(
-        "start is needed"
-    )
+    expect(
+        form.locator(".jp-Distributed-entry", has=lab.page.get_by_label("hosts", exact=True)).get_by_role("alert")
+    ).to_contain_text("got 'one host'")
+    expect(
+        form.locator(".jp-Distributed-entry", has=lab.page.get_by_label("start", exact=True)).get_by_role("alert")
+    ).to_contain_text("start is needed")
     lab.shoot("pool-form-wrong", panel)
 
     field(form, "name").fill("boxes")
@@ -98,7 +98,7 @@ def test_a_pool_is_added_tested_written_and_used(open_notebook: Open, project: P
 
 
 def test_what_waits_for_trust_is_shown_with_the_way_to_trust_it(open_notebook: Open, project: Path) -> None:
-    project.write_text(f'[pools.theirs]\nkind = "local"\npython = {shlex.quote(sys.executable)}\n')
+    project.write_text(f'[pools.theirs]\nkind = "local"\npython = {json.dumps(sys.executable)}\n')
     lab = open_notebook("1")
     item = lab.panel().locator(".jp-Distributed-pool", has_text=re.compile("^theirs"))
 
