@@ -67,6 +67,13 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
     void load();
     heading.current?.focus();
   }, [pool]);
+  React.useEffect(() => {
+    const { activeElement } = document;
+    // A button that is disabled while the kernel answers has no focus any more.
+    if (form && Object.keys(form.errors).length > 0 && (activeElement === document.body || activeElement?.closest('.jp-Distributed-foot'))) {
+      heading.current?.parentElement?.querySelector<HTMLElement>('[aria-invalid="true"]')?.focus();
+    }
+  }, [form?.errors]);
   React.useEffect(resized, [asked, form?.kind, form?.errors, trouble, trial?.text]);
 
   const endTrial = async (): Promise<void> => {
@@ -114,23 +121,25 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
         {title}
       </h3>
       {asked && form && <Fields asked={asked} form={form} names={names} change={change} t={t} />}
-      {trouble && <Wrong text={trouble} />}
-      {trial && (
-        <p className={`jp-Distributed-result jp-mod-${trial.state}`} role="status">
-          {trial.state === 'running' ? t('Testing the connection ...') : trial.text}
-        </p>
-      )}
-      <div className="jp-Distributed-buttons">
-        {form ? (
-          <button type="submit" className="jp-Distributed-button jp-mod-main" disabled={busy}>
-            {t('Save')}
-          </button>
-        ) : (
-          trouble && <Act name={t('Ask again')} onClick={() => void load()} />
+      <div className="jp-Distributed-foot">
+        {trouble && <Wrong text={trouble} />}
+        {trial && (
+          <p className={`jp-Distributed-result jp-mod-${trial.state}`} role="status">
+            {trial.state === 'running' ? t('Testing the connection ...') : trial.text}
+          </p>
         )}
-        {form && trial?.state !== 'running' && <Act name={t('Test the connection')} title={t('Reach what the pool is made of; no ranks are started')} disabled={busy} onClick={() => void test()} />}
-        {trial?.state === 'running' && <Act name={t('Cancel the test')} onClick={() => void endTrial()} />}
-        <Act name={t('Close')} title={t('Close the form; nothing is written')} onClick={() => void leave('')} />
+        <div className="jp-Distributed-buttons">
+          {form ? (
+            <button type="submit" className="jp-Distributed-button jp-mod-main" disabled={busy}>
+              {t('Save')}
+            </button>
+          ) : (
+            trouble && <Act name={t('Ask again')} onClick={() => void load()} />
+          )}
+          {form && trial?.state !== 'running' && <Act name={t('Test the connection')} title={t('Reach what the pool is made of; no ranks are started')} disabled={busy} onClick={() => void test()} />}
+          {trial?.state === 'running' && <Act name={t('Cancel the test')} onClick={() => void endTrial()} />}
+          <Act name={t('Close')} title={t('Close the form; nothing is written')} onClick={() => void leave('')} />
+        </div>
       </div>
     </form>
   );

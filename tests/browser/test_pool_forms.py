@@ -54,6 +54,7 @@ def test_a_pool_is_added_tested_written_and_used(open_notebook: Open, project: P
     expect(
         form.locator(".jp-Distributed-entry", has=lab.page.get_by_label("start", exact=True)).get_by_role("alert")
     ).to_contain_text("start is needed")
+    expect(field(form, "name")).to_be_focused()
     lab.shoot("pool-form-wrong", panel)
 
     field(form, "name").fill("boxes")
@@ -82,7 +83,7 @@ def test_a_pool_is_added_tested_written_and_used(open_notebook: Open, project: P
     item = panel.locator(".jp-Distributed-pool", has_text=re.compile("^boxes"))
     expect(item).to_contain_text(f"hosts here, start env HERE={{host}} {{python}}, python {sys.executable}")
     item.get_by_role("button", name="Use this").click()
-    expect(panel.locator("code")).to_have_text("%%distributed --pool boxes")
+    expect(panel.locator("code")).to_have_text("%%distributed --ranks 2 --strategy ddp --pool boxes")
     lab.run(1)
     expect(lab.ended(1)).to_contain_text("2 ranks")
     lab.shoot("pool-list", panel)
