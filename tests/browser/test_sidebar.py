@@ -241,7 +241,7 @@ def test_ranks_are_started_resized_restarted_and_ended_by_buttons(open_notebook:
     panel = lab.panel()
     panel.get_by_label("Ranks", exact=True).select_option("ranks")
     expect(panel.locator("code")).to_have_text("%%distributed --ranks 2")
-    panel.get_by_role("button", name="Start", exact=True).click()
+    panel.locator(".jp-Distributed-pool").first.get_by_role("button", name="Start", exact=True).click()
     expect(panel).to_contain_text("2 CPU ranks, idle")
 
     panel.get_by_label("Number", exact=True).fill("3")
