@@ -11,6 +11,7 @@ import anywidget
 import traitlets
 
 from jupyter_distrib.kernel.analysis.best_value import direction
+from jupyter_distrib.kernel.notebook import widget_model
 from jupyter_distrib.kernel.views import page_code, run_table, state
 from jupyter_distrib.kernel.views.run_table import RunRow
 
@@ -32,8 +33,7 @@ class SweepWidget(anywidget.AnyWidget):
     def push(self, new: dict[str, Any]) -> None:
         """Send this state to the browser if it is another one."""
         self.state = new
-        # As in `RunWidget.push`: else a press of Stop would wait for the end of the cell.
-        self.comm.__dict__.pop("_reply_subshell_id", None)
+        widget_model.answer_during_cells(self)
 
 
 def state_of(rows: Sequence[RunRow]) -> dict[str, Any]:

@@ -16,6 +16,15 @@ import traitlets
 from jupyter_distrib.kernel.views import page_code
 
 
+def answer_during_cells(widget: anywidget.AnyWidget) -> None:
+    """Have what the browser sends to this widget answered also while a cell runs; called after each state is sent.
+
+    ipykernel 7.4 takes it to the thread that published last, which is the one that runs the cell: a press of Stop would
+    wait for its end.
+    """
+    widget.comm.__dict__.pop("_reply_subshell_id", None)
+
+
 class RunWidget(anywidget.AnyWidget):
     """The widget of one run. The browser keeps the pieces as plain attributes of the model, so that a view which is
     still being loaded loses none of them."""
@@ -41,6 +50,4 @@ class RunWidget(anywidget.AnyWidget):
     def push(self, changed: Iterable[str]) -> None:
         """Send these pieces to the browser."""
         self.send_state(set(changed))
-        # ipykernel 7.4 takes what the browser sends on this comm to the thread that published on it last, which is the
-        # one that runs the cell. Without this note a press of Stop would wait for the end of the cell.
-        self.comm.__dict__.pop("_reply_subshell_id", None)
+        answer_during_cells(self)
