@@ -88,7 +88,7 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 
 MARGINS = {"none": 0.02, "ddp": 0.02, "fsdp": 0.08}
 PLAYED = [(cell, strategy, margin) for cell in CELLS for strategy, margin in MARGINS.items()]
-# In bf16 real CPU ranks take more for the others: 20% where gloo copies what it sums in float32 (`mlp`), and 25% for
+# In bf16 real CPU ranks take more for the others: 20 to 30% where gloo copies what it sums (`mlp`), and 25% for
 # one more tensor of float32 beside a batch norm (`convolutions`), which one process without FSDP takes as well.
 PLAYED.append(("attention", "fsdp --precision bf16", 0.08))
 
