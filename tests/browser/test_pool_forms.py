@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,19 +114,19 @@ def test_what_waits_for_trust_is_shown_with_the_way_to_trust_it(open_notebook: O
 
 
 def test_a_form_keeps_what_was_typed_when_the_kernel_does_not_answer(open_notebook: Open, project: Path) -> None:
-    lab = open_notebook("import ctypes\nctypes.PyDLL(None).sleep(12)  # keeps the lock of the interpreter")
+    lab = open_notebook("import os; print(os.getpid())")
+    lab.run(1)
+    kernel = int(lab.ended(1).inner_text())
     form = opened_form(lab)
     field(form, "name").fill("kept")
     field(form, "Write to").select_option("project")
-    lab.run(1)
-    lab.page.wait_for_function(
-        "() => (window.jupyterapp ?? window.jupyterlab).shell.currentWidget.sessionContext.session.kernel.status === 'busy'"
-    )
-
-    form.get_by_role("button", name="Save").click()
-    expect(form.get_by_role("alert")).to_have_text("the kernel has not answered")
-    expect(field(form, "name")).to_have_value("kept")
-    lab.wait_idle(1)
+    os.kill(kernel, signal.SIGSTOP)
+    try:
+        form.get_by_role("button", name="Save").click()
+        expect(form.get_by_role("alert")).to_have_text("the kernel has not answered")
+        expect(field(form, "name")).to_have_value("kept")
+    finally:
+        os.kill(kernel, signal.SIGCONT)
     form.get_by_role("button", name="Save").click()
     expect(lab.panel().get_by_role("status")).to_contain_text("The pool kept is in jupyter_distrib.toml")
     assert project.read_text().count("[pools.kept]") == 1
