@@ -20,7 +20,7 @@ class NodeCount:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> NodeCount:
         """Return what a pool's options ask for."""
-        number = count_or_range("nodes", given["nodes"]) if "nodes" in given else 0
+        number = count_or_range("nodes", str(given["nodes"])) if "nodes" in given else 0
         return cls(int(number), number.step if isinstance(number, NumberRange) else 0)
 
     def for_ranks(self, size: int, unit: int) -> int:

@@ -79,6 +79,7 @@ def test_a_training_cell_is_played(cell: Cell, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_a_trainer_saves_uploads_and_tracks_is_switched_off(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="needs transformers, TRL and Accelerate: sh .ci/frameworks")
     folder, path = tmp_path / "here", tmp_path / "path"
     (kept := folder / "out" / "checkpoint-0").mkdir(parents=True)
     path.mkdir()
@@ -92,6 +93,7 @@ def test_what_a_trainer_saves_uploads_and_tracks_is_switched_off(name: str, tmp_
 
 
 def test_an_error_in_a_trainer_is_told_with_the_line_of_the_cell() -> None:
+    pytest.importorskip("transformers", reason="needs transformers: sh .ci/frameworks")
     source = (
         TEXTS
         + """\

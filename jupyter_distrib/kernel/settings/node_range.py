@@ -52,7 +52,8 @@ def check(given: Options, filled: Options) -> None:
 
 
 def _nodes(options: Options) -> NumberRange | None:
-    nodes = count_or_range("--nodes", options.pool_options.get("nodes", "1"))
+    given = str(options.pool_options.get("nodes", ""))  # a kind of pool may read its own option as a number
+    nodes = count_or_range("--nodes", given) if ":" in given else 1
     return nodes if isinstance(nodes, NumberRange) else None
 
 
