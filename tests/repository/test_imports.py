@@ -240,6 +240,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "kernel/trackers": {"addresses", "errors", "kernel/analysis", "kernel/record", "libraries", "system", "wire"},
     "kernel/sidebar": {
+        "addresses",
         "errors",
         "kernel/analysis",
         "kernel/history",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_distrib import addresses
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import SHOWN, matching
@@ -122,8 +123,7 @@ def _where(pool: NamedPool) -> str:
     if not pool.options:
         return ""
     main = [option.name for option in POOLS[pool.kind] if option.main and option.name in pool.options]
-    told = ", ".join(f"{name} {pool.options[name]}".strip() for name in main)
-    return clipped("".join(each if each.isprintable() else "?" for each in told), LINE_CHARACTERS)
+    return clipped(", ".join(f"{name} {addresses.shown(pool.options[name])}".strip() for name in main), LINE_CHARACTERS)
 
 
 def _waits(file: ProjectFile | None) -> dict[str, str] | None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.settings import pool_files
@@ -78,7 +79,7 @@ class PoolForms:
                 if self.trial is not shown:
                     return
                 self._trial = None
-                self.trial = {**shown, "state": "good" if ok else "bad", "text": text}
+                self.trial = {**shown, "state": "good" if ok else "bad", "text": without_secrets(text)}
             self._changed()
 
         shown = {"id": name, "state": "running", "text": ""}

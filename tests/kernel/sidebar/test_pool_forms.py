@@ -126,6 +126,7 @@ def test_a_wrong_field_is_told_and_nothing_is_written(book: Notebook, home: Path
 
 def test_a_file_with_a_mistake_is_told_and_stays(book: Notebook, home: Path) -> None:
     path = home / ".config" / "jupyter_distrib" / "pools.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[pools.x\n")
 
     assert "pools.toml, line 1: not valid TOML" in write(book, "y", "local")["error"]
