@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds, shown, size_bytes
+from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, count_or_range, seconds, shown, size_bytes
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -107,6 +107,13 @@ def packages_wanted(options: Mapping[str, str]) -> tuple[str, int]:
     return options.get(ENVIRONMENT.name, "off"), size_bytes(ENVIRONMENT_LIMIT.name, limit)
 
 
+NODES = Option(
+    flag="--nodes",
+    metavar="N",
+    meaning="spread the ranks over N nodes, or over 1:4 for what there is",
+    read=count_or_range,
+    default="as few as possible",
+)
 IDLE = Option(
     flag="--idle",
     metavar="S",

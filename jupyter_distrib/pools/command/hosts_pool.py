@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero, count_or_range
-from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
+from jupyter_distrib.options import Option, at_least_zero
+from jupyter_distrib.pools.base import IDLE, NODES, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import sentence
 from jupyter_distrib.pools.command.hosts import RECONNECT_S, checked_hosts, read_hosts
@@ -41,13 +41,7 @@ SHARED = (
     Option(
         flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3", main=True
     ),
-    Option(
-        flag="--nodes",
-        metavar="N",
-        meaning="spread the ranks over N nodes, or over 1:4 for what there is",
-        read=count_or_range,
-        default="as few as possible",
-    ),
+    NODES,
     Option(
         flag="--interface",
         metavar="NAME",

@@ -8,8 +8,8 @@ import json
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero, count_or_range, json_object
-from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
+from jupyter_distrib.options import Option, at_least_zero, json_object
+from jupyter_distrib.pools.base import IDLE, NODES, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.server_home import Home, fingerprint
 from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire import messages as m
@@ -29,13 +29,7 @@ class RayPool:
             default="auto: the one that runs here",
             main=True,
         ),
-        Option(
-            flag="--nodes",
-            metavar="N",
-            meaning="spread the ranks over N nodes, or over 1:4 for what there is",
-            read=count_or_range,
-            default="as few as possible",
-        ),
+        NODES,
         Option(
             flag="--cpus-per-rank",
             metavar="N",
