@@ -105,6 +105,8 @@ class Case:
     """Left out of the quick tests."""
     sharded: str = "equal"
     """What comes of it under `--strategy fsdp`, as the table says it."""
+    note: str = ""
+    """What the table adds to that."""
     says: str = ""
     """If that is an error: what can be read under the cell; the ranks that wait for one another are not tested here."""
 
@@ -775,6 +777,7 @@ for x, y in divided(batch=12, epochs=1):
     optimizer.step(closure)
 weights(model.module)
 """,
+        note="see below",
     ),
     Case(
         title="ReduceLROnPlateau, told the loss of training",
@@ -930,7 +933,7 @@ weights(model.module)
 def table() -> str:
     """What the documentation says of all this, for strategies whose tests pass."""
     lines = ["| training code | `ddp` | `fsdp`, and `tp` with `data=2` |", "|---|---|---|"]
-    lines += [f"| {case.title} | equal | {case.sharded} |" for case in CASES]
+    lines += [f"| {case.title} | equal | {case.sharded}{case.note and f', but {case.note}'} |" for case in CASES]
     for case in BY_HAND:
         lines.append(f"| {case.title} | left alone, equal | {case.sharded.replace('equal', 'left alone, equal')} |")
     return "\n".join(lines)
