@@ -16,6 +16,7 @@ from pathlib import Path
 
 import processes
 import rows_data
+import rows_unchanged
 from driver import Notebook
 from plan import LOAD, Plan, import_torch_s
 from report import HERE, Figure, spread
@@ -232,11 +233,14 @@ def value(plan: Plan) -> Iterator[Figure]:
     with _cluster() as address, _warm(plan, address) as notebook:
         notebook.good(f"{_ACTORS.format(address=address)}import torch\nbig = torch.ones({512 * MB // 4})")
         for turn in range(_WARM_UP + len(plan.times(5, 2))):
-            took_s = notebook.good(f"{_LINE}\nbig[-1].item()").wall_s
+            took_s = notebook.good(f"{_LINE} --cache 0\nbig[-1].item()").wall_s
             bare_s = notebook.good(_COPY).wall_s
             if turn >= _WARM_UP:
                 times.append(took_s)
                 bare.append(bare_s)
+        turns = rows_unchanged.Turns(notebook, "--ranks 4")
+        for number in plan.times(5, 2):
+            turns.take(number)
     yield Figure(
         what="512 MB captured tensor to 4 ranks on 2 nodes",
         measured=f"{spread(times)}; ray.put + ray.get + a copy on each node {spread(bare)}",
@@ -244,6 +248,8 @@ def value(plan: Plan) -> Iterator[Figure]:
         ok=min(times) <= 1.3 * min(bare),
         numbers={"times_s": times, "bare_s": bare},
     )
+    yield turns.beside_nothing("two nodes of a Ray cluster")
+    yield turns.first_time("two nodes of a Ray cluster")
 
 
 def prints(plan: Plan) -> Iterator[Figure]:

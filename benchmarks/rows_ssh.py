@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import processes
 import rows_data
+import rows_unchanged
 from driver import ROOT, Notebook
 from plan import LOAD, Plan, imports_of_torch_s
 from report import HERE, Figure, spread
@@ -189,8 +190,11 @@ def value(plan: Plan) -> Iterator[Figure]:
                 big.write(os.urandom(rows_data.MB))
         notebook.good(f"import torch\nbig = torch.ones({_BIG // 4})")
         for _ in plan.times(5, 2):
-            times.append(notebook.good(f"{_LINE}\nbig[-1].item()").wall_s)
+            times.append(notebook.good(f"{_LINE} --cache 0\nbig[-1].item()").wall_s)
             bare.append(_copied_s(bed, file))
+        turns = rows_unchanged.Turns(notebook, "--ranks 4")
+        for number in plan.times(5, 2):
+            turns.take(number)
     yield Figure(
         what="512 MB captured tensor to 4 ranks on 2 hosts by ssh",
         measured=f"{spread(times)}; scp to both side by side {spread(bare)}",
@@ -198,6 +202,8 @@ def value(plan: Plan) -> Iterator[Figure]:
         ok=min(times) <= 1.2 * min(bare),
         numbers={"times_s": times, "scp_s": bare},
     )
+    yield turns.beside_nothing("two hosts by ssh")
+    yield turns.first_time("two hosts by ssh")
 
 
 def _copied_s(bed: Bed, file: Path) -> float:

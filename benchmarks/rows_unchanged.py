@@ -29,21 +29,23 @@ _LIMIT = f"{2 * _BIG}"
 def unchanged(plan: Plan) -> Iterator[Figure]:
     """512 MB of the notebook, sent for the first time and once more."""
     with plan.warm() as notebook:
-        turns = _Turns(notebook, "--ranks 2")
+        turns = Turns(notebook, "--ranks 2")
         for number in plan.times(11, 3):
             turns.take(number)
     yield turns.again("local pool")
     yield turns.first_time("local pool")
     with plan.warm() as notebook:
         notebook.good(_HOSTS)
-        turns = _Turns(notebook, "--pool far")
+        turns = Turns(notebook, "--pool far")
         for number in plan.times(7, 2):
             turns.take(number)
     yield turns.beside_nothing("two hosts of a command")
     yield turns.first_time("two hosts of a command")
 
 
-class _Turns:
+class Turns:
+    """One notebook with 512 MB, and the options of its cells."""
+
     def __init__(self, notebook: Notebook, line: str) -> None:
         self._notebook, self._line = notebook, line
         self.alone: list[float] = []
