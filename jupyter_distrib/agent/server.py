@@ -31,7 +31,6 @@ from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.leftovers import AdoptedProcesses
-from jupyter_distrib.agent.runs.run import NodeRun
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.server.worker_group import Client
 from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch
@@ -46,8 +45,6 @@ ANSWER_LIMIT_S = 1.0
 """Seconds after which the status falls back to the GPU driver's last answer."""
 SWEEP_S = 0.5
 """Seconds after the end of a rank until its temporary files are removed."""
-EARLY_RAN_S = 2.0
-"""Maximum run time in seconds of ranks of the base forkserver that are replaced by preloaded ones when idle."""
 KernelClient = Client[NodeWorkerGroup]
 
 
@@ -265,7 +262,7 @@ class Agent:
             logs=self._logs,
             tell=lambda event, fds: self.server.send(client, event, fds),
         )
-        group.on_ended = lambda run: self._run_ended(client, group, run)
+        group.on_ended = lambda run: self.server.run_ended(client, group, run.command)
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
         group.ask_room = lambda ranks, unit, then: self._find_room(client, group, ranks, unit, then)
         group.give_back = self._give_back
@@ -339,25 +336,17 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ better ranks
 
     def _exchange_early(self) -> None:
-        """Replace the ranks of idle groups by ranks of the preloaded forkserver, which is ready, where no state is
-        lost."""
+        """Replace the ranks of groups that have run no cell by ranks of the preloaded forkserver, which is ready.
+
+        A cell may leave anything in its process, such as a seed or a changed module, which later cells rely on.
+        """
         for group in tuple(self.server.groups):
-            kept = group.kept or group.debuggers.failed_run
-            better = group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S
+            better = group.has_early_ranks and group.idle and not group.ran_s
             if better and not gpu_allocation.too_many(group.command.size):
                 try:
                     group.starts.replace_all()
                 except Exception as error:  # noqa: BLE001 - the ranks of others live on
                     group.fail_for(error)
-
-    def _run_ended(self, client: KernelClient, group: NodeWorkerGroup, run: NodeRun) -> None:
-        self.server.run_ended(client, group, run.command)
-        if group.has_early_ranks:
-            self._loop.later(0, self._exchange_if_preloaded)
-
-    def _exchange_if_preloaded(self) -> None:
-        if self._forkservers.preloaded:
-            self._exchange_early()
 
     # ------------------------------------------------------------------------------------------------ processes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from jupyter_distrib.system.data_class import data_class
@@ -130,8 +130,9 @@ class Framework(Protocol):
         """Import the modules that every rank needs, and install the replacements that all ranks share; in the
         forkserver, or at the start of a rank's own program."""
 
-    def preload(self) -> None:
-        """Import what cells will need, in the preloaded forkserver; only for the framework whose ranks are forked."""
+    def preload(self) -> Iterator[None]:
+        """Import what cells will need, one library after another: all at once in the preloaded forkserver, one at a
+        time in an idle rank that was forked before that was ready."""
 
     def set_up(self, order: m.WorkerOrder) -> None:
         """Set this process up as the rank: do what a fork leaves open, and select the device."""

@@ -7,7 +7,7 @@ whose cluster has lost a member are replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jupyter_distrib.interfaces.framework import DeviceState
 from jupyter_distrib.wire import messages as m
@@ -52,8 +52,8 @@ class TensorFlow:
     def load(self) -> None:
         """Do nothing, so that a cell without TensorFlow does not wait for its import."""
 
-    def preload(self) -> None:
-        pass
+    def preload(self) -> Iterator[None]:
+        yield from ()
 
     def set_up(self, order: m.WorkerOrder) -> None:
         self.sightings = NoSightings()

@@ -266,16 +266,23 @@ def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(sta
     assert indices(second.groups["c2"]) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("gpus", "exchanged"), [(True, []), (False, ["c1"])])
-def test_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, gpus: bool, exchanged: list[str]
+@pytest.mark.parametrize(
+    ("gpus", "ran_s", "exchanged"),
+    [
+        pytest.param(True, 0.0, [], id="a second CUDA context would take memory beside the first"),
+        pytest.param(False, 0.001, [], id="what a cell has left in its process would be lost"),
+        pytest.param(False, 0.0, ["c1"], id="cpu"),
+    ],
+)
+def test_only_cpu_ranks_that_have_run_nothing_are_exchanged_for_those_of_the_preloaded_forkserver(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, gpus: bool, ran_s: float, exchanged: list[str]
 ) -> None:
-    """A second CUDA context would take memory beside the first, and the second cell would wait for it."""
     names: list[str] = []
     group = stage.open(stage.client("a"), "c1", 1, gpus=gpus)
     assert isinstance(group, NodeWorkerGroup)
     monkeypatch.setattr(group.starts, "replace_all", lambda: names.append(group.name))
     group.ranks.put(rank(0, early=True))
+    group.ran_s = ran_s
     stage.agent._exchange_early()
     assert names == exchanged
     group.ranks._current.clear()

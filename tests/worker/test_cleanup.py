@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,10 @@ def released() -> list[str]:
 
 def cleanup(released: list[str], *, has_gpu: bool) -> Cleanup:
     framework: Any = SimpleNamespace(
-        finish=list, warm_device=lambda: released.append("warm"), release_memory=lambda: released.append("memory")
+        finish=list,
+        preload=lambda: iter(()),
+        warm_device=lambda: released.append("warm"),
+        release_memory=lambda: released.append("memory"),
     )
     return Cleanup(framework, has_gpu=has_gpu)
 
@@ -78,3 +82,24 @@ def test_a_cpu_rank_collects_when_it_is_idle(released: list[str]) -> None:
         clean()
     assert alive() is None
     assert released == []
+
+
+def test_a_rank_imports_one_library_after_another_once_it_has_run_a_cell(released: list[str]) -> None:
+    """It is not replaced by one that was forked with them, since the cell may have left state in the process."""
+
+    def preload() -> Iterator[None]:
+        for name in ("first", "second"):
+            released.append(name)
+            yield
+        raise ImportError("a module of the user hides it")
+
+    framework: Any = SimpleNamespace(finish=list, preload=preload)
+    cleaning = Cleanup(framework, has_gpu=False)
+    assert list(cleaning.when_idle()) == []
+    cleaning.after(command(), {})
+
+    for number, (_, do) in enumerate(cleaning.when_idle()):
+        do()
+        assert len(released) <= number
+    assert released == ["first", "second"]
+    assert list(cleaning.when_idle()) == []

@@ -38,7 +38,7 @@ class MadeUp:
     sightings = Sightings()
     calls = []
     def load(self): self.calls.append("load")
-    def preload(self): pass
+    def preload(self): yield from ()
     def set_up(self, order):
         self.calls.append("settle")
         self.groups = PlainGroups(order.rank, order.world_size)

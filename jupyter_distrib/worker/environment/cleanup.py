@@ -1,5 +1,5 @@
-"""The work of an idle rank: it warms up its device before the first cell, and frees memory after a cell, once the
-notebook has its result. Rank's main thread."""
+"""The work of an idle rank: it warms up its device before the first cell, frees memory after a cell, once the notebook
+has its result, and imports what the next cells will need. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ FREE_AFTER_S = 0.5
 """Idle seconds before a failed cell's large GPU values are freed; a debugger that opens automatically comes first."""
 RELEASE_AFTER_S = 1.0
 """Idle seconds before a rank returns cached GPU memory."""
+PRELOAD_AFTER_S = 0.5
+"""Idle seconds before a rank that has run a cell imports a library."""
 
 
 class Cleanup:
@@ -37,13 +39,17 @@ class Cleanup:
         self.is_urgent = False
         """Whether the last cell's data contain reference cycles, so that they would stay in memory during the next
         cell."""
+        self._imports: Iterator[None] | None = framework.preload()
+        """Imports what cells will need, unless the rank was forked with all of it; None at the end."""
+        self._has_run = False
+        """Whether a cell has run, and may have left state in this process, so that the agent does not replace it."""
         self._kept_by = ""
         """The last run that kept values."""
 
     def after(self, command: m.Execute, namespace: dict[str, object]) -> None:
         """Drop the values that the cell has not kept."""
         keep = command.setting.keep
-        self._cold = False
+        self._cold, self._has_run = False, True
         identity.cell.strategy = None  # it holds the cell's names
         tensors.whole.clear()
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
@@ -60,7 +66,7 @@ class Cleanup:
 
     def after_failure(self, free: Callable[[], None]) -> None:
         """Keep a failed cell's values for a debugger, but free large GPU values once the rank is idle."""
-        self._cold = False
+        self._cold, self._has_run = False, True
         if self._has_gpu:
             self._free, self._garbage, self._reserved = free, True, True
 
@@ -82,6 +88,8 @@ class Cleanup:
             yield COLLECT_AFTER_S, self.collect
         if self._reserved:
             yield RELEASE_AFTER_S, self._release
+        while self._has_run and self._imports is not None:
+            yield PRELOAD_AFTER_S, self._import_next
 
     def collect(self) -> None:
         self._garbage = self.is_urgent = False
@@ -99,3 +107,10 @@ class Cleanup:
     def _release(self) -> None:
         self._reserved = False
         self._framework.release_memory()
+
+    def _import_next(self) -> None:
+        assert self._imports is not None
+        try:
+            next(self._imports)
+        except Exception:  # noqa: BLE001 - StopIteration, or the cell that needs it says why it cannot be imported
+            self._imports = None

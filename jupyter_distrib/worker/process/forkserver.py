@@ -75,7 +75,8 @@ def preload(agent_pid: int, preloaded: socket.socket) -> None:
     gc.disable()
     with threads.loading():
         assert framework.current is not None
-        framework.current.preload()
+        for _ in framework.current.preload():
+            pass
     from jupyter_distrib.interfaces import strategy
 
     strategy.load_built_in()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _PRELOADED = (
+    "sympy",
     COMPILER,
     "torch.distributed.fsdp",
     "torch.nn.parallel.distributed",
@@ -60,9 +62,11 @@ class PyTorch:
         phase_clock.install()
         host_lookup.finish()
 
-    def preload(self) -> None:
+    def preload(self) -> Iterator[None]:
         for name in _PRELOADED:
-            importlib.import_module(name)
+            if name not in sys.modules:
+                importlib.import_module(name)
+                yield
         private.remove_folder_of_remote_modules()
 
     def set_up(self, order: m.WorkerOrder) -> None:
