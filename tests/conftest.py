@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +35,42 @@ left_by_other_jobs: set[str] = set()
 
 
 signals.reset()  # `sh .ci/test &` in a script ignores SIGINT, which tests send, and their kernels would inherit that
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--by-turns",
+        action="store_true",
+        help="of each slow test with three or more cases, run a third; the number of commits says which",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("by_turns"):
+        return
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    left_out = {
+        case
+        for test, cases in tests.items()
+        if len(cases) >= 3
+        for number, case in enumerate(cases)
+        if (number + zlib.crc32(test.encode()) + commits()) % 3
+    }
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+@functools.cache
+def commits() -> int:
+    """The number of commits; 0 outside a checkout."""
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return int(counted.stdout or 0)
 
 
 @pytest.fixture(scope="session", autouse=True)
