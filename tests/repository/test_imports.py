@@ -133,7 +133,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "agent/gpus",
         "agent/groups",
         "agent/ranks",
-        "agent/runs",
         "errors",
         "server",
         "system",
