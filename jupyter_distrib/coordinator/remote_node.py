@@ -206,10 +206,13 @@ class RemoteNode:
         self._delivery.send_note_once(command.run, folder.left_out, self._holder.send_note)
 
     def _brought(self, run: str, file_sync: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+        engine = self._delivery.reservation
         try:
             failed = future.result()
         except Exception as error:  # noqa: BLE001 - engines raise all kinds
-            failed = [(name, self._delivery.reservation.cause(error)) for name, _, _ in files]
+            if not engine.was_raised_on_node(error):  # the node is out of reach, which its listener says
+                return file_sync.forget([name for name, _, _ in files])
+            failed = [(name, engine.cause(error)) for name, _, _ in files]
         if not failed:
             return
         file_sync.forget([name for name, _ in failed])

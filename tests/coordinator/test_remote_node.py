@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_distrib.coordinator import remote_node
 from jupyter_distrib.coordinator.engine import ContentPart, Receive
-from jupyter_distrib.coordinator.remote_node import RemoteNode
+from jupyter_distrib.coordinator.remote_node import Delivery, RemoteNode
 from jupyter_distrib.serialization.shared_memory import GivenUp
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
@@ -223,6 +223,28 @@ def test_after_a_failure_on_the_node_everything_is_sent_again(memory: int) -> No
     assert "it has no room" in str(sending.heard[0])
     sending.execute(segments("s"), [memory])
     assert sending.put == ["r/0/s 1", "r/0/s 1"]
+
+
+@pytest.mark.parametrize("on_node", [True, False], ids=["the node", "the way to it"])
+def test_a_file_that_could_not_be_copied_is_told_unless_the_node_is_out_of_reach(tmp_path: Path, on_node: bool) -> None:
+    (tmp_path / "notes.txt").write_text("1")
+    told: list[m.Event] = []
+    engine = SimpleNamespace(was_raised_on_node=lambda error: on_node, cause=str)
+    delivery = Delivery(SimpleNamespace(put=lambda call: call()), engine)  # type: ignore[arg-type]
+    holder = SimpleNamespace(delivery=delivery, ended=False, send_note=told.append)
+    channel = NotedChannel()
+    node = RemoteNode(holder, 0, channel, ABOUT, name="10.0.0.1", shared=False)  # type: ignore[arg-type]
+    setting, cell = m.Setting(directory=str(tmp_path)), m.Cell(source="", filename="cell")
+    inputs = m.Parcel(data=b"", sizes=())
+    node.send(m.Execute(group="c", run="r", ranks=(0,), setting=setting, cell=cell, inputs=inputs))
+    channel.answers[[name for name, _ in channel.calls].index("bring")].set_exception(OSError("pod p was evicted"))
+
+    said = [event.text for event in told if isinstance(event, m.Noted)]
+    assert said == (["notes.txt could not be copied to node 10.0.0.1 (pod p was evicted)."] if on_node else [])
+    node.send(m.Execute(group="c", run="s", ranks=(0,), setting=setting, cell=cell, inputs=inputs))
+    brought = [arguments[0] for name, arguments in channel.calls if name == "bring"]
+    assert len(brought) == 2
+    assert brought[0] == brought[1], "it travels again"
 
 
 def test_logs_of_another_node_land_in_their_folder_and_never_through_a_link(tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ def test_a_lost_pod_is_told_with_the_reason(cluster: Cluster, client: Open, how:
     thread.join(60)
     reason = one.wait(m.WorkerGroupClosed).reason
     assert re.fullmatch(rf"node \S+ was lost: {said}.*", reason), reason
+    assert "--version" not in reason, "how to try a command in a pod that has ended"
     assert wait_until(lambda: job not in cluster.names("jobs"), 20), "what is left of it is given back"
 
 

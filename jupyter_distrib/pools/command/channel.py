@@ -232,7 +232,7 @@ class PipeChannel:
         try:
             connection, heard = reconnection.again(before, self._heard.count)
         except PoolError as error:
-            text = f"{reason}: {error}"
+            text = f"{reason}: {str(error).rstrip('.')}"
             self._calls.put(lambda: self.lose(text))
         else:
             self._calls.put(lambda: self._resume(connection, heard))

@@ -92,6 +92,8 @@ class Exec:
         return self.job.exec(host, (self.python, *bootstrap.WORDS))
 
     def failure(self, host: str, status: int | None, said: str) -> str:
+        if words.is_gone(said):
+            return words.GONE
         if text := words.meaning(said):
             return text
         shown = self.job.exec(host, (self.python,))
@@ -120,13 +122,22 @@ class KubernetesReservation(RequestedHosts):
             hosts = self._job.start(
                 self._of.size(opening), gpus=opening.gpus, wait_s=opening.wait_s, title=title.rpartition("/")[2]
             )
-            nodes = self._connected(self._of.hosts(self._job, hosts))
+            nodes = self._reached(hosts)
         except BaseException:
             self._job.release()
             raise
         self._job.company.leave()
         self._reserved = replace(nodes, ends_at_s=self._job.deadline_s)
         return self._reserved
+
+    def _reached(self, hosts: tuple[Host, ...]) -> ReservedNodes:
+        """Connect to the pods. Raises `PoolError`, which tells how a pod has ended if one has."""
+        try:
+            return self._connected(self._of.hosts(self._job, hosts))
+        except PoolError:
+            if not self._given_up.is_set() and (ended := self.end()):
+                raise PoolError(f"{ended} before its ranks had started: run the cell again.") from None
+            raise
 
     def _of_ranks(self, ranks: int) -> KubernetesReservation:
         opening = replace(self._opening, size=ranks, wait_s=0.0)

@@ -11,6 +11,7 @@ from jupyter_distrib.system import outside_text
 Object: TypeAlias = Mapping[str, Any]
 
 AWAY = "Kubernetes does not answer"
+GONE = "the container there has ended."
 LONGEST = 400
 """Maximum number of characters shown of another program's message."""
 _FORBIDDEN = re.compile(
