@@ -290,6 +290,11 @@ class Placement:
             self._more = None
             threading.Thread(target=self._reservation.drop_more, name="jupyter_distrib-drop").start()
 
+    def nodes(self) -> int:
+        """Return the number of nodes, with those of the room; see `worker_group.NodeSource`."""
+        found = self._more or self._found
+        return len(found.shares) if found is not None else 0
+
     def use_room(self) -> None:
         """Give the group all nodes; see `worker_group.NodeSource`."""
         more, self._more = self._more, None

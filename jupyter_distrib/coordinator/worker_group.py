@@ -58,6 +58,9 @@ class NodeSource(Protocol):
     def drop_room(self) -> None:
         """Give the room back."""
 
+    def nodes(self) -> int:
+        """Return the number of nodes, with those of the room."""
+
     def use_room(self) -> None:
         """Call `group.on_placed` with all nodes, old and new."""
 
@@ -238,6 +241,9 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
                 self._group_repair.make_store()
                 self._wait_for_repair()
 
+    def nodes(self) -> int:
+        return self.place.nodes()
+
     def _use_room(self) -> None:
         """Start the ranks anew, on the nodes that it has and on those that it has got."""
         self._room, self._ranks_left, self._infos = 0, self.command.size, {}
@@ -301,7 +307,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         """Reduce the waiting cell to fewer ranks if there were no nodes for all."""
         shortage, self._shortage = self._shortage, ""
         if self.pending is not None and self.command.size < len(self.pending.command.ranks):
-            self.pending = self.pending.with_fewer(self.command.size, shortage or NO_MORE)
+            self.pending = self.pending.with_fewer(self.command.size, shortage or NO_MORE, self.nodes())
 
     def _changed(self, node: int, event: m.WorkerGroupChanged) -> None:
         """Handle the loss of ranks that their node replaces."""

@@ -106,9 +106,9 @@ class Attempts:
         place = "" if (step := self._policy.begin_again()) is None else f"at step {step}, "
         self.command = replace(self.command, ranks=tuple(range(growth.room)))
         cause = f"{place}and goes on from its checkpoint of {duration(growth.age_s)} ago"
-        self._start_again(cause, self.command.ranks)
+        self._start_again(cause, self.command.ranks, growth.nodes)
 
-    def _start_again(self, cause: str, ranks: tuple[int, ...] = ()) -> None:
+    def _start_again(self, cause: str, ranks: tuple[int, ...] = (), nodes: int = 0) -> None:
         self._number += 1
         restarted = m.Restarted(
             run=self.command.run,
@@ -116,6 +116,7 @@ class Attempts:
             max_restarts=self.command.max_restarts,
             cause=cause,
             ranks=ranks,
+            nodes=nodes,
             at_s=time.monotonic(),
         )
         self._tell(restarted, ())

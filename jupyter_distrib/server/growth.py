@@ -34,6 +34,9 @@ class Growing(Protocol):
     def drop_room(self) -> None:
         """Give the room back."""
 
+    def nodes(self) -> int:
+        """Return the number of nodes, with those of the room; 0 on one machine."""
+
     def stop(self, *, force: bool = False) -> None:
         """End the current cell."""
 
@@ -97,6 +100,11 @@ class Growth:
         self._over, self.ending = True, False
         self._cancel()
         self._drop()
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the room; 0 on one machine."""
+        return self._group.nodes()
 
     @property
     def age_s(self) -> float:

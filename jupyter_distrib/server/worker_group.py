@@ -61,10 +61,11 @@ class PendingCell:
         size = ranks - ranks % self.command.rank_unit
         return size if 0 < self.command.min_ranks <= size else 0
 
-    def with_fewer(self, ranks: int, cause: str) -> PendingCell:
-        """Return the cell for fewer ranks, and report the reduction."""
+    def with_fewer(self, ranks: int, cause: str, nodes: int = 0) -> PendingCell:
+        """Return the cell for fewer ranks, on so many nodes, and report the reduction."""
         command = replace(self.command, ranks=tuple(range(ranks)))
-        self.tell(m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
+        reduced = m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, nodes=nodes, at_s=time.monotonic())
+        self.tell(reduced, ())
         return replace(self, command=command)
 
     def _end(self, events: Sequence[m.RunEvent]) -> None:
@@ -114,6 +115,9 @@ class ServedWorkerGroup(Protocol):
         """See `server.growth.Growing`."""
 
     def drop_room(self) -> None:
+        """See `server.growth.Growing`."""
+
+    def nodes(self) -> int:
         """See `server.growth.Growing`."""
 
     def is_for(self, run: str) -> bool:

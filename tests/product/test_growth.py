@@ -3,9 +3,11 @@ machine behind pipes, and come and go with a file."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.product.growth_cells import counting
+from tests.settings_files import write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -65,6 +68,30 @@ REFUSED = (
 )  # fmt: skip
 
 
+SCRIPT = """
+import os, sys, time, torch, jupyter_distrib
+model = torch.nn.Linear(1, 1)
+step = jupyter_distrib.resume("ckpt", model=model).get("step", 0)
+print("has", os.environ["WORLD_SIZE"], flush=True)
+while not os.path.exists(sys.argv[1]):
+    step += 1
+    jupyter_distrib.report(loss=1.0, step=step)
+    if os.environ["RANK"] == "0":
+        jupyter_distrib.save("ckpt", every_s=0.05, keep=2, model=model, step=step)
+    time.sleep(0.01)
+print("ended with", os.environ["WORLD_SIZE"], step > 1)
+"""
+
+
+def write_pool(folder: Path, size: str) -> None:
+    """Write a settings file with such a pool of two hosts, and a script that grows."""
+    (folder / "script.py").write_text(SCRIPT)
+    found = re.findall(r"--(\w+) ('.*?'|\S+)", pool(folder, "a:2,b:2"))
+    options = [f"{name} = {json.dumps(text.strip(chr(39)))}" for name, text in found if name != "pool"]
+    lines = ['pool = "lab"', "[pools.lab]", 'kind = "command"', *options, *size.split(", ")]
+    write_trusted(folder, "\n".join([*lines, ""]))
+
+
 def pool(folder: Path, hosts: str) -> str:
     """Return the options of a pool whose hosts can be reached if they have a file."""
     start = 'cd "$(dirname "$0")"\ntest -e up-$1 || exit 1\necho $$ >pid-$1\nshift\nexec "$@"\n'
@@ -78,6 +105,7 @@ def pool(folder: Path, hosts: str) -> str:
     [
         ("ddp", "a:2,b:2", "--ranks 2:4"),
         ("fsdp", "a:2,b:2", "--ranks 2:4"),
+        ("fsdp --precision bf16 --fsdp-unit Linear", "a:2,b:2", "--ranks 2:4"),
         ("ddp", "a:8,b:8", "--ranks 4 --nodes 1:2"),
     ],
 )
@@ -93,7 +121,7 @@ def test_the_weights_are_those_of_the_same_sizes_by_hand(
     at = int(re.findall(r"from (\d+) with 4", grown.text)[0])
 
     assert grown.result == f"ranks 0-3: {at + 20}", grown.text
-    assert "grown from 2 to 4 ranks at step " in grown.view
+    assert "grown from 2 to 4 ranks on 2 nodes at step " in grown.view
     assert at > 0
     by_hand = f"%%distributed --strategy {strategy} --ranks"
     book.ok(f"{by_hand} 2\ntrain('{tmp_path}/hand', steps={at})")
@@ -115,11 +143,11 @@ def test_a_run_grows_and_shrinks_by_whole_nodes(book: Notebook, tmp_path: Path) 
     book.start(counting(line, str(tmp_path / "ckpt"), str(end)))
     book.until("has 2")
     (tmp_path / "up-b").touch()
-    book.until("grown from 2 to 4 ranks at step ", 60)
+    book.until("grown from 2 to 4 ranks on 2 nodes at step ", 60)
     book.until("has 4", 60)
     (tmp_path / "up-b").unlink()
     os.kill(int((tmp_path / "pid-b").read_text()), signal.SIGKILL)
-    book.until("goes on with 2 of 4 ranks: there is no room for more now.", 60)
+    book.until("goes on with 2 of 4 ranks on 1 node: there is no room for more now.", 60)
     end.touch()
     ended = book.finish(60)
 
@@ -136,3 +164,58 @@ def test_a_range_of_nodes_is_refused_in_one_sentence_where_it_cannot_be(book: No
     called = f"jupyter_distrib.distributed({keywords})(lambda: 0).distributed()"
     assert "ranks must be a multiple of 3; got 4" in book.cell(called).text
     assert "--nodes is an option of --pool command" in book.cell("%%distributed --nodes 1:4 --ranks 4\nrank").text
+
+
+@pytest.mark.parametrize("size", ['ranks = "2:4"', 'ranks = 4, nodes = "1:2"'])
+def test_a_script_grows_by_the_range_of_a_settings_file(tmp_path: Path, size: str) -> None:
+    write_pool(tmp_path, size)
+    (tmp_path / "up-a").touch()
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.start("%distributed_run --grow-after 1 script.py end")
+        book.until("has 2")
+        (tmp_path / "up-b").touch()
+        book.until("grown from 2 to 4 ranks on 2 nodes at step ", 60)
+        book.until("has 4", 60)
+        (tmp_path / "end").touch()
+        assert "[0-3] ended with 4 True" in book.finish(60).view
+        book.ok("%distributed_pool stop lab")
+
+
+def test_a_script_grows_in_a_shell(tmp_path: Path) -> None:
+    write_pool(tmp_path, 'ranks = 4, nodes = "1:2"')
+    (tmp_path / "up-a").touch()
+    words = [f"{os.path.dirname(sys.executable)}/jupyter-distrib", "run", "--grow-after", "1", "script.py", "end"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as shell:
+        assert shell.stdout is not None
+        said = ""
+        for line in shell.stdout:
+            said += line
+            if "has 2" in line:
+                (tmp_path / "up-b").touch()
+            if "has 4" in line:
+                (tmp_path / "end").touch()
+    assert shell.returncode == 0, said
+    assert "grown from 2 to 4 ranks on 2 nodes at step " in said, said
+    assert "ended with 4 True" in said, said
+
+
+@pytest.mark.parametrize("size", ['ranks = "2:4"', 'ranks = 4, nodes = "1:2"'])
+def test_what_does_not_grow_runs_on_a_pool_whose_size_is_a_range(tmp_path: Path, size: str) -> None:
+    write_pool(tmp_path, size)
+    for host in "ab":
+        (tmp_path / f"up-{host}").touch()
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        swept = book.ok("%%distributed --sweep lr=1,2\n(lr, world_size)")
+        assert swept.result.endswith("lr=1: ranks 0-3: (1, 4)\nlr=2: ranks 0-3: (2, 4)"), swept.result
+        book.ok("%%distributed --keep a\na = rank")
+        assert book.ok("%%distributed --on 2\na").result == "rank 2: 2"
+        assert book.ok("%%distributed --ranks 1\nworld_size").result == "rank 0: 1"
+        assert book.ok("%%distributed --ranks 3\nworld_size").result == "ranks 0-2: 3"
+        assert book.ok("%%distributed --ranks 1:2\nworld_size").result == "ranks 0-1: 2"
+        refused = "--sweep and --ranks 1:2 exclude each other: its runs share the pool, so give each a fixed number"
+        assert refused in book.fails("%%distributed --sweep lr=1,2 --ranks 1:2\nlr").evalue
+        refused = "--sweep and --nodes 1:2 exclude each other: its runs share the pool, so give each a fixed number"
+        assert refused in book.fails("%%distributed --sweep lr=1,2 --ranks 4 --nodes 1:2\nlr").evalue
+        book.ok("%distributed_pool stop lab")

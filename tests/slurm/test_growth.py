@@ -33,7 +33,7 @@ def test_a_run_begins_on_the_node_that_is_free_and_grows_over_the_next(
             book.start(counting(f"{size} --grow-after 1"))
             book.until(f"has {few}", 100)
             jobs = bed.jobs()
-        book.until(f"grown from {few} to {most} ranks at step ", 100)
+        book.until(f"grown from {few} to {most} ranks on 2 nodes at step ", 100)
         book.until(f"has {most}", 60)
         (tmp_path / "end").touch()
         ended = book.finish()

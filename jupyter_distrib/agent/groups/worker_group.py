@@ -165,6 +165,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
         return self.ask_room(size - self.command.size, unit, found)
 
+    def nodes(self) -> int:
+        return 0
+
     def drop_room(self) -> None:
         room, self._room = self._room, Room()
         self.give_back(room.gpus)

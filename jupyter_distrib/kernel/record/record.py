@@ -258,7 +258,8 @@ class RunRecord:
         had, self.world_size = self.world_size, len(event.ranks)
         self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
         self._note(
-            f"goes on with {self.world_size} of {had} ranks: {event.cause.rstrip('.')}. {self._global_batch(had)}"
+            f"goes on with {self.world_size} of {had} ranks{_on(event.nodes)}: {event.cause.rstrip('.')}. "
+            f"{self._global_batch(had)}"
         )
 
     def _grow(self, event: m.Restarted) -> None:
@@ -267,7 +268,9 @@ class RunRecord:
         self.ranks |= {
             number: RankRecord(rank=number, state="starting") for number in event.ranks if number not in self.ranks
         }
-        self._note(f"grown from {had} to {self.world_size} ranks {event.cause}. {self._global_batch(had)}")
+        self._note(
+            f"grown from {had} to {self.world_size} ranks{_on(event.nodes)} {event.cause}. {self._global_batch(had)}"
+        )
 
     def _global_batch(self, had: int) -> str:
         return f"With the same batch size on each rank, the global batch is {self.world_size}/{had} of what it was"
@@ -292,6 +295,10 @@ class RunRecord:
         self.ended, self.log_directory = True, event.log_directory
         if self.ok:
             self.stall = None
+
+
+def _on(nodes: int) -> str:
+    return f" on {nodes} node{'s' * (nodes != 1)}" if nodes else ""
 
 
 def _again(old: Sample, event: m.Measured) -> bool:

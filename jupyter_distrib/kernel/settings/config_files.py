@@ -33,6 +33,7 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings import find_files, project_files
 from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, NOTIFY, NOTIFY_AFTER, OPTIONS
 from jupyter_distrib.kernel.settings.find_files import LARGEST_BYTES, VARIABLES, File
+from jupyter_distrib.kernel.settings.node_range import check_pool
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
 from jupyter_distrib.kernel.settings.settings import NamedPool, ProjectFile, Settings, without_files
 from jupyter_distrib.options import (
@@ -249,6 +250,10 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         values |= {field_of(known[key]): each for each in read.values()}
     if values.get("gpus") and values.get("ranks"):
         raise wrong(shown, text, header, "ranks", "gpus and ranks exclude each other: leave one out")
+    try:
+        check_pool(for_cells(values)["size"], values.get("nodes"))
+    except OptionsError as error:
+        raise wrong(shown, text, header, "nodes", error) from None
     own = {option.name for option in kinds[kind]}
     return NamedPool(
         name=name,

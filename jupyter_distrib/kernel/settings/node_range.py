@@ -3,6 +3,7 @@ number. Kernel side; standard library only, no state."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from jupyter_distrib.errors import OptionsError
@@ -10,12 +11,21 @@ from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options, ref
 from jupyter_distrib.options import NumberRange, count_or_range
 
 
-def in_ranks(options: Options) -> Options:
-    """Return options with the range of ranks that a range of nodes gives, as far as the number of ranks suits it."""
+def in_ranks(options: Options, *, of_pool: bool) -> Options:
+    """Return options with the range of ranks that a range of nodes gives, as far as the number of ranks suits it.
+
+    Args:
+        options: The options, completed with all defaults.
+        of_pool: Whether the range is the pool's and the number of ranks the cell's own: one that does not suit it is
+            on as few nodes as possible.
+    """
     nodes, size = _nodes(options), options.size
-    if nodes is None or size.least or not size.count or size.count % nodes:
+    if nodes is None or not size.count or options.on:
         return options
-    return options.resized(_of(size, nodes))
+    if not (size.least or size.count % nodes):
+        return options.resized(_of(size, nodes))
+    given = {name: value for name, value in options.pool_options.items() if not (of_pool and name == "nodes")}
+    return replace(options, pool_options=given)
 
 
 def check(given: Options, filled: Options) -> None:
@@ -26,29 +36,49 @@ def check(given: Options, filled: Options) -> None:
         filled: The same, completed with all defaults, as by `in_ranks`.
     """
     nodes, size = _nodes(filled), filled.size
-    if nodes is None:
+    if nodes is None or (given.on and "nodes" not in given.pool_options):
         if given.grow_after_s and not size.least:
             raise OptionsError(
                 "--grow-after needs a range of ranks, such as --ranks 2:8: a cell with a fixed number does not grow"
             )
         return
-    flag = "--gpus" if size.gpus else "--ranks"
     told, most = f"--nodes {nodes}", int(nodes)
     if not size.count:
         raise OptionsError(f"{told} needs --gpus N or --ranks N, the number of ranks on all {most} nodes")
-    if size.count % most:
-        raise OptionsError(
-            f"{told} puts the same number of ranks on each node, so {flag} must be a multiple of {most}; "
-            f"got {size.count}"
-        )
-    if size != _of(size, nodes):
-        raise OptionsError(
-            f"{told} and {flag} {filled.gpus or filled.ranks} exclude each other: give {flag} the number of ranks on "
-            f"all {most} nodes"
-        )
+    _check_size(size, nodes, told, lambda value: f"--{'gpus' if size.gpus else 'ranks'} {value}".rstrip())
     if "nodes" in given.pool_options:
         least = nodes.least * size.count // most
         refuse_conflicts_of_range(given, told, least, lambda name: f"--{name.replace('_', '-')}")
+
+
+def check_pool(size: GroupSize, nodes: object) -> None:
+    """Raise `OptionsError` if the size of a pool in a settings file does not suit its `nodes`."""
+    if isinstance(nodes, NumberRange) and size.count:
+        name = "gpus" if size.gpus else "ranks"
+        _check_size(size, nodes, f"nodes = '{nodes}'", lambda value: f"{name} = '{value}'" if value else name)
+
+
+def _check_size(size: GroupSize, nodes: NumberRange, told: str, say: Callable[[str], str]) -> None:
+    """Raise `OptionsError` for a number of ranks that is not the same on each of these nodes.
+
+    Args:
+        size: The size.
+        nodes: The range.
+        told: The range, as the user writes it.
+        say: Returns the option of the size with this value, or its name alone for an empty one, as the user writes it.
+    """
+    assert size.count
+    if size.count % nodes:
+        raise OptionsError(
+            f"{told} puts the same number of ranks on each node, so {say('')} must be a multiple of {int(nodes)}; "
+            f"got {size.count}"
+        )
+    if size.least and size != _of(size, nodes):
+        given = NumberRange(size.count, size.least, size.step)
+        raise OptionsError(
+            f"{told} and {say(str(given))} exclude each other: give {say('')} the number of ranks on all "
+            f"{int(nodes)} nodes"
+        )
 
 
 def _nodes(options: Options) -> NumberRange | None:

@@ -172,6 +172,7 @@ class Settings:
     def filled(self, options: Options) -> Options:
         """Return the options, completed with all defaults."""
         options = options.over(self.declared_options)
+        sized, spread = options.sized, "nodes" in options.pool_options
         pool = self.pools[options.pool or self.pool]
         missing = {name: value for name, value in pool.defaults.items() if getattr(options, name) is None}
         missing["track"] = options.track or self.track
@@ -180,7 +181,8 @@ class Settings:
             size = replace(pool.size, gpus=True, gpu_type=options.gpu_type) if options.gpu_type else pool.size
             options = options.resized(size)
         given = {**pool.options, **options.pool_options}
-        return in_ranks(replace(options, **missing, pool=pool.name, pool_options=given))
+        filled = replace(options, **missing, pool=pool.name, pool_options=given)
+        return in_ranks(filled, of_pool=sized and not spread)
 
     def size_of(self, pool: str) -> GroupSize:
         """Return the size of the worker group for a cell on this pool that gives none."""

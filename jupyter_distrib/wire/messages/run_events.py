@@ -309,6 +309,8 @@ class Restarted(RunEvent):
     """`rank 1 was lost (killed by SIGKILL)`; with `ranks`, the place where it goes on: `at step 120`."""
     ranks: tuple[int, ...] = ()
     """The ranks of the next attempt, if it is begun because there is room for more; empty after a loss."""
+    nodes: int = 0
+    """The number of nodes of these ranks; 0 on one machine."""
     at_s: float
 
 
@@ -320,6 +322,8 @@ class RanksReduced(RunEvent):
     run: str
     ranks: tuple[int, ...]
     cause: str
+    nodes: int = 0
+    """The number of nodes of these ranks; 0 on one machine."""
     at_s: float
 
 

@@ -15,7 +15,7 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings import config_files, find_files, project_files
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings, built_in
-from jupyter_distrib.options import Option, count, json_object
+from jupyter_distrib.options import Option, count_or_range, json_object
 from jupyter_distrib.pools import base
 from jupyter_distrib.system import other_users
 
@@ -24,7 +24,7 @@ KINDS = {
     "inline": (),
     "ray": (
         Option(flag="--address", metavar="HOST:PORT", meaning="the cluster"),
-        Option(flag="--nodes", metavar="N", meaning="nodes", read=count),
+        Option(flag="--nodes", metavar="N", meaning="nodes", read=count_or_range),
         Option(flag="--insecure", meaning="no token"),
         Option(flag="--runtime-env", metavar="JSON", meaning="environment", read=json_object),
     ),
@@ -628,6 +628,14 @@ SLIPS = [
     (
         '[pools.lab]\nkind = "ray"\ngpus = 1\nranks = 2',
         f"{FILE}, line 4: gpus and ranks exclude each other: leave one out",
+    ),
+    (
+        '[pools.lab]\nkind = "ray"\nranks = "2:4"\nnodes = "1:2"',
+        f"{FILE}, line 4: nodes = '1:2' and ranks = '2:4' exclude each other: give ranks the number of ranks on all 2",
+    ),
+    (
+        '[pools.lab]\nkind = "ray"\nnodes = "1:2"\ngpus = 3',
+        f"{FILE}, line 3: nodes = '1:2' puts the same number of ranks on each node, so gpus must be a multiple of 2",
     ),
     ('[pools."my lab"]\nkind = "ray"', f"{FILE}, line 1: 'my lab' cannot name a pool: use letters, digits, _, . and -"),
     ('[pools.ray]\nkind = "local"', f"{FILE}, line 1: ray is itself a kind of pool: choose another name for a pool of"),
