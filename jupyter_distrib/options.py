@@ -21,6 +21,11 @@ from typing import Any, TypeAlias
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.system.data_class import data_class
 
+MOST_CHARS = 4096
+"""Maximum number of characters of a name, an address or a command."""
+_MOST = 1e9
+"""Maximum of a number of seconds, or of something counted."""
+_MOST_BYTES = 10**18
 HIGHEST_RANK = 65_535
 """Highest rank allowed: `--on 0-999999999` is a typing error, and would be a tuple of some gigabytes."""
 
@@ -91,6 +96,8 @@ def _number(name: str, text: str, wanted: str) -> float:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise OptionsError(f"{name} must be {wanted}; got {shown(text)}")
+    if number > _MOST:
+        raise OptionsError(f"{name} must be at most {_MOST:.0f}; got {shown(text)}")
     return number
 
 
@@ -104,9 +111,10 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 def size_bytes(name: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    if not match or match[2].lower() not in _UNITS or not (size := round(float(match[1]) * _UNITS[match[2].lower()])):
+    size = float(match[1]) * _UNITS.get(match[2].lower(), 0) if match else 0.0
+    if not 0.5 < size <= _MOST_BYTES:
         raise OptionsError(f"{name} must be a size such as 500MB or 1GB; got {shown(text)}")
-    return size
+    return round(size)
 
 
 def size_or_none(name: str, text: str) -> int:
@@ -145,6 +153,20 @@ def json_object(name: str, text: str) -> dict[str, Any]:
 
 def string(name: str, text: str) -> str:
     return text
+
+
+def one_line(name: str, text: str) -> str:
+    """Read a text of one line."""
+    if not text.isprintable() or len(text) > MOST_CHARS:
+        raise OptionsError(f"{name} must be one line of at most {MOST_CHARS} characters; got {shown(text)}")
+    return text
+
+
+def not_an_option(name: str, text: str) -> str:
+    """Read a text of one line that no program takes for an option of its own: a name, an address or a command."""
+    if text.lstrip().startswith("-"):
+        raise OptionsError(f"{name} must not begin with -; got {shown(text)}")
+    return one_line(name, text)
 
 
 def switch(name: str, text: str) -> bool:
@@ -355,7 +377,7 @@ def gather(pairs: Iterable[tuple[Option, str]], say: Say) -> dict[str, Any]:
         if option.metavar and not text.strip():
             raise OptionsError(f"{name} needs a value: write {say(option, option.metavar)}")
         if option.choices:
-            check_choice(text, option.choices, say(option, text))
+            check_choice(text, option.choices, say(option, text if len(text) <= 60 else f"{text[:57]}..."))
         value = option.read(name, text)
         if isinstance(known, tuple):
             value = tuple(dict.fromkeys(known + value))

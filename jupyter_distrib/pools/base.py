@@ -20,7 +20,16 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, count_or_range, seconds, shown, size_bytes
+from jupyter_distrib.options import (
+    Declared,
+    DeclaredOnDemand,
+    Option,
+    count_or_range,
+    one_line,
+    seconds,
+    shown,
+    size_bytes,
+)
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -69,6 +78,7 @@ PYTHON = Option(
     flag="--python",
     metavar="PATH",
     meaning="the interpreter of the ranks, with a torch of its own",
+    read=one_line,
     default="the kernel's",
     main=True,
 )

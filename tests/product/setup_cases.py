@@ -8,6 +8,9 @@ COUNTED = "%%distributed_setup counted\nimport sys\nsys.times_set_up = getattr(s
 READ = "import os, sys\ngetattr(sys, 'times_set_up', 0)"
 LOSE = "import os, signal\nif rank == {last} and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)"
 BAD = "%%distributed_setup bad\nimport os\n\nif 'RANK' in os.environ:\n    {}['nothing']"
+BAD_ON_ONE = "%%distributed_setup bad\nimport os\nif os.environ.get('RANK') == '1':\n    raise ValueError('no licence')"
+LEAVES_ON_ONE = "%%distributed_setup bad\nimport os, sys\nif os.environ.get('RANK') == '1':\n    sys.exit(3)"
+REDUCE = "import torch\ntorch.distributed.all_reduce(torch.ones(1))"
 
 
 def check(book: Notebook, ranks: int) -> None:
@@ -41,6 +44,18 @@ def check(book: Notebook, ranks: int) -> None:
     assert "in the set-up bad" in failed.traceback
     assert f"Ranks 0-{last} raised the same" in failed.text
     assert "begun" not in failed.text
+
+    book.ok(BAD_ON_ONE)
+    failed = book.cell(f"%%distributed --ranks {ranks} --fresh --strategy ddp\n{REDUCE}", timeout_s=100)
+    assert failed.ename == "ValueError", failed.text
+    assert f"Traceback (rank 1 of {ranks})" in failed.traceback
+    assert "no licence" in failed.traceback
+    assert "in the set-up bad" in failed.traceback
+    assert "stopped because of it" in failed.traceback, "and did not wait for it until a time-out"
+    book.ok(LEAVES_ON_ONE)
+    left = book.cell(f"%%distributed --fresh --strategy ddp\n{REDUCE}", timeout_s=100)
+    assert "The set-up bad called sys.exit(3)" in left.traceback, left.text
+    assert "/jupyter_distrib/" not in left.traceback, left.traceback
 
     assert "bad" in book.ok("%distributed_setup --undo bad").stdout
     assert read("") == f"{everyone}1"

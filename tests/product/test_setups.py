@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
+from tests.product import setup_cases
+from tests.product.test_growth import pool
 
 pytestmark = pytest.mark.slow
 
@@ -237,3 +239,17 @@ def test_what_cannot_be_sent_is_the_ranks_own(book: Notebook) -> None:
     assert there.result == "ranks 0-1: (2.0, 4.0, True)"
     book.ok("lock = threading.Lock()")
     assert "cannot be sent" in book.fails("%%distributed --ranks 2\nwith lock: pass").evalue
+
+
+def test_one_of_two_hosts_whose_set_up_fails_ends_the_run_at_once(book: Notebook, tmp_path: Path) -> None:
+    for host in "ab":
+        (tmp_path / f"up-{host}").touch()
+    of_hosts = pool(tmp_path, "a:1,b:1").removeprefix("--pool command ")
+    book.ok(f"%distributed_pool add lab --kind command {of_hosts} --ranks 2\n%distributed_pool use lab")
+    setup_cases.check(book, ranks=2)
+    book.ok("%distributed_pool stop lab")
+
+
+def test_one_of_two_ranks_whose_set_up_fails_ends_the_run_at_once(book: Notebook) -> None:
+    book.ok("%distributed_pool add two --kind local --ranks 2\n%distributed_pool use two")
+    setup_cases.check(book, ranks=2)

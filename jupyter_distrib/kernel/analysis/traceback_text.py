@@ -32,13 +32,13 @@ _Owner = Literal["cell", "user", "library", "package"]
 _CELL = "Cell In["
 """Prefix of the names of the notebook's cells."""
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen")
-_PACKAGE = "/site-packages/jupyter_distrib/"
-"""Folder of this package on ranks that have a Python of their own."""
+_PACKAGE = re.compile(r"/(?:site-packages|source\.zip)/jupyter_distrib/")
+"""Folder of this package on ranks that have a Python of their own, or to which it was sent."""
 
 
 def owner(filename: str) -> _Owner:
     """Return the owner of the code in a file."""
-    if filename.startswith(process_environment.OWN) or _PACKAGE in filename:
+    if filename.startswith(process_environment.OWN) or _PACKAGE.search(filename):
         return "package"
     if filename.startswith(_CELL):
         return "cell"

@@ -34,6 +34,7 @@ from jupyter_distrib.options import (
     count_or_range,
     expression,
     names,
+    not_an_option,
     one_name,
     parse_arguments,
     rank_list,
@@ -147,7 +148,7 @@ class Options:
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
-        default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
+        read=not_an_option, default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
     numa_binding: str | None = _declared(
         None, "--numa-binding", "HOW", "bind each rank to the processors near its GPU, by torchrun's names",
         choices=("node", "socket", "exclusive", "core-complex"), default="all processors",

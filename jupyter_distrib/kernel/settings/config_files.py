@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import replace
@@ -42,6 +43,7 @@ from jupyter_distrib.options import (
     any_of,
     check_choice,
     gather,
+    shown,
     unknown_option,
 )
 from jupyter_distrib.pools.base import capabilities_of
@@ -54,6 +56,8 @@ _MOST_DOTS = 300
 _MOST_LEVELS = 50
 _MOST_BITS = 64
 _NAMING_POOLS = ("pool", "remote", "reserved")
+_ONE_TEXT = ("COMMAND", "OPTIONS", "PATH")
+"""Names of the values that are one text, in which commas do not divide."""
 KEYS_OF_A_POOL = ("kind", "fallback", "id")
 """Keys of a pool that are not options."""
 
@@ -145,7 +149,7 @@ def _values(content: dict[str, Any], file: File, text: str) -> dict[str, tuple[s
     for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS, NOTIFY, NOTIFY_AFTER):
         if (key := option.name) in content:
             try:
-                (value,) = gather([(option, _as_text(option, content[key]))], as_key).values()
+                (value,) = gather([(option, _checked_text(option, content[key]))], as_key).values()
             except OptionsError as error:
                 raise wrong(shown_path(Path(file.path)), text, "", key, error) from None
             of_own_runs = file.of_project and option in (HISTORY, HISTORY_DAYS)
@@ -244,7 +248,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         try:
             if key not in known:
                 raise unknown_option(key, (*declared, *_as_options(KEYS_OF_A_POOL)), partial(_owners, kinds), as_key)
-            read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], as_key)
+            read = gather([(known[key], _checked_text(known[key], value))] if value is not False else [], as_key)
         except OptionsError as error:
             raise wrong(shown, text, header, key, error) from None
         values |= {field_of(known[key]): each for each in read.values()}
@@ -302,6 +306,23 @@ def as_key(option: Option, value: str = "") -> str:
 
 def _as_options(names: tuple[str, ...]) -> tuple[Option, ...]:
     return tuple(Option(flag=f"--{name}", meaning="", metavar="V") for name in names)
+
+
+def _checked_text(option: Option, value: object) -> str:
+    """Return a value as text for a magic line. Raises `OptionsError` for a value of a kind that no option has."""
+    name = as_key(option)
+    if isinstance(value, bool) if option.metavar else not isinstance(value, bool):
+        got = "true" if value is True else shown(str(value))
+        wanted = f"a value such as {option.metavar}" if option.metavar else "true or false"
+        raise OptionsError(f"{name} must be {wanted}; got {got}")
+    if isinstance(value, dict) and option.metavar != "JSON":
+        raise OptionsError(f"{name} must be a text or a number; got a table")
+    if isinstance(value, list) and (option.metavar in _ONE_TEXT or not all(isinstance(each, str) for each in value)):
+        wanted = "one text" if option.metavar in _ONE_TEXT else "a text or a list of texts"
+        raise OptionsError(f"{name} must be {wanted}; got the list {shown(str(value))}")
+    if not isinstance(value, (str, int, float, dict, list)) or (isinstance(value, float) and not math.isfinite(value)):
+        raise OptionsError(f"{name} must be a text or a number; got {shown(str(value))}")
+    return _as_text(option, value)
 
 
 def _as_text(option: Option, value: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.options import MOST_CHARS, shown
 
 MAX_RANKS = 1000
 """Maximum number of ranks that an agent starts on one machine."""
@@ -42,8 +43,10 @@ def checked_hosts(name: str, text: str) -> str:
 
 def _host(name: str, text: str) -> Host:
     match = re.fullmatch(r"(\[[^\]\s]+\]|[^:\s\[\]-][^:\s]*)(?::([0-9]{1,4}))?", text)
-    if match is None or match[2] == "0":
-        raise OptionsError(f"{name} must be hosts such as a,b:2, where :2 limits the ranks on a host; got {text!r}")
+    if match is None or match[2] == "0" or not text.isprintable() or len(text) > MOST_CHARS:
+        raise OptionsError(
+            f"{name} must be hosts such as a,b:2, where :2 limits the ranks on a host; got {shown(text)}"
+        )
     return Host(name=match[1].strip("[]"), slots=int(match[2]) if match[2] else None)
 
 

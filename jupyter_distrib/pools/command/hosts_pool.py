@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero
+from jupyter_distrib.options import Option, at_least_zero, not_an_option
 from jupyter_distrib.pools.base import IDLE, NODES, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import sentence
@@ -39,13 +39,19 @@ HOSTS = Option(
 )
 SHARED = (
     Option(
-        flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3", main=True
+        flag="--python",
+        metavar="COMMAND",
+        meaning="the interpreter there, with torch",
+        read=not_an_option,
+        default="python3",
+        main=True,
     ),
     NODES,
     Option(
         flag="--interface",
         metavar="NAME",
         meaning="the network interface by which hosts reach one another",
+        read=not_an_option,
         default="that of the connection",
     ),
     Option(

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.options import Option
+from jupyter_distrib.options import Option, not_an_option, shown
 from jupyter_distrib.pools.command.hosts_pool import HOSTS, MACHINES, SHARED, HostsPool
 
 
 def template(name: str, text: str) -> str:
     """Read the command that starts a Python on a host; the reader of the option."""
+    not_an_option(name, text)
     if missing := [each for each in ("{host}", "{python}") if each not in text]:
-        raise OptionsError(f"{name} must be a command with {{host}} and {{python}} in it; {text!r} has no {missing[0]}")
+        raise OptionsError(
+            f"{name} must be a command with {{host}} and {{python}} in it; {shown(text)} has no {missing[0]}"
+        )
     return text
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, count, duration
+from jupyter_distrib.options import Option, count, duration, one_line
 from jupyter_distrib.pools.command.hosts_pool import SHARED, HostsPool
 from jupyter_distrib.pools.kubernetes import readers
 
@@ -30,7 +30,10 @@ class KubernetesPool(HostsPool):
             flag="--image", metavar="IMAGE", meaning="the image of the pods, with torch", read=readers.image, main=True
         ),
         Option(
-            flag="--template", metavar="PATH", meaning="a file with a Pod, Job or JobSet as the template of the pods"
+            flag="--template",
+            metavar="PATH",
+            meaning="a file with a Pod, Job or JobSet as the template of the pods",
+            read=one_line,
         ),
         Option(
             flag="--namespace",

@@ -6,8 +6,9 @@ import re
 import shlex
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.options import shown
+from jupyter_distrib.options import MOST_CHARS, not_an_option, shown
 
+MOST, MOST_BYTES = 1e9, 1e18
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _RESOURCE = re.compile(rf"{_SUBDOMAIN.pattern}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
@@ -23,14 +24,14 @@ def name(option: str, text: str) -> str:
 
 def context(option: str, text: str) -> str:
     """Read the name of a context, in which almost any character may be."""
-    if not text.isprintable() or text != text.strip():
+    if not_an_option(option, text) != text.strip():
         raise OptionsError(f"{option} must be the name of a context of kubectl; got {shown(text)}")
     return text
 
 
 def image(option: str, text: str) -> str:
     """Read the name of an image; whether there is one is for the cluster to say."""
-    if not re.fullmatch(r"[\w][\w.:/@+-]*", text, re.ASCII):
+    if len(text) > MOST_CHARS or not re.fullmatch(r"[\w][\w.:/@+-]*", text, re.ASCII):
         raise OptionsError(f"{option} must be an image such as pytorch/pytorch:2.9.0; got {shown(text)}")
     return text
 
@@ -45,7 +46,7 @@ def resource(option: str, text: str) -> str:
 def cores(option: str, text: str) -> str:
     """Read a number of cores: `4`, `0.5` or `500m`."""
     match = _QUANTITY.fullmatch(text)
-    if match is None or match["unit"] not in (None, "m") or not float(match["number"]):
+    if match is None or match["unit"] not in (None, "m") or not 0 < float(match["number"]) <= MOST:
         raise OptionsError(f"{option} must be a number of cores such as 4 or 500m; got {shown(text)}")
     return text
 
@@ -53,7 +54,7 @@ def cores(option: str, text: str) -> str:
 def size(option: str, text: str) -> str:
     """Read a size: `64Gi` or `500M`."""
     match = _QUANTITY.fullmatch(text)
-    if match is None or match["unit"] == "m" or not float(match["number"]):
+    if match is None or match["unit"] == "m" or not 0 < float(match["number"]) <= MOST_BYTES:
         raise OptionsError(f"{option} must be a size such as 64Gi or 500M; got {shown(text)}")
     if match["unit"] is None and float(match["number"]) < 1 << 20:
         raise OptionsError(f"{option} = {text} is {text} bytes: write {text}Gi or {text}Mi")
@@ -62,6 +63,7 @@ def size(option: str, text: str) -> str:
 
 def command(option: str, text: str) -> str:
     """Read a command line."""
+    not_an_option(option, text)
     try:
         words = shlex.split(text)
     except ValueError as error:

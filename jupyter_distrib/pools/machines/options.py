@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.options import Option, duration, shown
+from jupyter_distrib.options import MOST_CHARS, Option, duration, shown
 
 LARGEST_PRICE = 1e6
 
 
 def command(name: str, text: str) -> str:
     """Read a command line for `sh`; the reader of the option."""
-    if not text.strip() or "\0" in text:
+    lines = text.split("\n")
+    if not text.strip() or text.startswith("-") or len(text) > MOST_CHARS or not all(map(str.isprintable, lines)):
         raise OptionsError(f"{name} must be a command for sh; got {shown(text)}")
     return text
 

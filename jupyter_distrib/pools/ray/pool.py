@@ -8,7 +8,7 @@ import json
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero, json_object
+from jupyter_distrib.options import Option, at_least_zero, json_object, not_an_option
 from jupyter_distrib.pools.base import IDLE, NODES, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.server_home import Home, fingerprint
 from jupyter_distrib.pools.server_link import LocalNode, greeted
@@ -26,6 +26,7 @@ class RayPool:
             flag="--address",
             metavar="WHERE",
             meaning="the cluster: auto, HOST:PORT or ray://HOST:10001",
+            read=not_an_option,
             default="auto: the one that runs here",
             main=True,
         ),

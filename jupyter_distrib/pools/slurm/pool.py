@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option
+from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.options import Option, not_an_option, one_line, shown
 from jupyter_distrib.pools.command.hosts_pool import SHARED, HostsPool
 
 if TYPE_CHECKING:
@@ -18,8 +20,19 @@ if TYPE_CHECKING:
     from jupyter_distrib.system.event_loop import Loop
 
 
-def _own(name: str, metavar: str, meaning: str) -> Option:
-    return Option(flag=f"--{name}", metavar=metavar, meaning=meaning, default="Slurm's", main=True)
+_TIME = re.compile(r"(\d{1,5}-)?\d{1,7}(:\d{1,2}){0,2}|unlimited|infinite", re.IGNORECASE)
+"""A time as in `man sbatch`."""
+
+
+def time_limit(name: str, text: str) -> str:
+    """Read a time limit as Slurm writes it."""
+    if not _TIME.fullmatch(text):
+        raise OptionsError(f"{name} must be a time as Slurm writes it: 30 (minutes), 2:00:00 or 1-0; got {shown(text)}")
+    return text
+
+
+def _own(name: str, metavar: str, meaning: str, read: Callable[[str, str], str] = not_an_option) -> Option:
+    return Option(flag=f"--{name}", metavar=metavar, meaning=meaning, read=read, default="Slurm's", main=True)
 
 
 class SlurmPool(HostsPool):
@@ -33,10 +46,15 @@ class SlurmPool(HostsPool):
         _own("partition", "NAME", "the partition"),
         _own("account", "NAME", "the account that is charged"),
         _own("qos", "NAME", "the quality of service"),
-        _own("time", "TIME", "the time limit: 30, 2:00:00, 1-0"),
+        _own("time", "TIME", "the time limit: 30, 2:00:00, 1-0", time_limit),
         _own("gres", "GRES", "generic resources of each node: gpu:4"),
         _own("constraint", "FEATURES", "the features that nodes must have"),
-        Option(flag="--salloc", metavar="OPTIONS", meaning="further options of salloc: '--mem=4G --exclusive'"),
+        Option(
+            flag="--salloc",
+            metavar="OPTIONS",
+            meaning="further options of salloc: '--mem=4G --exclusive'",
+            read=one_line,
+        ),
         *SHARED,
     )
 

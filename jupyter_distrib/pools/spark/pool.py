@@ -12,7 +12,7 @@ import socket
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, count, json_object
+from jupyter_distrib.options import Option, count, json_object, not_an_option
 from jupyter_distrib.pools.base import Capabilities, Lost, Sink
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.pools.server_home import Home, fingerprint
@@ -38,6 +38,7 @@ class SparkPool:
             flag="--master",
             metavar="URL",
             meaning="the Spark master: spark://HOST:7077 or local-cluster[2,2,2048]",
+            read=not_an_option,
             default="that of spark-defaults.conf",
             main=True,
         ),

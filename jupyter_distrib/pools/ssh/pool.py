@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.options import Option
+from jupyter_distrib.options import Option, not_an_option, shown
 from jupyter_distrib.pools.command import command
 from jupyter_distrib.pools.command.hosts_pool import HOSTS, MACHINES, SHARED, HostsPool
 
@@ -32,11 +32,12 @@ _SSH_FAILED = 255
 
 def words(name: str, text: str) -> str:
     """Read a command line; the reader of the option."""
+    not_an_option(name, text)
     try:
         shlex.split(text)
     except ValueError as error:
         raise OptionsError(
-            f"{name} must be a command such as 'ssh -F FILE'; {text!r} cannot be read ({error})"
+            f"{name} must be a command such as 'ssh -F FILE'; {shown(text)} cannot be read ({error})"
         ) from None
     return text
 
