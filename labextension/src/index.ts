@@ -489,8 +489,16 @@ function repairOutputs(doer: Doer, options: Options): void {
   });
   model.broken.connect((_, { home, runs }) => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      const nowS = model.linkOf(home)?.nowS() ?? Date.now() / 1000;
-      runs.forEach(run => replaceLive(home, { run: run.run, model: '', output: view.lastSeen(run, nowS, t) }, run.cell, live.has(home, run.run)));
+      const link = model.linkOf(home);
+      const overview = link?.overview ?? null;
+      const names = new Set([...runs.map(({ run }) => run), ...(overview?.views ?? []).map(({ run }) => run)]);
+      for (const name of names) {
+        const seen = view.runsOf(overview, name);
+        if (seen.some(({ run }) => runs.some(each => each.run === run))) {
+          const output = view.lastSeen(name, seen, link?.nowS() ?? Date.now() / 1000, t);
+          replaceLive(home, { run: name, model: '', output }, seen[0]?.cell ?? '', live.has(home, name));
+        }
+      }
     }
   });
   model.changed.connect(() => {
@@ -511,18 +519,20 @@ function savedViews({ model, t }: Doer): (home: NotebookPanel, link: KernelLink)
   const looked = new WeakSet<KernelLink>();
   const saving = new WeakSet<NotebookPanel>();
   return (home, link) => {
-    const goingOn = (run: string): Run | undefined =>
-      model.linkOf(home)?.overview?.runs.find(each => each.run === run && each.elapsed_s === null);
+    const goingOn = (name: string): Run[] => {
+      const runs = view.runsOf(model.linkOf(home)?.overview ?? null, name);
+      return runs.some(each => each.elapsed_s === null) ? runs : [];
+    };
     const absent = link.state === 'absent' && link.kernel.status === 'idle';
     if ((link.overview || absent) && !looked.has(link)) {
       looked.add(link);
-      void showSaved(home, run => goingOn(run) !== undefined);
+      void showSaved(home, name => goingOn(name).length > 0);
     }
     if (!saving.has(home)) {
       saving.add(home);
-      saveLastSeen(home, run => {
-        const seen = goingOn(run);
-        return seen ? view.seenWhenSaved(seen, model.linkOf(home)?.nowS() ?? Date.now() / 1000, t) : null;
+      saveLastSeen(home, name => {
+        const seen = goingOn(name);
+        return seen.length ? view.seenWhenSaved(name, seen, model.linkOf(home)?.nowS() ?? Date.now() / 1000, t) : null;
       });
     }
   };

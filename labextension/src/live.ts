@@ -20,7 +20,7 @@ import { RemoteModel } from './remote.js';
 /** An anywidget module. */
 interface Module {
   default: {
-    initialize(context: { model: RemoteModel }): void;
+    initialize?(context: { model: RemoteModel }): void;
     render(context: { model: RemoteModel; el: HTMLElement }): () => void;
   };
 }
@@ -147,13 +147,13 @@ class LiveView implements IDisposable {
     if (this.isDisposed || !module) {
       return;
     }
-    const { initialize, render } = module.default;
+    const view = module.default;
     const style = document.createElement('style');
     style.textContent = this.model.get('_css') as string;
     const el = this.node.lastElementChild as HTMLElement;
     el.append(style);
-    initialize({ model: this.model });
-    this.leave = render({ model: this.model, el });
+    view.initialize?.({ model: this.model });
+    this.leave = view.render({ model: this.model, el });
   }
 
   private hide(node: HTMLElement | null): void {

@@ -45,7 +45,10 @@ export interface Place {
 
 /** A live view, and the id of its widget. */
 export interface Shown extends Place {
+  /** The name of the view: the run, if it shows one. */
   run: string;
+  /** The runs that it shows; a kernel with an older version does not tell. */
+  runs?: string[];
   model: string;
 }
 

@@ -1,5 +1,5 @@
 /**
- * The model of a run's widget as a page has it that was loaded after the widget was made.
+ * The model of the widget of a run, or of a sweep, as a page has it that was loaded after the widget was made.
  *
  * JupyterLab's widget manager asks a kernel for its models on the channel which the running cell occupies. This one asks
  * for the state on the control channel, and hears what the kernel tells the widget, since that passes every page on iopub.
@@ -22,7 +22,7 @@ export interface Asked {
   request(request: Request): Promise<Answer>;
 }
 
-/** As anywidget gives it to a view, as far as the view of a run takes it. */
+/** As anywidget gives it to a view, as far as our views take it. */
 export class RemoteModel implements IDisposable {
   constructor(
     private readonly link: Asked,
@@ -75,7 +75,8 @@ export class RemoteModel implements IDisposable {
     if (method === 'update') {
       this.state = { ...this.state, ...state };
       if (this.loaded) {
-        this.calls.filter(({ name }) => name === 'change').forEach(({ call }) => call());
+        const names = new Set(['change', ...Object.keys(state ?? {}).map(key => `change:${key}`)]);
+        this.calls.filter(({ name }) => names.has(name)).forEach(({ call }) => call());
       }
     }
   }

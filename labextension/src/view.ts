@@ -433,33 +433,49 @@ export function stoppable(overview: Overview | null, cell: string): Run[] {
   return running.length ? running : among;
 }
 
-/** What a cell shows of a run whose kernel has ended in the middle of it, as an output of a notebook file. */
-export function lastSeen(run: Run, nowS: number, t: Say): OutputLike {
-  const went = run.detached
-    ? t('The kernel has ended. The run goes on: %distributed_attach %1 shows it.', run.run)
-    : t('The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.');
-  return seen(run, nowS, went, t);
+/** The runs that a live view shows, from its name: that of its run if it is of one. */
+export function runsOf(overview: Overview | null, name: string): Run[] {
+  const runs = overview?.views?.find(each => each.run === name)?.runs ?? [name];
+  return (overview?.runs ?? []).filter(each => runs.includes(each.run)).reverse();
 }
 
-/** What a notebook file that is saved in the middle of a run holds of it. */
-export function seenWhenSaved(run: Run, nowS: number, t: Say): OutputLike {
+/** What a cell shows in place of a live view whose kernel has ended in the middle of its runs, as an output of a notebook file. */
+export function lastSeen(name: string, runs: Run[], nowS: number, t: Say): OutputLike {
+  const detached = runs.find(run => run.detached && run.elapsed_s === null);
+  const went = detached
+    ? t('The kernel has ended. The run goes on: %distributed_attach %1 shows it.', detached.run)
+    : runs.length > 1
+      ? t('The kernel has ended, or was restarted, in the middle of these runs. This is what was seen last.')
+      : t('The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.');
+  return seen(name, runs, nowS, went, t);
+}
+
+/** What a notebook file that is saved in the middle of the runs of a view holds of them. */
+export function seenWhenSaved(name: string, runs: Run[], nowS: number, t: Say): OutputLike {
   const time = new Date(1000 * nowS).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
-  return seen(run, nowS, t('The run was going on when the notebook was saved. It was seen last at %1.', time), t);
+  const went =
+    runs.length > 1
+      ? t('The runs were going on when the notebook was saved. They were seen last at %1.', time)
+      : t('The run was going on when the notebook was saved. It was seen last at %1.', time);
+  return seen(name, runs, nowS, went, t);
 }
 
-function seen(run: Run, nowS: number, went: string, t: Say): OutputLike {
-  const row = runRow(run, nowS, t);
-  const lines = [`${row.facts} · ${row.time}`, went, row.progress, row.detail].filter(Boolean);
-  const members = run.members.map(({ rank, state, device }) => [t('rank %1', rank), stateName(state, t), device]);
+function seen(name: string, runs: Run[], nowS: number, went: string, t: Say): OutputLike {
+  const [only] = runs;
+  const row = only && runs.length === 1 ? runRow(only, nowS, t) : null;
+  const lines = row ? [`${row.facts} · ${row.time}`, went, row.progress, row.detail].filter(Boolean) : [went];
+  const ranks = (run: Run): string[][] => run.members.map(({ rank, state, device }) => [t('rank %1', rank), stateName(state, t), device]);
+  const told = (run: Run): string[] => [run.label, runStateName(run.state, t), runRow(run, nowS, t).progress, run.line];
+  const rows = row && only ? ranks(only) : runs.map(told);
   const cells = (tag: string, texts: string[]): string => texts.map(text => `<${tag}>${escape(text)}</${tag}>`).join('');
-  const table = members.length ? `<table>${members.map(texts => `<tr>${cells('td', texts)}</tr>`).join('')}</table>` : '';
+  const table = rows.length ? `<table>${rows.map(texts => `<tr>${cells('td', texts)}</tr>`).join('')}</table>` : '';
   return {
     output_type: 'display_data',
     data: {
-      'text/plain': [...lines, ...members.map(texts => texts.join('  '))].join('\n'),
+      'text/plain': [...lines, ...rows.map(texts => texts.filter(Boolean).join('  '))].join('\n'),
       'text/html': `<div>${cells('pre', lines)}${table}</div>` // front ends typeset formulas everywhere but in <pre>
     },
-    metadata: { jupyter_distrib: { run: run.run, settled: true } }
+    metadata: { jupyter_distrib: { run: name, settled: true } }
   };
 }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from jupyter_distrib.kernel.views import page_code
 from tests.browser.conftest import Open
@@ -244,3 +247,117 @@ def test_a_sweep_is_one_view_with_the_best_on_top_stop_and_open(open_notebook: O
     rates = [text.split()[0] for text in output.locator("tr").all_inner_texts()]
     assert rates == ["lr", "0.1", "0.2", "0.3"], "the best is on top"
     assert "widgets" not in lab.save()["metadata"]
+
+
+QUICK = """%%distributed --ranks 1 --sweep "lr=[0.3, 0.1, 0.2]"
+import os, time, jupyter_distrib
+for step in range(100_000):
+    jupyter_distrib.report(loss=lr + lr / (1 + step))
+    time.sleep(0.05)
+    if os.path.exists("ENOUGH"):
+        break
+lr"""
+
+
+def grows(view: Locator) -> None:
+    """The sweep's lines do, again and again."""
+    expect(view).to_have_count(1)
+    path = view.locator(".jd-chart path[data-line]").first
+    for _ in range(2):
+        expect(path).not_to_have_attribute("d", path.get_attribute("d") or "")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_sweep_is_live_in_a_page_that_is_reloaded_and_ends_in_its_cell(
+    open_notebook: Open, enough: Path, saved: bool
+) -> None:
+    lab: Lab = open_notebook(until(QUICK, enough))
+    lab.run(1)
+    view = lab.page.locator(".jd-sweep")
+    grows(view)
+    if saved:
+        lab.save()
+    for _ in range(2):
+        lab.reload()
+        grows(view)
+    expect(lab.output(1)).not_to_contain_text("Loading widget", use_inner_text=True)
+    lab.shoot(f"sweep-reloaded-{'saved' if saved else 'unsaved'}")
+    if saved:
+        for each in nbformat.read(lab.path, as_version=4).cells[1].outputs:
+            assert "They were seen last at" in each["data"]["text/plain"]
+    stopped = view.locator("tbody tr").filter(has=lab.page.get_by_role("button", name="Stop")).first
+    run = stopped.get_attribute("data-run")
+    stopped.get_by_role("button", name="Stop").click()
+    expect(view.locator(f"tr[data-run='{run}']")).to_contain_text("interrupted")
+    enough.touch()
+
+    expect(lab.output(1).locator("table")).to_be_visible()
+    expect(lab.output(1).locator("img")).to_be_visible()
+    expect(view).to_have_count(0)
+    expect(lab.output(1)).to_contain_text("lr=0.3: ")
+    lab.shoot(f"sweep-settled-{'saved' if saved else 'unsaved'}")
+    outputs = lab.save().cells[1].outputs
+    assert [each.output_type for each in outputs] == ["display_data", "display_data", "execute_result"]
+    assert "loss by lr: the best is" in outputs[1]["data"]["text/plain"]
+
+
+def test_a_page_that_is_opened_after_the_end_of_a_sweep_shows_it(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(QUICK, enough))
+    lab.run(1)
+    grows(lab.page.locator(".jd-sweep"))
+    lab.leave()
+    enough.touch()
+    lab.server.wait_until_idle()
+    lab.open()
+
+    expect(lab.output(1).locator("table")).to_be_visible()
+    expect(lab.output(1).locator("img")).to_be_visible()
+    expect(lab.output(1)).to_contain_text("lr=0.3: ")
+
+
+def test_a_sweep_whose_kernel_ends_leaves_what_was_seen_last(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(QUICK, enough), "import os; print(os.getpid())")
+    lab.run(2)
+    kernel = int(lab.ended(2).inner_text())
+    lab.run(1)
+    grows(lab.page.locator(".jd-sweep"))
+    os.kill(kernel, signal.SIGKILL)
+
+    expect(lab.output(1)).to_contain_text("The kernel has ended, or was restarted, in the middle of these runs.")
+    expect(lab.output(1)).to_contain_text("lr=0.1")
+    expect(lab.page.locator(".jd-sweep")).to_have_count(0)
+
+
+SUBMITTED = """import jupyter_distrib
+@jupyter_distrib.distributed(ranks=1)
+def train(lr, epochs=3):
+    import os, time
+    for step in range(100_000):
+        jupyter_distrib.report(loss=lr + lr / (1 + step))
+        time.sleep(0.05)
+        if os.path.exists("ENOUGH"):
+            break
+runs = [train.submit(lr) for lr in (0.3, 0.1)]"""
+
+
+def test_submitted_runs_are_one_live_view_like_a_sweep(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(SUBMITTED, enough), "2")
+    lab.run(1)
+    lab.wait_idle(1)
+    view = lab.page.locator(".jd-sweep")
+    grows(view)
+    expect(view.locator("tbody tr")).to_have_count(2)
+    expect(view.locator("thead th").first).to_have_text("lr")
+    lab.shoot("submitted")
+    lab.run(2)  # not under another cell
+    expect(lab.ended(2)).to_have_text("[3]:2")
+    lab.reload()
+    grows(view)
+    enough.touch()
+
+    expect(lab.output(1).locator("img")).to_be_visible()
+    expect(lab.output(1).locator("table")).to_contain_text("done")
+    expect(view).to_have_count(0)
+    lab.shoot("submitted-settled")
+    (output,) = lab.save().cells[1].outputs
+    assert output["data"].keys() == {"text/plain", "text/html"}

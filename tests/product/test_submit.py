@@ -76,8 +76,26 @@ def test_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
     outcome = book.finish()
 
     assert len(outcome.displays) == 1
-    assert [line.split()[1] for line in outcome.view.splitlines()[1:]] == [f"work({n}," for n in range(6)]
+    lines = outcome.view.splitlines()
+    assert lines[0].split() == ["number", "state", "time"], "what is the same in all of them is not shown"
+    assert [line.split()[0] for line in lines[1:]] == [str(n) for n in range(6)]
     book.ok("for run in sweep: run.cancel()")
+
+
+def test_submitted_runs_are_shown_like_a_sweep(book: Notebook) -> None:
+    book.ok(
+        "@distributed(ranks=1)\ndef train(lr, epochs=3):\n"
+        "    import jupyter_distrib\n    for step in range(epochs): jupyter_distrib.report(loss=lr * 10 - step)"
+    )
+    outcome = book.ok(
+        "swept = [train.submit(lr) for lr in (0.3, 0.1)]\nimport threading\n"
+        "for each in threading.enumerate():\n    if each.name == 'jupyter_distrib-submitted': each.join()"
+    )
+
+    table = [line.split()[:3] for line in outcome.view.splitlines()]
+    assert table == [["lr", "loss", "state"], ["0.1", "-1", "done"], ["0.3", "1", "done"]]
+    (html,) = outcome.displays_html.values()
+    assert 'alt="loss, lr=0.1 fell from 1 to -1 in 2 steps. loss by lr: the best is lr=0.1"' in html
 
 
 def test_a_failure_in_the_middle_stops_nothing_else(book: Notebook) -> None:
@@ -178,11 +196,11 @@ def test_a_sweep_has_its_chart_while_it_runs_and_as_a_picture_at_its_end(book: N
     )
     book.start(cell)
     alt = "loss, lr=0.1 fell from 0.1 to 0.02 in 4 steps"
-    assert book.shows_html(f'alt="{alt}"')
+    assert book.shows_html(f'alt="{alt}. loss by lr: the best is lr=0.1"')
     (tmp_path / "go on").touch()
     outcome = book.finish()
     assert "image/png" in outcome.kinds
-    assert alt in outcome.displays.values()
+    assert f"{alt}. loss by lr: the best is lr=0.1" in outcome.displays.values()
     assert not any("<img" in html for html in outcome.displays_html.values()), "which exports would show as text"
     if importlib.util.find_spec("pandas") is None:
         assert "pip install pandas" in book.fails("charted.to_pandas()").evalue

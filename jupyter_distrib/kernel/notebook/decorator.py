@@ -189,7 +189,7 @@ class DistributedFunction(Generic[P, R]):
             )
         try:
             run = self.start(args, kwargs, submitted=True)
-            _show_submitted(run)
+            _show_submitted(run, _plain_arguments(self.function, args, kwargs))
             return run
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
@@ -384,10 +384,11 @@ def _namespace() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def _show_submitted(run: Run) -> None:
+def _show_submitted(run: Run, given: dict[str, object]) -> None:
     from jupyter_distrib.kernel.notebook import runs_view
 
-    runs_view.show([run])
+    shown = {name: without_secrets(text) for name, text in runs_view.texts(given).items()}
+    runs_view.show([run], [shown])
 
 
 def _view(run: Run) -> Any:

@@ -194,7 +194,7 @@ class LiveView(View):
         self._put(self._bundle(record, elapsed_s, shown=shown))
         if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
-            bridge.keep_final_view(self._run, self._display, model_id=model, place=self._place)
+            self._keep(self._display, model)
             self._put_chart(record)
         if self._widget is not None:
             with suppress(Exception):  # as in `_try`, but for the last time
@@ -208,7 +208,7 @@ class LiveView(View):
             _say(f"· {event.text}")
         elif self._display.exists:
             self._put(self._bundle(record, self._run.elapsed_s, shown=True, with_chart=with_chart))
-            bridge.keep_final_view(self._run, self._display, model_id="", place=self._place)
+            self._keep(self._display, "")
 
     # ------------------------------------------------------------------------------------------------ HTML and text
 
@@ -239,7 +239,10 @@ class LiveView(View):
             width, height = drawing.size
             about = {"image/png": {"width": width, "height": height, "alt": drawing.alt}}
             own.put({"image/png": drawing.as_png(), "text/plain": drawing.alt}, settled=True, more=about)
-            bridge.keep_final_view(self._run, own, model_id="", place=self._place)
+            self._keep(own, "")
+
+    def _keep(self, display: CellDisplay, model_id: str) -> None:
+        bridge.keep_final_view(display, model_id=model_id, place=self._place, detached=self._run.detached)
 
     @property
     def _chart_is_own(self) -> bool:
@@ -281,7 +284,17 @@ class LiveView(View):
         self._changed()
         self._widget = RunWidget(self._state, self._handle_request)
         name, state = self._widget.model_id, self._widget.get_state
-        bridge.show(cell_outputs.Shown(run=self._run, place=self._place, model=name, state=state))
+        run = self._run
+        bridge.show(
+            cell_outputs.Shown(
+                view=run.id,
+                runs=lambda: [run.id],
+                place=self._place,
+                model=name,
+                state=state,
+                detached=run.detached,
+            )
+        )
         text = text_view.header(self._run.record, self._run.elapsed_s, self._run.pool)
         html = _as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
         model = {"version_major": 2, "version_minor": 0, "model_id": name}

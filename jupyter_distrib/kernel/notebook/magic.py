@@ -176,7 +176,7 @@ class CellMagics(Magics):
             if options.out:
                 self.shell.user_ns[options.out] = made
             if options.detach:
-                runs_view.show(runs)
+                runs_view.show(runs, [runs_view.texts(each) for each in swept])
                 return made
             return made.wait(halt_on_failure=options.halt_on_failure)
         except BaseException:

@@ -8,27 +8,25 @@ In the thread that executes the cell.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, overload
 
+from IPython.core.getipython import get_ipython
+
 from jupyter_distrib.errors import CaptureError, DistributedError, OptionsError
 from jupyter_distrib.kernel.capture.capture import Captured, Input
-from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, lines_only, row_of
-from jupyter_distrib.kernel.notebook.sweep_view import SweepView
+from jupyter_distrib.kernel.notebook.runs_view import RunsView, row_of, texts
 from jupyter_distrib.kernel.session.runs import interrupt_presses
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.kernel.views import run_table
-from jupyter_distrib.system import formatting
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_RUNS = 10_000
-CHART_EVERY_S = 2.0
-"""Minimum seconds between two charts of the same sweep while it runs: one takes 50 ms."""
 
 Configuration = dict[str, Any]
 
@@ -80,11 +78,6 @@ def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input
     return (*others, *swept)
 
 
-def texts(configuration: Configuration) -> dict[str, str]:
-    """Return the values of a configuration as short texts."""
-    return {name: formatting.short(repr(value)) for name, value in configuration.items()}
-
-
 class SweepRuns(Sequence[Any]):
     """The runs of a sweep, and their values in the order of the configurations.
 
@@ -95,7 +88,6 @@ class SweepRuns(Sequence[Any]):
     def __init__(self, configured: Sequence[Configuration], runs: Sequence[Run]) -> None:
         self.configurations = tuple(configured)
         self.runs = tuple(runs)
-        self._chart, self._drawn_at_s = "", float("-inf")
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -143,13 +135,12 @@ class SweepRuns(Sequence[Any]):
                 if halt_on_failure and any(_has_failed(run) for run in self.runs):
                     self.cancel()
             view.draw()
-            view.put_picture(run_table.chart_of_sweep(self._rows()))
         self._raise(interrupted=bool(interrupted), halt_on_failure=halt_on_failure)
         return self
 
     def view(self) -> RunsView:
         """Return the view of the sweep, drawn once."""
-        view = SweepView(self._bundle, self._rows, lambda: all(run.done() for run in self.runs))
+        view = RunsView(lambda: self.runs, self._rows, cell_outputs.place(get_ipython()), waits=True)
         for run in self.runs:
             view.follow(run)
         view.draw()
@@ -172,15 +163,6 @@ class SweepRuns(Sequence[Any]):
 
     def _rows(self) -> list[run_table.RunRow]:
         return [row_of(run, texts(each)) for run, each in zip(self.runs, self.configurations, strict=True)]
-
-    def _bundle(self) -> dict[str, str]:
-        rows = self._rows()
-        if all(run.done() for run in self.runs):  # the chart is an output of its own then
-            return bundle_of(run_table.of_sweep(rows))
-        if time.monotonic() - self._drawn_at_s >= CHART_EVERY_S and not lines_only():
-            drawing = run_table.chart_of_sweep(rows)
-            self._drawn_at_s, self._chart = time.monotonic(), drawing.as_html() if drawing else ""
-        return bundle_of(run_table.of_sweep(rows), self._chart)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a `pandas.DataFrame` with a row for each configuration: its values, the last value of each metric, the

@@ -10,7 +10,6 @@ from typing import Any
 import anywidget
 import traitlets
 
-from jupyter_distrib.kernel.analysis.best_value import direction
 from jupyter_distrib.kernel.notebook import widget_model
 from jupyter_distrib.kernel.views import page_code, run_table, state
 from jupyter_distrib.kernel.views.run_table import RunRow
@@ -46,7 +45,7 @@ def state_of(rows: Sequence[RunRow]) -> dict[str, Any]:
         "labels": [_label(row) for row in rows],
         "names": list(rows[0].swept) if rows else [],
         "metrics": metrics,
-        "metric": next((name for name in metrics if direction(name)), next(iter(metrics), "")),
+        "metric": run_table.metric_of(rows),
         "ranks": [
             {"rank": place, "state": row.state, "columns": _columns(row, points)} for place, row in enumerate(rows)
         ],

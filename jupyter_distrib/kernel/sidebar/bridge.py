@@ -29,7 +29,6 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.pools.connection import GroupState
-from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
@@ -449,19 +448,19 @@ class FinalDisplay(Protocol):
     metadata: dict[str, Any]
 
 
-def keep_final_view(run: Run, display: FinalDisplay, *, model_id: str, place: CellPlace) -> None:
-    """Keep the final view of a run for the pages; see `Cells.keep_final_view`.
+def keep_final_view(display: FinalDisplay, *, model_id: str, place: CellPlace, detached: bool) -> None:
+    """Keep the final view of a run, or of the runs of a sweep, for the pages; see `Cells.keep_final_view`.
 
     Args:
-        run: The run, which has ended.
-        display: The display of its view.
+        display: The display of the view.
         model_id: The id of the widget in the display; empty if there was none.
         place: The execution of the cell with the display.
+        detached: Whether the cell may have ended before.
     """
     if _installed is not None:
         output = {"output_type": "display_data", "data": dict(display.data), "metadata": dict(display.metadata)}
         view = {"run": display.view, "model": model_id, "output": output}
-        _installed.cells.keep_final_view(place, view, detached=run.detached)
+        _installed.cells.keep_final_view(place, view, detached=detached)
 
 
 def route() -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session.runs import prompts
-from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.system.data_class import data_class
 
 REPAIR_S = 10.0
@@ -44,14 +43,19 @@ class CellPlace:
 
 @data_class
 class Shown:
-    """The live view of a run."""
+    """The live view of a run, or of the runs of a sweep."""
 
-    run: Run
+    view: str
+    """The name by which pages find it among the outputs of the cell."""
+    runs: Callable[[], Sequence[str]]
+    """Returns the ids of the runs that it shows."""
     place: CellPlace
     model: str
     """The id of its widget."""
     state: Callable[[], dict[str, Any]]
     """Returns the whole state of the widget's model, including its code; from any thread."""
+    detached: bool
+    """Whether it may outlive the execution of the cell."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,6 +70,10 @@ class Settled:
     saved_ms: float = 0.0
     """The time of the notebook's file, by the server's clock, in which a page has saved them; 0 until then."""
 
+    @property
+    def names(self) -> list[str]:
+        return [view["run"] for view in self.views]
+
     def to_message(self) -> dict[str, Any]:
         return {**self.place.to_message(), "views": self.views, "outcome": self.outcome}
 
@@ -76,7 +84,7 @@ class Cells:
     def __init__(self, shell: Any, tell: Callable[[dict[str, Any]], object]) -> None:
         self._shell, self._tell = shell, tell
         self._shown: dict[str, Shown] = {}
-        """The views whose final output has not been sent yet, by run."""
+        """The views whose final output has not been sent yet, by name."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
         self._saved: deque[Settled] = deque(maxlen=KEPT)
         """The outputs that are in the notebook's file; a page may still show an older one."""
@@ -96,14 +104,16 @@ class Cells:
 
     def show(self, shown: Shown) -> None:
         """Let pages that are loaded later draw the view, until its final output is sent."""
-        self._shown[shown.run.id] = shown
-        for run in list(self._shown)[:-KEPT]:
-            self._shown.pop(run, None)
+        self._shown[shown.view] = shown
+        for view in list(self._shown)[:-KEPT]:
+            self._shown.pop(view, None)
 
     def views(self) -> list[dict[str, Any]]:
-        """Return the runs that can be drawn."""
+        """Return the views that can be drawn. `run` is the name of the view, which is that of its run if it has one."""
         shown = list(self._shown.values())
-        return [{"run": each.run.id, "model": each.model, **each.place.to_message()} for each in shown]
+        return [
+            {"run": each.view, "runs": [*each.runs()], "model": each.model, **each.place.to_message()} for each in shown
+        ]
 
     def view(self, run: str) -> dict[str, Any]:
         """Return the whole state of a view's model. Raises `OptionsError`."""
@@ -133,8 +143,8 @@ class Cells:
         self._running = ""
         unfinished, self._unfinished = self._unfinished, []
         for shown in list(self._shown.values()):
-            if not shown.run.detached:
-                self._shown.pop(shown.run.id, None)
+            if not shown.detached:
+                self._shown.pop(shown.view, None)
         if (cell := cell_id(self._shell)) and result.execution_count:
             self._counts[cell] = result.execution_count
         for place in dict.fromkeys(place for place, _ in unfinished):
@@ -188,6 +198,9 @@ class Cells:
         return [{"output_type": "execute_result", "execution_count": count, "data": data, "metadata": metadata}]
 
     def _publish(self, settled: Settled) -> None:
+        for before in [each for each in self._settled if each.place == settled.place and each.names == settled.names]:
+            with suppress(ValueError):  # newer ones may have pushed it out meanwhile
+                self._settled.remove(before)  # of a view to which something was added after its end
         self._settled.append(settled)
         if self._is_last(settled):
             self._tell(settled.to_message())

@@ -1,10 +1,10 @@
-"""Tables of several runs, a line for each: the runs submitted by a cell, and those of a sweep. Kernel side; pure
-functions.
+"""Tables and charts of several runs, a line for each: those of a sweep, and those submitted by a cell. Kernel side;
+pure functions.
 
-    run  call           state             progress        metrics    time
-    7    train(0.001)   done                              loss 0.31  12 s
-    8    train(0.01)    running           epoch 3/10      loss 0.24  3 s
-    9    train(0.1)     queued, place 1
+    lr     loss  state            progress    time
+    0.01   0.24  running          epoch 3/10  3 s
+    0.001  0.31  done                         12 s
+    0.1          queued, place 1
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from math import inf, isnan
 from jupyter_distrib.kernel.analysis.best_value import direction
 from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import chart
+from jupyter_distrib.kernel.views import chart, parallel
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.kernel.views.drawing import Drawing
+from jupyter_distrib.kernel.views.drawing import Drawing, together
 from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import duration
 
@@ -34,7 +34,7 @@ class RunRow:
     elapsed_s: float
     record: RunRecord
     swept: Mapping[str, str] = field(default_factory=dict)
-    """The sweep's values for this run, as text, by name."""
+    """The values that tell this run from the others, as text, by name."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -53,13 +53,6 @@ class RunRow:
         """Return the progress of the slowest ranks, their metrics, and the reason for a failure."""
         rows = text_view.statuses(self.record, max(self.elapsed_s, text_view.QUIET_S))
         return (rows[0][2], rows[0][3], rows[0][4]) if rows else ("", "", "")
-
-
-def of_runs(rows: Sequence[RunRow]) -> TextTable:
-    """Return the table of submitted runs, in the order of submission."""
-    head = ("run", "call", "state", "progress", "metrics", "reason", "time")
-    lines: list[Row] = [(row.run.rpartition("-")[2], row.label, row.state, *row.status(), row.time) for row in rows]
-    return TextTable(head=head, rows=lines).without_empty("progress", "metrics", "reason", "time")
 
 
 def of_sweep(rows: Sequence[RunRow]) -> TextTable:
@@ -91,7 +84,8 @@ def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def chart_of_sweep(rows: Sequence[RunRow]) -> Drawing | None:
-    """Return the charts of the values reported by the runs of a sweep; the best run's line is highlighted."""
+    """Return the charts of the values reported by the runs of a sweep, and their parallel coordinates; the best run's
+    line is highlighted."""
     ordered = in_order(rows)
     names = list(dict.fromkeys(name for row in ordered for name in row.metrics))
     most = max(20, chart.POINTS // max(1, len(rows)))
@@ -112,4 +106,22 @@ def chart_of_sweep(rows: Sequence[RunRow]) -> Drawing | None:
         for rank in reversed(row.record.ranks.values()):
             for name, odd in rank.not_finite.items():
                 turned.setdefault(name, {})[number] = odd
-    return chart.drawn({name: lines(name) for name in names}, name_of, turned)
+    charts = chart.drawn({name: lines(name) for name in names}, name_of, turned)
+    return together([charts, _parallel(ordered, charts.width if charts is not None else chart.WIDTH)])
+
+
+def metric_of(rows: Sequence[RunRow]) -> str:
+    """Return the metric by which the runs are compared: the first that is to be small or large, else the first; empty
+    if there is none."""
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    return next((name for name in names if direction(name)), next(iter(names), ""))
+
+
+def _parallel(ordered: Sequence[RunRow], width: int) -> Drawing | None:
+    metric = metric_of(ordered)
+    if not metric:
+        return None
+    names = list(ordered[0].swept)
+    rows = [[*(row.swept.get(name) for name in names), row.metrics.get(metric)] for row in ordered]
+    best = ", ".join(f"{name}={value}" for name, value in ordered[0].swept.items())
+    return parallel.drawn([*names, metric], rows, best, width)

@@ -31,6 +31,7 @@ function looked(): [Played, RemoteModel, string[]] {
   const model = new RemoteModel(kernel, SHOWN);
   const heard: string[] = [];
   model.on('change', () => heard.push('change'));
+  model.on('change:rank_1', () => heard.push('rank 1'));
   return [kernel, model, heard];
 }
 
@@ -43,6 +44,8 @@ test('the state is asked for, and what is told of this model changes it', async 
   kernel.updates('m-1', { rank_0: 2 });
   kernel.updates('m-2', { rank_0: 3 });
   assert.deepEqual([model.get('head'), model.get('rank_0'), heard], [1, 2, ['change']]);
+  kernel.updates('m-1', { rank_1: 3 });
+  assert.deepEqual(heard, ['change', 'change', 'rank 1']);
 });
 
 test('what is told while the state is on its way is not lost', async () => {

@@ -156,7 +156,7 @@ test('what ranks print is text and stays text', () => {
 
 test('of a run whose kernel has ended, what was seen last stays', () => {
   const evil = run({ line: '<img src=x onerror=alert(1)>', members: [member(0, 'running')] });
-  const output = view.lastSeen(evil, 1041, t);
+  const output = view.lastSeen(evil.run, [evil], 1041, t);
   const data = output.data;
   const [text, html] = [String(data?.['text/plain']), String(data?.['text/html'])];
   for (const part of ['4 GPU ranks · ddp', '0:41', 'The kernel has ended', 'epoch 3/12', 'rank 0']) {
@@ -164,11 +164,23 @@ test('of a run whose kernel has ended, what was seen last stays', () => {
   }
   assert.ok(!html.includes('<img'));
   const formula = String.raw`$\href{javascript:alert(1)}{x}$`;
-  const shown = String(view.lastSeen(run({ line: formula }), 1041, t).data?.['text/html']);
+  const shown = String(view.lastSeen('a', [run({ line: formula })], 1041, t).data?.['text/html']);
   assert.ok(shown.includes(`<pre>${formula}</pre>`), shown);
   assert.ok(!shown.replace(/<pre>.*?<\/pre>/gs, '').includes('href'));
   assert.ok(isSettled(output, evil.run));
-  assert.match(String(view.lastSeen(run({ detached: true }), 1041, t).data?.['text/plain']), /goes on: %distributed_attach a1b2c3-7/);
+  assert.match(String(view.lastSeen('a', [run({ detached: true })], 1041, t).data?.['text/plain']), /goes on: %distributed_attach a1b2c3-7/);
+});
+
+test('of the runs of a sweep whose kernel has ended, a line for each stays', () => {
+  const runs = [run({ run: 'a-2', label: 'lr=2' }), run({ run: 'a-1', label: '<b>', state: 'done', elapsed_s: 3 }), run({ run: 'a-3' })];
+  const overview = { runs, views: [{ run: 'a-1-runs', runs: ['a-1', 'a-2'] }] } as unknown as Overview;
+  const seen = view.runsOf(overview, 'a-1-runs');
+  assert.deepEqual(seen.map(each => each.run), ['a-1', 'a-2']);
+  assert.deepEqual(view.runsOf(overview, 'a-3').map(each => each.run), ['a-3']);
+  const output = view.lastSeen('a-1-runs', seen, 1041, t);
+  assert.match(String(output.data?.['text/plain']), /in the middle of these runs[^]*\n<b> {2}done[^]*\nlr=2 {2}running/);
+  assert.ok(!String(output.data?.['text/html']).includes('<b>'));
+  assert.ok(isSettled(output, 'a-1-runs'));
 });
 
 test('states of ranks and names of GPUs go through the translator', () => {
@@ -281,7 +293,7 @@ test('a view that no kernel has is shown as it was saved, and a file holds what 
   for (const [output, goesOn] of [[live, true], [first, false], [print, false]] as [OutputLike, boolean][]) {
     assert.equal(withoutDead(output, () => goesOn), output);
   }
-  const last = withLastSeen(live, name => view.seenWhenSaved(run({ run: name }), 1041, t));
+  const last = withLastSeen(live, name => view.seenWhenSaved(name, [run({ run: name })], 1041, t));
   assert.deepEqual(Object.keys(last.data ?? {}), ['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']);
   assert.match(String(last.data?.['text/plain']), /seen last at \d+:\d+/);
   assert.deepEqual(last.metadata, live.metadata);

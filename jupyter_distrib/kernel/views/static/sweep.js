@@ -8,13 +8,20 @@ import { digits } from "./words.js";
 
 const PARALLEL = { width: 600, height: 150, edge: 8 };
 
-/** Where each value is on its axis, 0 to 1 from below: numbers by size, others in the order in which they come; null without one. */
+/** The ratio of the largest to the smallest value from which an axis is logarithmic. */
+const LOGARITHMIC = 50;
+
+/**
+ * Where each value is on its axis, 0 to 1 from below: numbers by size, logarithmic if they are positive and far apart, others in the
+ * order in which they come; null without one.
+ */
 export function placesOn(values) {
   const known = values.filter((value) => value !== null && value !== "");
   const numbers = known.map(Number);
   if (known.length && numbers.every(Number.isFinite)) {
-    const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-    return values.map((value) => (value === null || value === "" ? null : high > low ? (Number(value) - low) / (high - low) : 0.5));
+    const scale = Math.min(...numbers) > 0 && Math.max(...numbers) >= LOGARITHMIC * Math.min(...numbers) ? Math.log : Number;
+    const [low, high] = [scale(Math.min(...numbers)), scale(Math.max(...numbers))];
+    return values.map((value) => (value === null || value === "" ? null : high > low ? (scale(Number(value)) - low) / (high - low) : 0.5));
   }
   const kinds = [...new Set(known)];
   return values.map((value) => (kinds.includes(value) ? (kinds.length > 1 ? kinds.indexOf(value) / (kinds.length - 1) : 0.5) : null));
@@ -81,7 +88,7 @@ class Sweep {
     if (!state?.rows) return;
     const { rows, names, metrics } = state;
     const ended = rows.filter(({ ended }) => ended).length;
-    set(this.title, tn("%2 of %1 configuration ended", "%2 of %1 configurations ended", rows.length, ended));
+    set(this.title, tn("%2 of %1 run ended", "%2 of %1 runs ended", rows.length, ended));
     fill(this.head, [...names, ...metrics, t("state"), t("progress"), ""], () => element("th"), set);
     fill(this.body, rows, () => element("tr"), (node, row) => this.paintRow(node, row, names, metrics));
     this.paintParallel(state);
@@ -104,7 +111,7 @@ class Sweep {
 
   paintParallel({ rows, names, metric }) {
     const { axes, paths } = metric ? parallelOf(rows, names, metric) : { axes: [], paths: [] };
-    this.parallel.hidden = !paths.some(Boolean);
+    this.parallel.hidden = paths.filter(Boolean).length < 2; // one line compares nothing
     if (this.parallel.hidden) return;
     const { height, edge } = PARALLEL;
     const rules = axes.map(({ x }) => drawing("line", { class: "jd-grid", x1: x, x2: x, y1: edge, y2: height - edge }));

@@ -10,6 +10,8 @@ test("numbers are placed by size, other values in the order in which they come",
   assert.deepEqual(placesOn(["1", "3", "2"]), [0, 1, 0.5]);
   assert.deepEqual(placesOn(["'adam'", "'sgd'", "'adam'"]), [0, 1, 0]);
   assert.deepEqual(placesOn([null, 4, 4]), [null, 0.5, 0.5]);
+  assert.deepEqual(placesOn(["0.001", "0.1", "0.01"]).map((place) => place.toFixed(3)), ["0.000", "1.000", "0.500"]);
+  assert.deepEqual(placesOn(["0", "100", "50"]), [0, 1, 0.5]);
 });
 
 test("parallel coordinates are read back: a line for each run that has the metric", () => {
