@@ -283,20 +283,18 @@ function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
   const [form, setForm] = React.useState<{ pool: string } | null>(null);
   const [told, setTold] = React.useState('');
   const session = overview?.session ?? '';
-  React.useEffect(() => {
-    setForm(null); // it was another kernel's
-    setTold('');
-  }, [session]);
+  React.useEffect(() => setForm(null), [model.home]); // it was another notebook's; a restart of the kernel leaves it
+  React.useEffect(() => setTold(''), [session]);
   React.useEffect(() => model.repaint(), [form, told]);
-  if (!overview) {
-    return null;
-  }
   if (form) {
     const close = (done: string): void => {
       setForm(null);
       setTold(done);
     };
     return <PoolForm key={form.pool} pool={form.pool} overview={overview} ask={request => model.request(request)} close={close} resized={() => model.repaint()} t={t} />;
+  }
+  if (!overview) {
+    return null;
   }
   const open = (pool: string): void => {
     setTold('');

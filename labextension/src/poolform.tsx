@@ -12,7 +12,8 @@ import * as view from './view.js';
 interface Props {
   /** The pool to change; empty for a new one. */
   pool: string;
-  overview: Overview;
+  /** null while the kernel restarts: what is typed stays. */
+  overview: Overview | null;
   /** Rejects if the kernel does not answer. */
   ask: (request: Request) => Promise<Answer>;
   /** `told`: what was done; empty if nothing was. */
@@ -35,8 +36,8 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
   const [busy, setBusy] = React.useState(false);
   const [trialId, setTrialId] = React.useState('');
   const heading = React.useRef<HTMLHeadingElement>(null);
-  const trial = trialOf(overview.trial, trialId);
-  const names = overview.pools.map(each => each.name);
+  const trial = trialOf(overview?.trial, trialId);
+  const names = overview?.pools.map(each => each.name) ?? [];
 
   /** Ask the kernel; what it refuses, and that it does not answer, stands in the form. */
   const attempt = async (request: Request): Promise<Answer | null> => {

@@ -132,6 +132,28 @@ def test_a_form_keeps_what_was_typed_when_the_kernel_does_not_answer(open_notebo
     assert project.read_text().count("[pools.kept]") == 1
 
 
+def test_a_form_that_is_being_filled_in_survives_a_restart_of_the_kernel(open_notebook: Open, project: Path) -> None:
+    lab = open_notebook("1")
+    panel, form = lab.panel(), opened_form(lab)
+    field(form, "Kind").select_option("command")
+    field(form, "name").fill("kept")
+    field(form, "hosts").fill("here")
+    field(form, "Write to").select_option("project")
+    lab.do("notebook:restart-kernel")
+    lab.page.locator(".jp-Dialog .jp-mod-accept").click()
+    expect(panel.get_by_role("button", name="Load it")).to_be_visible()
+    expect(form).to_be_hidden()
+    panel.get_by_role("button", name="Load it").click()
+
+    expect(field(form, "name")).to_have_value("kept")
+    expect(field(form, "hosts")).to_have_value("here")
+    lab.shoot("pool-form-after-a-restart", panel)
+    field(form, "start").fill("env HERE={host} {python}")
+    form.get_by_role("button", name="Save").click()
+    expect(panel.get_by_role("status")).to_contain_text("The pool kept is in jupyter_distrib.toml")
+    assert project.read_text().count("[pools.kept]") == 1
+
+
 def test_the_title_of_the_tab_says_how_long_a_run_takes_and_is_restored(open_notebook: Open, enough: Path) -> None:
     cell = (
         "%%distributed --ranks 2\nimport os, time, jupyter_distrib\n"

@@ -120,6 +120,15 @@ def test_addresses_of_ray_are_found(home: Path, monkeypatch: pytest.MonkeyPatch)
         assert [each.options["address"] for each in ray.found()] == ["10.0.0.5:6379"]
 
 
+@pytest.mark.parametrize("address", ["ray://u:hunter2@head:10001", "u:hunter2@head:6379", "ray://hunter2@head:10001"])
+def test_what_is_found_is_told_without_passwords(home: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+
+    (found,) = ray.found()
+    assert "head:" in found.text
+    assert "hunter2" not in f"{found}"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
 def test_an_address_that_another_user_has_put_there_is_not_believed(home: Path) -> None:
     write(home / ray._FILE, "10.0.0.5:6379\n")
