@@ -477,7 +477,7 @@ function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; titl
             const starting = view.startsText(starts.get(run.run), t);
             return (
               <li key={run.run} data-run={run.run}>
-                <Dot tone={row.tone} /> <span className="jp-Distributed-point" title={[row.title, row.detail].filter(Boolean).join('\n')}>{row.title}</span>
+                <Dot tone={row.tone} /> <span className="jp-Distributed-point" title={[row.title, row.detail].filter(Boolean).join('\n')}>{view.titleInGroup(run)}</span>
                 <span className="jp-Distributed-number" title={[row.state, starting].filter(Boolean).join(', ')}>
                   {run.state === 'running' && row.progress ? row.progress : run.place ? t('place %1', run.place) : row.state}
                 </span>

@@ -313,6 +313,12 @@ export function queueText(overview: Overview | null, t: Say): string {
   return current.length < 2 ? '' : texts.filter(Boolean).join(', ');
 }
 
+/** What tells a run from the others below the title of its group: without the cell, which that names. */
+export function titleInGroup({ label, group }: Run): string {
+  const cell = (group ?? '').replace(/^Sweep of /, '');
+  return group && label.startsWith(`${cell}, `) ? label.slice(cell.length + 2) : label;
+}
+
 /** A group of runs in a line: how many are in which state. */
 export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: string; done: number } {
   const counts = new Map<string, number>();

@@ -79,6 +79,64 @@ def test_axe_finds_nothing_in_light_and_dark(open_notebook: Open, enough: Path) 
     assert found == []
 
 
+SWEEP = """%%distributed --ranks 1 --sweep "lr=[0.3, 0.1]" --sweep "width=[16, 64]"
+import os, time, jupyter_distrib
+for step in range(100_000):
+    jupyter_distrib.report(loss=lr + width / (1 + step), accuracy=step / (step + width))
+    time.sleep(0.05)
+    if os.path.exists("ENOUGH") or width == 16 and step > 10:
+        break"""
+
+
+def test_axe_finds_nothing_on_pages_sweeps_and_forms_at_any_width(open_notebook: Open, enough: Path) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: jlpm install in labextension/")
+    lab: Lab = open_notebook(until(SWEEP, enough))
+    found = []
+
+    def look(name: str, root: str) -> None:
+        for theme in ("light", "dark"):
+            lab.dark() if theme == "dark" else lab.light()
+            for width in (1280, 400):
+                lab.page.set_viewport_size({"width": width, "height": 860})
+                found.extend(f"{name}, {theme}, {width}: {each}" for each in violations(lab, root))
+                lab.shoot(f"axe-{name}-{theme}-{width}")
+        lab.page.set_viewport_size({"width": 1280, "height": 860})
+
+    lab.run(1)
+    view = lab.output(1).locator(".jd-sweep")
+    expect(view.locator("tr", has_text="done").nth(1)).to_be_visible()
+    expect(view.locator("tr", has_text="running").first).to_be_visible()
+    lab.do("application:toggle-left-area")
+    look("sweep", ".jd-sweep")
+    lab.page.set_viewport_size({"width": 400, "height": 860})
+    last = view.locator("tr", has_text="running").first.get_by_role("button", name="Stop")
+    last.hover()  # it can be scrolled to
+    box, frame = last.bounding_box(), view.bounding_box()
+    assert box
+    assert frame
+    assert box["x"] + box["width"] <= frame["x"] + frame["width"]
+    lab.page.set_viewport_size({"width": 1280, "height": 860})
+    view.locator("tr", has_text="running").first.get_by_role("button", name="Open").click()
+    expect(lab.page.locator(".jp-Distributed-compared .jd-chart").first).to_be_visible()
+    look("run-page", ".jp-Distributed-compared")
+    enough.touch()
+    lab.page.get_by_role("tab", name=lab.name).click()
+    lab.wait_idle(1)
+    look("settled", ".jp-Distributed-picture")
+    lab.do("jupyter-distrib:compare-runs")
+    expect(lab.page.locator(".jp-Distributed-compared").last.locator(".jd-chart").first).to_be_visible()
+    look("compared", ".jp-Distributed-compared:not(.lm-mod-hidden *)")
+    panel = lab.panel()
+    panel.get_by_role("button", name="Add pool").click()
+    form = panel.get_by_role("form", name="Add a pool")
+    form.get_by_label("Kind", exact=True).select_option("ssh")
+    form.get_by_role("button", name="Save").click()
+    expect(form.get_by_role("alert").first).to_have_text("name is needed: write, for example, lab")
+    look("form", ".jp-Distributed-form")
+    assert found == []
+
+
 SETTLED = """%%distributed --ranks 2
 import jupyter_distrib
 for step in range(20): jupyter_distrib.report(loss=1 / (1 + step))"""

@@ -385,6 +385,7 @@ def test_with_four_sections_the_form_is_whole_and_a_sweep_is_one_thing(open_note
     lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
     runs = panel.get_by_role("list", name="The last 20 runs")
     group = runs.get_by_role("listitem").filter(has_text="Sweep of Cell In")
+    expect(group.locator(".jp-Distributed-point").first).to_have_text("lr=1")
     expect(group).to_contain_text("6 of 6")
     expect(runs.locator("> li")).to_have_count(2)
     for control in (

@@ -181,6 +181,8 @@ class SweepRuns(Sequence[Any]):
         )
 
     def __repr__(self) -> str:
+        if all(run.done() and _value(run) is None for run in self.runs):
+            return f"{len(self.runs)} runs without a value; to_pandas() of this gives their numbers"
         return "\n".join(f"{label_of(each)}: {_shown(run)}" for run, each in self._pairs())
 
     def _pairs(self) -> Iterator[tuple[Run, Configuration]]:

@@ -103,7 +103,7 @@ def problems(definition: Definition, settings: Settings) -> dict[str, str]:
     try:
         check_name(definition.name, definition.kind, settings.kinds)
     except OptionsError as error:
-        found["name"] = str(error)
+        found["name"] = str(error) if definition.name else "name is needed: write, for example, lab"
     known = {option.name: option for option in options_of(definition.kind, settings.kinds, settings.strategies)}
     for key, text in definition.values.items():
         if key not in known:

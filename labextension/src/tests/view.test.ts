@@ -225,6 +225,9 @@ test('runs are listed as they go: running, waiting by place, over; a sweep is on
   const sweep = listed[0]?.runs ?? [];
   assert.deepEqual(view.groupRow(sweep, t), { tone: 'active', text: '1 running, 2 queued, 1 done', done: 1 });
   assert.equal(view.groupRow([point('p0', 'done'), point('p1', 'failed')], t).tone, 'bad');
+  const named = (label: string, group: string): string => view.titleInGroup(run({ label, group }));
+  assert.equal(named('Cell In[5], lr=0.1, width=8', 'Sweep of Cell In[5]'), 'lr=0.1, width=8');
+  assert.equal(named('train(0.1, 8)', 'Runs of Cell In[5]'), 'train(0.1, 8)');
   assert.equal(view.runRow(point('p2', 'queued', { place: 1 }), 0, t).state, 'queued, place 1');
 });
 

@@ -60,7 +60,7 @@ class Sweep {
     const head = root.appendChild(element("div", "jd-head"));
     this.title = head.appendChild(element("span", "jd-title"));
     this.copy = head.appendChild(this.button(t("Copy table"), t("Copy all configurations and metrics; pandas.read_clipboard() makes a DataFrame of them"), () => void this.copyAll()));
-    this.table = root.appendChild(element("table"));
+    this.table = root.appendChild(element("div", "jd-rows")).appendChild(element("table"));
     this.head = this.table.appendChild(element("thead")).appendChild(element("tr"));
     this.body = this.table.appendChild(element("tbody"));
     this.parallel = root.appendChild(section("jd-parallel", t("Configurations and metric")));
@@ -89,7 +89,8 @@ class Sweep {
     const { rows, names, metrics } = state;
     const ended = rows.filter(({ ended }) => ended).length;
     set(this.title, tn("%2 of %1 run ended", "%2 of %1 runs ended", rows.length, ended));
-    fill(this.head, [...names, ...metrics, t("state"), t("progress"), ""], () => element("th"), set);
+    fill(this.head, [...names, ...metrics, t("state"), t("progress")], () => element("th"), set);
+    for (const node of this.head.children) node.colSpan = node === this.head.lastChild ? 2 : 1; // above the buttons, too
     fill(this.body, rows, () => element("tr"), (node, row) => this.paintRow(node, row, names, metrics));
     this.paintParallel(state);
     this.charts.paint({ ranks: state.ranks });
