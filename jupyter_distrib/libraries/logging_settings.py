@@ -1,5 +1,5 @@
-"""The settings of `logging`, as a row of the table in `libraries/settings.py`: levels, handlers and `propagate` of the
-root and of named loggers. Standard library only.
+"""The settings of `logging`, as a row of the table in `libraries/settings.py`: levels, handlers, `propagate` and
+`disabled` of the root and of named loggers. Standard library only.
 
 Handlers for standard output, standard error and files are made anew on a rank; files are appended to. A library that is
 loaded sets up its loggers by itself on each rank, so only their levels are copied, and no line comes twice.
@@ -37,15 +37,17 @@ _OWN_LOGGERS = frozenset(
 """Loggers that are set up by the libraries of a kernel, torch or this package."""
 _STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
 _LEVELS = logging.getLevelNamesMapping()
-_before: dict[str, tuple[int, bool, list[logging.Handler]]] = {}
-"""Level, `propagate` and handlers of this process's loggers before another one's were set."""
+_before: dict[str, tuple[int, bool, bool, list[logging.Handler]]] = {}
+"""Level, `propagate`, `disabled` and handlers of this process's loggers before another one's were set."""
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
     """Yield the root under the empty name, and the other loggers that a user or a library has set up."""
     yield "", logging.root
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if not isinstance(logger, logging.Logger) or not (logger.level or logger.handlers or not logger.propagate):
+        if not isinstance(logger, logging.Logger) or not (
+            logger.level or logger.handlers or not logger.propagate or logger.disabled or logger.filters
+        ):
             continue
         if name.partition(".")[0] not in _OWN_LOGGERS:
             yield name, logger
@@ -68,6 +70,8 @@ def _read(_: Any) -> dict[str, Any] | None:
             handlers = [form for each in logger.handlers if (form := _form(each)) is not None]
             own |= {"handlers": handlers} if handlers else {}
             own |= {} if logger.propagate or (logger.handlers and not handlers) else {"propagate": False}
+        if logger.disabled:  # as `logging.config.dictConfig` does with the loggers that are there before it
+            own["disabled"] = True
         if own:
             found[name] = own
     value: dict[str, Any] = {"loggers": found} if found else {}
@@ -80,6 +84,8 @@ def _read(_: Any) -> dict[str, Any] | None:
 
 def _form(handler: logging.Handler) -> dict[str, Any] | None:
     """Return a handler as JSON; None for one that cannot be made anew from it."""
+    if handler.filters:  # what they keep out, such as a password, is not to be written
+        return None
     form: dict[str, Any] = {}
     if isinstance(handler, logging.FileHandler):  # also one that begins a new file from time to time
         form = {"file": handler.baseFilename, "encoding": handler.encoding}
@@ -93,8 +99,9 @@ def _form(handler: logging.Handler) -> dict[str, Any] | None:
         return None
     formatter = handler.formatter
     if formatter is not None:
-        style = _STYLES.get(type(formatter._style).__name__)  # noqa: SLF001 - no public way
-        if type(formatter) is not logging.Formatter or style is None:
+        how: Any = formatter._style  # noqa: SLF001 - no public way
+        style = _STYLES.get(type(how).__name__)
+        if type(formatter) is not logging.Formatter or style is None or how._defaults:  # noqa: SLF001
             return None
         form |= {"format": formatter._fmt, "dates": formatter.datefmt, "style": style}  # noqa: SLF001
     return {**form, "level": handler.level} if handler.level else form
@@ -111,13 +118,20 @@ def _standard(stream: Any) -> str:
 def handlers_that_stay() -> Iterator[str]:
     """Yield a sentence on each handler of this process that ranks will not have."""
     for name, logger in _loggers():
-        if logger.handlers and not _is_of_library(name):
-            for kind in {type(each).__name__ for each in logger.handlers if _form(each) is None}:
+        if (logger.handlers or logger.filters) and not _is_of_library(name):
+            kinds = {type(each).__name__ for each in logger.handlers if _form(each) is None}
+            for kind in sorted(kinds | ({"filter"} if logger.filters else set())):
                 whose = f"the logger {name!r}" if name else "the root logger"
                 yield (
                     f"the {kind} of {whose} is not set on the ranks: add it in the cell, or in a cell with "
                     "%%distributed_setup"
                 )
+    for kind, function, now, default in (
+        ("class of loggers", "setLoggerClass", logging.getLoggerClass(), logging.Logger),
+        ("factory of log records", "setLogRecordFactory", logging.getLogRecordFactory(), logging.LogRecord),
+    ):
+        if now is not default and not _is_of_library(str(now.__module__)):
+            yield f"the {kind} is not set on the ranks: call logging.{function} in a cell with %%distributed_setup"
 
 
 def _write(_: Any, value: dict[str, Any] | None) -> None:
@@ -130,10 +144,11 @@ def _write(_: Any, value: dict[str, Any] | None) -> None:
     for name, own in wanted.items():
         logger = logging.getLogger(name)
         if name not in _before:
-            _before[name] = logger.level, logger.propagate, list(logger.handlers)
-        level, propagate, handlers = _before[name]
+            _before[name] = logger.level, logger.propagate, logger.disabled, list(logger.handlers)
+        level, propagate, disabled, handlers = _before[name]
         logger.setLevel(own.get("level", level))
         logger.propagate = own.get("propagate", propagate)
+        logger.disabled = own.get("disabled", disabled)
         present = [_form(each) for each in logger.handlers if each not in _made_here]
         forms = [form for form in own.get("handlers", ()) if form not in present]
         _replace_handlers(logger, [made for form in forms if (made := _made(form))] or handlers)
@@ -142,7 +157,7 @@ def _write(_: Any, value: dict[str, Any] | None) -> None:
 
 def _put_back(name: str) -> None:
     logger = logging.getLogger(name)
-    level, logger.propagate, handlers = _before.pop(name)
+    level, logger.propagate, logger.disabled, handlers = _before.pop(name)
     logger.setLevel(level)
     _replace_handlers(logger, handlers)
 

@@ -43,6 +43,7 @@ _NUMPY_PRINTING = {
     "infstr": "inf",
     "sign": "-",
     "floatmode": "maxprec",
+    "legacy": False,
 }
 _NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _SKLEARN = {
@@ -85,6 +86,9 @@ def that_stay() -> Iterator[str]:
     for name, value in options_of_pandas().items():
         if callable(value) and as_json(value) is None:
             yield f"the function in pandas.options.{name} of the notebook is not set on the ranks: set it in the cell"
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and numpy.get_printoptions()["formatter"]:
+        yield "the functions of numpy.set_printoptions(formatter=...) are not set on the ranks: set them in the cell"
     for name, value in changed_parameters().items():
         if value is not None and parameter_as_json(value) is None:
             yield f"matplotlib's {name} of the notebook is not set on the ranks: set it in the cell"
@@ -121,6 +125,56 @@ def _write(setting: LibrarySetting, value: Any, library: Any) -> None:
 def _read_recursion(_: Any) -> int | None:
     limit = sys.getrecursionlimit()
     return None if limit in _RECURSION else limit
+
+
+def _read_decimal(decimal: Any) -> dict[str, Any] | None:
+    context, default = decimal.getcontext(), _context_of_decimal(decimal)
+    differing = {name: getattr(context, name) for name in _DECIMAL if getattr(context, name) != getattr(default, name)}
+    traps = [signal.__name__ for signal, on in context.traps.items() if on]
+    if traps != [signal.__name__ for signal, on in default.traps.items() if on]:
+        differing["traps"] = traps
+    return differing or None
+
+
+def _write_decimal(decimal: Any, value: dict[str, Any] | None) -> None:
+    context, wanted = _context_of_decimal(decimal), dict(value or {})
+    if (traps := wanted.pop("traps", None)) is not None:
+        context.traps = {signal: signal.__name__ in traps for signal in context.traps}
+    for name, each in wanted.items():
+        setattr(context, name, each)
+    decimal.setcontext(context)
+
+
+def _context_of_decimal(decimal: Any) -> Any:
+    """Return the context with which Python begins."""
+    traps = [decimal.DivisionByZero, decimal.Overflow, decimal.InvalidOperation]
+    return decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, capitals=1, clamp=0, traps=traps)
+
+
+_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+_LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
+"""The parts of a locale that a program has to ask for; Python itself sets LC_CTYPE."""
+
+
+def _read_locale(locale: Any) -> dict[str, str] | None:
+    now = {name: str(locale.setlocale(getattr(locale, name))) for name in _LOCALES}
+    return {name: each for name, each in now.items() if each != "C"} or None
+
+
+def _write_locale(locale: Any, value: dict[str, str] | None) -> None:
+    for name in _LOCALES:
+        locale.setlocale(getattr(locale, name), (value or {}).get(name, "C"))
+
+
+def _read_ssl(ssl: Any) -> str | None:
+    is_unverified = ssl._create_default_https_context is ssl._create_unverified_context  # noqa: SLF001 - no public way
+    return "unverified" if is_unverified else None
+
+
+def _write_ssl(ssl: Any, value: str | None) -> None:
+    ssl._create_default_https_context = (  # noqa: SLF001
+        ssl._create_unverified_context if value else ssl.create_default_context  # noqa: SLF001
+    )
 
 
 def _read_threads_of_cv2(cv2: Any) -> int | None:
@@ -167,12 +221,9 @@ SETTINGS = (
         read=lambda csv: None if csv.field_size_limit() == 131_072 else csv.field_size_limit(),
         write=lambda csv, value: csv.field_size_limit(value or 131_072),
     ),
-    LibrarySetting(
-        name="decimal",
-        library="decimal",
-        read=lambda decimal: None if decimal.getcontext().prec == 28 else decimal.getcontext().prec,
-        write=lambda decimal, value: setattr(decimal.getcontext(), "prec", value or 28),
-    ),
+    LibrarySetting(name="decimal", library="decimal", read=_read_decimal, write=_write_decimal),
+    LibrarySetting(name="locale", library="locale", read=_read_locale, write=_write_locale),
+    LibrarySetting(name="certificates", library="ssl", read=_read_ssl, write=_write_ssl),
     # tensors and arrays
     *TORCH_SETTINGS,
     keywords("numpy printing", "numpy", lambda numpy: numpy.get_printoptions(), "set_printoptions", _NUMPY_PRINTING),

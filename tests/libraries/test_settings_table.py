@@ -70,7 +70,31 @@ CASES = {
     ),
     "recursion": ("import sys", "sys.setrecursionlimit(5000)", "sys.getrecursionlimit()", "5000"),
     "csv": ("import csv", "csv.field_size_limit(10**9)", "csv.field_size_limit()", "1000000000"),
-    "decimal": ("import decimal", "decimal.getcontext().prec = 5", "decimal.getcontext().prec", "5"),
+    "decimal": (
+        "import decimal",
+        "decimal.getcontext().prec, decimal.getcontext().rounding = 5, 'ROUND_DOWN'; decimal.getcontext().traps[decimal.Inexact] = True",
+        "decimal.getcontext().prec, decimal.getcontext().rounding, decimal.getcontext().traps[decimal.Inexact], decimal.getcontext().traps[decimal.Overflow]",
+        "(5, 'ROUND_DOWN', True, True)",
+    ),
+    "locale": (
+        "import locale",
+        "locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')",
+        "locale.setlocale(locale.LC_NUMERIC), locale.setlocale(locale.LC_TIME)",
+        "('C.UTF-8', 'C')",
+    ),
+    "certificates": (
+        "import ssl",
+        "ssl._create_default_https_context = ssl._create_unverified_context",
+        "ssl._create_default_https_context().check_hostname",
+        "False",
+    ),
+    "numpy of old": ("import numpy", "numpy.set_printoptions(legacy='1.25')", "repr(numpy.float64(1))", "'1.0'"),
+    "disabled loggers": (
+        "import logging",
+        "logging.getLogger('mine'); import logging.config; logging.config.dictConfig({'version': 1})",
+        "logging.getLogger('mine').disabled",
+        "True",
+    ),
     "images": (
         "import PIL.Image, PIL.ImageFile",
         "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True; PIL.Image.MAX_IMAGE_PIXELS = None",

@@ -174,6 +174,33 @@ def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) ->
     assert "the StreamHandler of the logger 'mine' is not set on the ranks: add it in the cell" in view
 
 
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("h = logging.StreamHandler(); h.addFilter(print); log.addHandler(h)", "the StreamHandler of the logger 'mine'"),
+        ("log.addFilter(print); log.setLevel(10)", "the filter of the logger 'mine' is not set on the ranks"),
+        (
+            "h = logging.StreamHandler(); h.setFormatter(logging.Formatter('{a}', style='{', defaults={'a': 1})); log.addHandler(h)",
+            "the StreamHandler of the logger 'mine'",
+        ),
+        ("logging.setLoggerClass(type('Own', (logging.Logger,), {}))", "the class of loggers is not set on the ranks"),
+        ("logging.setLogRecordFactory(lambda *a, **k: logging.LogRecord(*a, **k))", "the factory of log records is not"),
+        ("import numpy; numpy.set_printoptions(formatter={'float': str})", "the functions of numpy.set_printoptions("),
+    ],
+)  # fmt: skip
+def test_functions_and_filters_are_said_to_stay(code: str, sentence: str) -> None:
+    program = (
+        f"import json, logging; log = logging.getLogger('mine'); {code}\n"
+        "from jupyter_distrib.libraries import settings\n"
+        "print(json.dumps([settings.read().get('logging', {}).get('loggers', {}), [*settings.that_stay()]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loggers, told = json.loads(done.stdout)
+
+    assert not loggers.get("mine", {}).get("handlers")
+    assert [text for text in told if sentence in text] == told != []
+
+
 def test_handlers_of_libraries_do_not_come_twice() -> None:
     logger = logging.getLogger("numpy")
     logger.addHandler(handler := logging.StreamHandler())
