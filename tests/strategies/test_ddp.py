@@ -531,6 +531,39 @@ train()""",
 }
 
 
+def test_a_second_optimizer_of_a_model_leaves_its_evaluation_whole(book: Notebook) -> None:
+    outcome = book.ok(
+        "%%distributed --ranks 2 --strategy ddp\nimport torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "data, model = TensorDataset(torch.randn(40, 3)), torch.nn.Linear(3, 1)\n"
+        "for kind in (torch.optim.SGD, torch.optim.Adam):\n"
+        "    optimizer = kind(model.parameters(), 0.01)\n"
+        "    for (x,) in DataLoader(data, 4):\n        model(x).sum().backward()\n        optimizer.step()\n"
+        "model.eval()\nsum(len(model(x)) for (x,) in DataLoader(data, 4))"
+    )
+    assert outcome.result == "ranks 0-1: 40"
+    assert "Linear wrapped (optimizer of line 6)" in outcome.view
+    assert "DistributedDataParallel" not in outcome.view
+
+
+@pytest.mark.parametrize(
+    "add", ["optimizer.add_param_group({'params': new})", "optimizer = torch.optim.SGD([*model.parameters()], 0.1)"]
+)
+def test_what_a_model_grows_is_trained_alike_on_all_ranks(book: Notebook, add: str) -> None:
+    outcome = book.ok(
+        "%%distributed --ranks 2 --strategy ddp --out grown\nimport torch\nmodel = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    for _ in range(2):\n        model(torch.randn(4, 3)).square().sum().backward()\n        optimizer.step()\n"
+        f"    model.append(torch.nn.Linear(3, 3))\n    new = model[-1].parameters()\n    {add}\n"
+        "    optimizer.zero_grad()\n"
+        "[each.detach() for each in model[:3].parameters()]"
+    )
+    assert "different weights" not in outcome.view
+    assert (
+        book.ok("all(bool((a == b).all()) for a, b in zip(*grown, strict=True)), len(grown[0])").result == "(True, 6)"
+    )
+
+
 @pytest.mark.parametrize("seed", ["0", "rank"])
 @pytest.mark.parametrize("what", TRAINED_BY_HAND)
 def test_training_without_an_optimizer_is_said_in_one_sentence(book: Notebook, what: str, seed: str) -> None:

@@ -188,6 +188,21 @@ def test_what_a_cell_returns_is_whole_on_rank_0_and_said_to_be_there_on_the_othe
     assert "FSDPNet" not in book.ok("repr(model)").result
 
 
+def test_numbers_of_shards_are_those_of_the_whole(book: Notebook) -> None:
+    numbers = (
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "nn.functional.cross_entropy(model(data().tensors[0]), data().tensors[1]).backward()\n"
+        "clipped = nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"
+        "weight, gradient = model.first.weight.detach(), model.first.weight.grad\n"
+        "numbers = [clipped.item(), float(gradient.norm()), weight.sum().item(), weight.mean().item(), weight.min().item(),\n"
+        "  weight[20, 3].item(), int((weight > 0).sum()), bool((weight > weight.max() * 0.99).any()), f'{weight.abs().max():.3f}']\n"
+    )
+    plain = book.ok(f"model = build()\n{numbers}numbers").result
+    assert book.ok(f"%%distributed --ranks 2 --strategy fsdp --out there\nmodel = build()\n{numbers}numbers").view
+    same = "all(a == b if isinstance(a, str) else abs(a - b) < 1e-4 for a, b in zip(numbers, there[rank], strict=True))"
+    assert book.ok(f"[{same} for rank in range(2)]").result == "[True, True]", (plain, book.ok("list(there)").result)
+
+
 def test_a_rank_that_returns_something_else_or_leaves_early_keeps_nobody_waiting(book: Notebook) -> None:
     text = run(book, PLAIN + "model if rank == 0 else 5")
     assert "rank 1: 5" in text

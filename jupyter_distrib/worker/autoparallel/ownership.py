@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from jupyter_distrib.system import file_owner, private_torch
 T = TypeVar("T")
 
 REACH = 200_000
+holders: WeakSet[nn.Module] = WeakSet()
+"""The modules that this package has put around the user's, to average gradients. They own nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,11 @@ def owners_of(parameters: Sequence[torch.Tensor], modules: Iterable[nn.Module] |
     """
     wanted = {id(parameter) for parameter in parameters}
     modules = alive(nn.Module) if modules is None else modules
-    owning = [module for module in modules if any(id(each) in wanted for each in own_parameters(module))]
+    owning = [
+        module
+        for module in modules
+        if any(id(each) in wanted for each in own_parameters(module)) and module not in holders
+    ]
     inside = {id(child) for module in owning for child in module.modules() if child is not module}
     roots = [unwrapped(module) for module in owning if id(module) not in inside]
     first = {id(each): place for place, each in reversed(list(enumerate(parameters)))}

@@ -227,7 +227,15 @@ class DataParallel:
         return reducers
 
     def _holding(self, root: nn.Module) -> GradientReducer | None:
-        return next((each for each in self._reducers.all() if any(root is module for module in each.modules)), None)
+        """Return the reducer of this model; None also if the model has grown since that was made."""
+        return next(
+            (
+                each
+                for each in self._reducers.all()
+                if any(root is module for module in each.modules) and each.has(root)
+            ),
+            None,
+        )
 
     def _new(
         self, roots: list[nn.Module], loose: list[torch.Tensor], left_alone: Sequence[torch.Tensor], *, fresh: bool

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.host_copy import HostCopy, is_capturing, sent_to_device
 from jupyter_distrib.worker.pytorch import private
@@ -86,6 +87,11 @@ class GradientReducer:
     @property
     def in_training(self) -> bool:
         return bool(self.loose) or any(module.training for module in self.modules)
+
+    def has(self, module: nn.Module) -> bool:
+        """Return whether it averages the gradients of all parameters of a module."""
+        known = {id(each) for each in self.parameters} | self._left_alone
+        return all(id(each) in known for each in module.parameters() if each.is_floating_point())
 
     def announce(self) -> bool:
         """Prepare for a backward pass. Return False if there is nothing to average."""
@@ -201,6 +207,7 @@ class GradientReducer:
         if ignored:
             private.leave_alone(held, ignored)
         ddp = DistributedDataParallel(held, init_sync=False)
+        ownership.holders.update((held, held.held, ddp))
         private.initialise(ddp)
         return ddp
 

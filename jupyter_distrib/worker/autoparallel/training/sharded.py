@@ -31,7 +31,13 @@ from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, 
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
-from jupyter_distrib.worker.autoparallel.training import gather_shards, replace_references, weight_sync
+from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.autoparallel.training import (
+    gather_shards,
+    replace_references,
+    weight_sync,
+    whole_numbers,
+)
 from jupyter_distrib.worker.autoparallel.training.data_parallel import check_together
 from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.autoparallel.training.sharding import (
@@ -81,6 +87,7 @@ class ShardedTraining:
         self._loaders = Loaders(self, part, run, self._summary)
         self._hooks = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
         self._undo: Callable[[], None] = lambda: None
+        self._patches = Patches()
         self._roots: list[nn.Module] = []
         """The models that this run trains."""
         self._reached = False
@@ -91,6 +98,7 @@ class ShardedTraining:
         if groups_reset:
             self._compare_steps()
         self._hooks.begin()
+        whole_numbers.install(self._patches)
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
         self._undo = stepping.remove
         self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
@@ -105,6 +113,7 @@ class ShardedTraining:
         if isinstance(sys.exception(), SystemExit):
             gather_shards.announce_absence()  # after any other exception the ranks are stopped together
         self._hooks.end()
+        self._patches.undo()
         self._undo()
         if ok:
             self._report_changes()

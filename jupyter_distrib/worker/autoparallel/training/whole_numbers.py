@@ -1,0 +1,38 @@
+"""Gives the cell whole numbers of what is computed from shards, for the duration of a run. Runs on each rank.
+
+`parameter.grad.norm()` of a sharded parameter is a `DTensor` that still has to be summed over the ranks, and torch
+(2.13) gives `.item()`, `float()` and `bool()` of it this rank's part, without a word: a norm is logged too small, and
+`if grad.isnan().any()` decides otherwise on each rank. Here they add it up first, so every rank has to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from jupyter_distrib.worker.autoparallel.patches import Patches
+
+_ASK = ("item", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__format__")
+"""The methods that give a number of a tensor to Python."""
+
+
+def install(patches: Patches) -> None:
+    for name in _ASK:
+        patches.replace(DTensor, name, _of_all_ranks)
+
+
+def _of_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(tensor: torch.Tensor, *args: Any) -> Any:
+        return original(_whole(tensor), *args)
+
+    return ask
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, DTensor) or tensor.numel() != 1:
+        return tensor
+    with torch.no_grad():
+        return tensor.full_tensor().detach()
