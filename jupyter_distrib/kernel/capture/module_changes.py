@@ -3,7 +3,9 @@ in the thread that runs the cell; imports nothing.
 
 It reads the cells that were run: statements that assign to an attribute of something imported (`config.LR = 3`,
 `nn.ReLU.forward = mine`), change a container of a local module, or register something (`@registry.register`,
-`add_safe_globals([P])`). Constants of local modules that a cell reads are also compared with the module's file.
+`add_safe_globals([P])`). Constants of local modules that a cell reads are also compared with the module's file, and
+functions and classes of the notebook are looked for in these modules, their classes and registries: whatever has put
+them there, a decorator or a function that patches, it was not done on the ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -79,7 +82,7 @@ class ModuleChanges:
         self._imports: dict[str, tuple[str, str]] = {}
         """The names that imports have bound: the module, and the name in it or an empty string."""
         self._found: dict[str, Change] = {}
-        self._files: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._files: dict[str, tuple[int, _Constants]] = {}
         """Time of change and constants of local modules, by the file's path."""
         self._said: set[tuple[str, str]] = set()
 
@@ -101,7 +104,8 @@ class ModuleChanges:
         new = [each for each in self._found.values() if self._matters(each, touched, namespace)]
         done = _names_changed_by([source, *setups]) if new else set()
         found = [self._told(each) for each in new if each.name not in done]
-        return [*found, *self._other_constants(touched, [source, *setups])]
+        local = _local_modules(touched)
+        return [*found, *self._other_constants(local, [source, *setups]), *self._own_definitions(local, setups)]
 
     def _touched(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> set[str]:
         """Return the modules that a cell reads or imports, also in functions of the notebook."""
@@ -161,8 +165,8 @@ class ModuleChanges:
             return _of_ranks(home)
         if isinstance(value, type):
             return _of_ranks(value.__module__)
-        is_plain_module = isinstance(value, ModuleType)
-        return _of_ranks(home) if is_plain_module or (_is_local(home) and not attribute) else ""
+        by_name = not attribute or isinstance(namespace.get(names[0]), type)  # an instance is sent with its state
+        return _of_ranks(home) if isinstance(value, ModuleType) or (_is_local(home) and by_name) else ""
 
     def _matters(self, change: Change, touched: set[str], namespace: Mapping[str, Any]) -> bool:
         if change.key in self._said or not _near(change.module, touched):
@@ -194,42 +198,148 @@ class ModuleChanges:
         there = f"have {constants[name]!r}" if name in constants else "have it as it is when it is imported"
         return f"{change.target} was changed in the notebook ({place}), and the ranks {there}: {cure}"
 
-    def _other_constants(self, touched: set[str], done: Sequence[str]) -> Iterator[str]:
+    def _other_constants(self, modules: Sequence[ModuleType], done: Sequence[str]) -> Iterator[str]:
         """Yield a sentence on each constant of a local module that the notebook has changed in another way."""
-        for name in touched:
-            module = sys.modules.get(name)
-            if module is None or not _is_local(name):
+        for module in modules:
+            name, constants = module.__name__, self._constants(module)
+            if not constants:
                 continue
-            for constant, there in self._constants(module).items():
-                here = vars(module).get(constant, there)
-                key = f"{name}.{constant}", repr(here) if type(here) in _PLAIN else ""
-                if type(here) in _PLAIN and not _same(here, there) and key not in self._said:
-                    self._said.add(key)
-                    if constant in _names_changed_by(done):
-                        continue
-                    yield (
-                        f"{name}.{constant} is {here!r} in the notebook, and {there!r} on the ranks, which import "
-                        f"{name} anew: set it in a cell with %%distributed_setup"
-                    )
+            for constant, here in list(vars(module).items()):
+                there = constants.get(constant, None if constant[0] == "_" or constants.star else _MISSING)
+                if there is None and constant not in constants:
+                    continue
+                key = f"{name}.{constant}", "" if constant in constants.rebound else repr(here)[:1000]
+                if type(here) not in _PLAIN or _same(here, there) or key in self._said:
+                    continue
+                if there is _MISSING and constant in constants.bound:
+                    continue
+                self._said.add(key)
+                if constant in _names_changed_by(done):
+                    continue
+                lacking = "absent" if there is _MISSING else repr(there)
+                yield (
+                    f"{name}.{constant} is {here!r} in the notebook, and {lacking} on the ranks, which import "
+                    f"{name} anew: set it in a cell with %%distributed_setup"
+                )
 
-    def _constants(self, module: ModuleType) -> dict[str, Any]:
+    def _own_definitions(self, modules: Sequence[ModuleType], setups: Sequence[str]) -> Iterator[str]:
+        """Yield a sentence on each place of a local module that holds functions or classes of the notebook, and of
+        which no statement was reported."""
+        told = {each.module for each in self._found.values() if each.key in self._said and each.registers}
+        names = {(each.module, each.name) for each in self._found.values()}
+        prepared = {module for source in setups for module in _imported_modules(source)}
+        for module in modules:
+            if module.__name__ in prepared:
+                continue
+            for path, is_registry in _places_of_own(module):
+                key = f"{module.__name__}.{path}", "own"
+                if key in self._said or (module.__name__, path.rpartition(".")[2]) in names:
+                    continue
+                self._said.add(key)
+                if is_registry and module.__name__ in told:
+                    continue
+                what = "holds what the notebook has put into it" if is_registry else "was set in the notebook"
+                yield (
+                    f"{module.__name__}.{path} {what}, and the ranks have it as it is when it is imported: do that in "
+                    "a cell with %%distributed_setup"
+                )
+
+    def _constants(self, module: ModuleType) -> _Constants:
         """Return the constants that a local module's file binds once; empty if the file has changed since it was
         first read, as ranks then have the new ones."""
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or not path.endswith(".py") or not _is_local(module.__name__):
-            return {}
+            return _Constants()
         try:
             changed_ns = os.stat(path).st_mtime_ns
             if path not in self._files:
                 with open(path, encoding="utf-8") as file:
-                    self._files[path] = changed_ns, dict(_constants_in(ast.parse(file.read())))
+                    self._files[path] = changed_ns, _constants_in(ast.parse(file.read()))
         except (OSError, SyntaxError, ValueError):
-            return {}
+            return _Constants()
         known_ns, constants = self._files[path]
-        return constants if known_ns == changed_ns else {}
+        return constants if known_ns == changed_ns else _Constants()
 
 
 _PLAIN = (bool, int, float, str, bytes, type(None), tuple)
+_MISSING = object()
+_DEPTH = 200
+"""The number of entries of a registry that are looked at."""
+
+
+class _Constants(dict[str, Any]):
+    """The constants that a module's file binds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound: set[str] = set()
+        """All names that it binds anywhere."""
+        self.rebound: set[str] = set()
+        """Constants that a function of it binds anew: they may change all the time."""
+        self.star = False
+        """Whether it imports names that it does not mention."""
+
+
+def _local_modules(touched: set[str]) -> list[ModuleType]:
+    """Return the local modules of these names, and the local ones that those use."""
+    found, left = dict[str, ModuleType](), [name for name in touched if _is_local(name)]
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        if name in found or not isinstance(module, ModuleType):
+            continue
+        found[name] = module
+        used = {home for value in list(vars(module).values()) if (home := _home(value)) and home not in found}
+        left += [home for home in used if _is_local(home)]
+    return [found[name] for name in sorted(found)]
+
+
+def _places_of_own(module: ModuleType) -> Iterator[tuple[str, bool]]:
+    """Yield the places in a module that hold a function or class of the notebook: its own names, those of its classes,
+    and registries; and whether it is a registry."""
+    for name, value in list(vars(module).items()):
+        if name.startswith("__"):
+            continue
+        if _is_of_notebook(value):
+            yield name, False
+        elif _holds_of_notebook(value):
+            yield name, True
+        elif isinstance(value, type):
+            if value.__module__ == module.__name__:
+                for inner, each in list(vars(value).items()):
+                    if _is_of_notebook(each):
+                        yield f"{name}.{inner}", False
+                    elif _holds_of_notebook(each):
+                        yield f"{name}.{inner}", True
+        elif _is_local(type(value).__module__):
+            state = getattr(value, "__dict__", None)
+            if type(state) is dict and any(map(_holds_of_notebook, list(state.values()))):
+                yield name, True
+
+
+def _is_of_notebook(value: object) -> bool:
+    cls = type(value)
+    if cls is partial:
+        return _is_of_notebook(value.func)  # type: ignore[attr-defined]
+    if issubclass(cls, FunctionType):
+        return value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined, no-any-return]
+    if issubclass(cls, (staticmethod, classmethod)):
+        return _is_of_notebook(value.__func__)  # type: ignore[attr-defined]
+    if cls is property:
+        return _is_of_notebook(value.fget)  # type: ignore[attr-defined]
+    if issubclass(cls, type):
+        return value.__module__ == "__main__"
+    return cls.__module__ == "unittest.mock"
+
+
+def _holds_of_notebook(value: object) -> bool:
+    if isinstance(value, dict):
+        entries: Iterator[object] = iter(list(value.values()))
+    elif isinstance(value, (list, set, tuple)):
+        entries = iter(list(value))
+    else:
+        return False
+    return any(_is_of_notebook(each) for each, _ in zip(entries, range(_DEPTH), strict=False))
 
 
 def _home(value: object) -> str:
@@ -376,13 +486,25 @@ def _imported_modules(source: str) -> Iterator[str]:
         yield from (part.split()[0] for part in (match[2] or "").split(",") if part.strip())
 
 
-def _constants_in(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the constants that a module binds once, by a literal, and that none of its functions binds anew."""
+def _constants_in(tree: ast.Module) -> _Constants:
+    """Return the constants that a module binds by one literal. A number that one of its functions binds anew is none:
+    it is a counter."""
     bound: dict[str, list[ast.expr | None]] = {}
+    found = _Constants()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Global):
-            for name in node.names:
-                bound.setdefault(name, []).extend((None, None))
+        match node:
+            case ast.Global(names=names):
+                found.rebound.update(names)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.bound.add(name)
+            case ast.AsyncFunctionDef(name=name):
+                found.bound.add(name)
+            case ast.alias(name=name, asname=as_name):
+                found.star = found.star or name == "*"
+                found.bound.add(as_name or _top(name))
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                found.bound.add(name)
+    found.bound |= found.rebound
     for node in tree.body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -391,8 +513,9 @@ def _constants_in(tree: ast.Module) -> Iterator[tuple[str, Any]]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             bound.setdefault(node.target.id, []).append(node.value)
     for name, values in bound.items():
-        if len(values) == 1 and values[0] is not None and name.isupper() and name[0] != "_":
+        if len(values) == 1 and values[0] is not None and name[0] != "_":
             with suppress(ValueError, TypeError, SyntaxError, MemoryError):
                 value = ast.literal_eval(values[0])
-                if type(value) in _PLAIN:
-                    yield name, value
+                if type(value) in _PLAIN and not (name in found.rebound and type(value) in (int, float)):
+                    found[name] = value
+    return found

@@ -50,13 +50,18 @@ for name in ("a", "b"): args.name = name
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The names of a notebook with modules of the user's own."""
     (tmp_path / "own_config.py").write_text(
-        "LR = 1\nLEVEL = 2\nTABLE = {}\nCOUNT = 0\n_x = 1\ndef count():\n    global COUNT\n    COUNT += 1\n"
+        "LR = 1\nLEVEL = 2\nTABLE = {}\nCOUNT = 0\nrate = 0.1\nPATH = None\n_x = 1\n_memo = []\n"
+        "def count():\n    global COUNT\n    COUNT += 1\n    _memo.append(COUNT)\n"
+        "def init(path):\n    global PATH\n    PATH = path\n"
+        "def loss(): pass\nclass Model:\n    def forward(self): pass\n"
     )
     (tmp_path / "own_registry.py").write_text(
-        "class Registry:\n    def register(self, x): return x\nMODELS = Registry()\ndef register(x): return x\n"
+        "class Registry:\n    items = {}\n    def __init__(self): self.known = []\n    def register(self, x): return x\n"
+        "    def add(self, x): self.known.append(x); return x\n    @classmethod\n    def named(cls, name):\n"
+        "        return lambda x: cls.items.setdefault(name, x)\nMODELS = Registry()\ndef register(x): return x\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield {"In": [""]}
+    yield {"In": [""], "__name__": "__main__"}
     for name in ("own_config", "own_registry"):
         sys.modules.pop(name, None)
 
@@ -101,6 +106,16 @@ def test_a_constant_is_said_once_with_its_cell_and_line(modules: dict[str, Any])
         ("import own_config\nown_config.TABLE.update(a=1)", "own_config.TABLE was changed"),
         ("import own_config\nif True:\n    setattr(own_config, 'LEVEL', 9)", "own_config.LEVEL was changed"),
         ("import own_config\nvars(own_config)['LEVEL'] = 8", "own_config.LEVEL is 8 in the notebook, and 2 on the ranks"),
+        ("vars(own_config)['EXTRA'] = 8", "own_config.EXTRA is 8 in the notebook, and absent on the ranks"),
+        ("setattr(own_config, 'ra' + 'te', 0.2)", "own_config.rate is 0.2 in the notebook, and 0.1 on the ranks"),
+        ("own_config.init('x')", "own_config.PATH is 'x' in the notebook, and None on the ranks"),
+        ("def patch():\n    own_config.loss = lambda: 1\npatch()", "own_config.loss was set in the notebook"),
+        ("from unittest import mock\nmock.patch('own_config.loss').start()", "own_config.loss was set in the notebook"),
+        ("def patch(cls):\n    cls.forward = lambda self: 1\npatch(own_config.Model)", "own_config.Model.forward was set in"),
+        ("for name in ['new']: setattr(own_config, name, patch if 0 else lambda: 1)", "own_config.new was set in the notebook"),
+        ("@own_registry.Registry.named('a')\ndef f(): pass", "own_registry.Registry.items holds what the notebook has put"),
+        ("@own_registry.MODELS.add\nclass A: pass", "own_registry.MODELS holds what the notebook has put into it"),
+        ("from own_registry import Registry\nRegistry.items['b'] = 1", "Registry.items was changed in the notebook"),
         ("import torch.nn as nn\nkept = nn.ReLU.forward\nnn.ReLU.forward = lambda self, x: x", "nn.ReLU.forward was changed"),
         ("import torch\nclass P: pass\ntorch.serialization.add_safe_globals([P])", "torch.serialization.add_safe_globals was called"),
     ],
@@ -127,6 +142,12 @@ def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
     ran(modules, "own_config.LEVEL = 3")
     assert said(changes, modules, "own_config.LEVEL = 3\nown_config.LEVEL", "own_config") == []
     assert said(changes, modules, "import json") == []
+
+
+def test_what_a_setup_does_is_not_said(modules: dict[str, Any]) -> None:
+    setup = "import own_registry\n@own_registry.MODELS.add\nclass A: pass"
+    ran(modules, "import own_registry", setup)
+    assert said(ModuleChanges(), modules, "import own_registry", setups=(setup,)) == []
 
 
 def test_ordinary_notebooks_raise_no_alarm() -> None:
