@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -179,6 +180,28 @@ run.result()
     assert [(folder / f"out{rank}").read_text() for rank in range(2)] == ["6", "6"]
     assert not (folder / "job.pkl").exists()
     assert "@distributed" not in (folder / "job.py").read_text()
+
+
+def test_what_awaits_is_a_script_too(book: Notebook, folder: Path) -> None:
+    book.ok(
+        '%%distributed --ranks 1 --out awaited\nimport asyncio  # kept\ntext = """two\nlines"""\n'
+        "async def later(x):\n    await asyncio.sleep(0)\n    return x + len(text)\nprint(await later(rank))"
+    )
+    book.ok("async def later(x): return [x, rank]\nfrom jupyter_distrib import distributed")
+    book.ok("call = distributed(ranks=1)(later).submit(4); call.result()")
+    for name, expected in (("awaited", "9"), ("call", "")):
+        book.ok(f"%distributed_export {name} {name}.py")
+        done = subprocess.run(
+            [sys.executable, f"{name}.py"],
+            cwd=folder,
+            env={**os.environ, "RANK": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+    book.ok("%%distributed --ranks 1 --out star\nfrom math import *\nimport asyncio\nawait asyncio.sleep(0)\n1")
+    assert "the cell awaits at its top level" in book.fails("%distributed_export star star.py").evalue
 
 
 @pytest.mark.parametrize(

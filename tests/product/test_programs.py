@@ -445,6 +445,15 @@ def test_any_callable_runs_on_ranks(book: Notebook, function: str) -> None:
     assert book.ok(f"TorchDistributor(1, use_gpu=False).run({function}, 3)").result == here
 
 
+def test_a_coroutine_function_is_awaited_on_the_ranks(book: Notebook) -> None:
+    book.ok(
+        CALLABLES + "async def later(x): return 2 * x\nclass Later:\n    async def __call__(self, x): return 3 * x\n"
+        "calls = [distributed(ranks=1)(each) for each in (later, functools.partial(later), Later())]"
+    )
+    assert book.ok("[call.distributed(3)[0] for call in calls]").result == "[6, 6, 9]"
+    assert book.ok("calls[0].submit(4).result()[0], await calls[0](5)").result == "(8, 10)"
+
+
 # ---------------------------------------------------------------------------------------------------- displays
 
 

@@ -242,7 +242,7 @@ class DistributedFunction(Generic[P, R]):
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = m.Cell(
-            source=_CALL,
+            source=_awaited(self.function) + _CALL,
             filename=f"{file_owner.CALL}{name}",
             shown=self.label or (_call(name, args, kwargs) if self.subject is self.function else f"{name}()"),
             absent=absent,
@@ -304,9 +304,17 @@ def _program(  # noqa: PLR0917 - the parts of a program
     own = namespace.get(name)
     if own is function or getattr(own, "function", None) is function:
         names[call_parts.FUNCTION] = name
-    source = "{}(*{}, **{})".format(*names.values())
+    source = _awaited(function) + "{}(*{}, **{})".format(*names.values())
     renamed = tuple(dataclasses.replace(each, name=names[each.name]) for each in inputs)
     return Program.of(dataclasses.replace(cell, source=source), renamed, options, settings)
+
+
+def _awaited(function: Any) -> str:
+    """Return `await ` for a coroutine function, whose call on a rank is awaited there; else an empty string."""
+    function = getattr(function, "function", function) if isinstance(function, DistributedFunction) else function
+    called = inspect.unwrap(function) if callable(function) else function
+    is_coroutine = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004
+    return "await " if is_coroutine else ""
 
 
 def _path(function: Any) -> str:

@@ -13,6 +13,7 @@ import __future__
 
 import ast
 import builtins
+import dis
 import inspect
 import linecache
 import os
@@ -126,7 +127,7 @@ class _Script:
                 "from jupyter_distrib.worker.process import under_torchrun\n\n"
                 f"under_torchrun.run(__file__, strategy={strategy!r}{options})"
             )
-        parts.append(self.program.source.strip("\n"))
+        parts.append(_as_script(self.program.source).strip("\n"))
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _strategy(self) -> tuple[str, dict[str, str]]:
@@ -223,6 +224,31 @@ class _Why:
     """The reason why a value has no source that could be written."""
 
     text: str
+
+
+def _as_script(source: str) -> str:
+    """Return the program as a script can have it: one that awaits at its top level becomes a coroutine function.
+
+    Raises:
+        CaptureError: It cannot be one, as it has a statement that stands at the top level only.
+    """
+    code = compile(source, "", "exec", dont_inherit=True, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return source
+    bound = sorted({each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"})
+    head = "async def _main():\n" + (f"    global {', '.join(bound)}\n" if bound else "")
+    body = ast.parse(source).body
+    text = head + textwrap.indent(source, "    ")
+    if [ast.dump(each) for each in ast.parse(text).body[0].body[bool(bound) :]] != [ast.dump(each) for each in body]:  # type: ignore[attr-defined]
+        text = head + textwrap.indent("\n".join(map(ast.unparse, body)), "    ")  # an indented text would be another
+    try:
+        compile(text, "", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise CaptureError(
+            "the cell awaits at its top level, which a script cannot, and has what no function can have "
+            f"({error.msg}): call a coroutine function of its own by asyncio.run()"
+        ) from None
+    return f"import asyncio\n\n{text.rstrip()}\n\nasyncio.run(_main())"
 
 
 def _import(module: ModuleType, name: str) -> str:
