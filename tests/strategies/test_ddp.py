@@ -531,6 +531,22 @@ train()""",
 }
 
 
+def test_generators_of_numpy_without_a_seed_split_alike_and_augment_apart(book: Notebook) -> None:
+    cell = (
+        "%%distributed --ranks 2 --strategy ddp --out drawn\nimport numpy as np, torch\n"
+        "if rank: np.random.rand(); torch.rand(3)\n"
+        "split = np.random.default_rng().permutation(1000)[:9].tolist(), np.random.RandomState().rand(3).tolist()\n"
+        "optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)\n"
+        "split, np.random.default_rng().random()"
+    )
+    splits = []
+    for _ in range(2):
+        book.ok(cell)
+        assert book.ok("drawn[0][0] == drawn[1][0], drawn[0][1] == drawn[1][1]").result == "(True, False)"
+        splits.append(book.ok("drawn[0][0]").result)
+    assert splits[0] != splits[1]
+
+
 def test_a_second_optimizer_of_a_model_leaves_its_evaluation_whole(book: Notebook) -> None:
     outcome = book.ok(
         "%%distributed --ranks 2 --strategy ddp\nimport torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"

@@ -20,6 +20,7 @@ import ctypes
 import json
 import os
 import random
+import secrets
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,6 +48,10 @@ _shared_pid = 0
 """The process that has them: a worker of a data loader is a copy of it with seeds of its own."""
 _splits = 0
 """The number of random splits since the ranks draw apart."""
+_entropy = ""
+"""A number of rank 0 for generators without a seed, until the cell has its optimizer; else empty."""
+_generators = 0
+"""The number of generators without a seed that the cell has made with it."""
 _seeded: set[str] = set()
 """The streams of Python and numpy that this cell has seeded."""
 
@@ -66,8 +71,8 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     Args:
         note: Called with a message if an earlier cell seeded this rank differently from rank 0.
     """
-    global _drawn_seed, _origin, _shared, _splits
-    _origin, _shared, _splits = "", None, 0
+    global _drawn_seed, _origin, _shared, _splits, _entropy, _generators
+    _origin, _shared, _splits, _entropy, _generators = "", None, 0, "", 0
     _seeded.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
@@ -77,10 +82,11 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     if identity.rank() == 0:
         whole = {name: (base64.b64encode(state).decode(), rest) for name, (state, rest) in streams.items()}
         board.put("streams", json.dumps(whole))
-        board.put("digest of streams", f"{mine} {_drawn_seed}")
+        _entropy = secrets.token_hex(16)
+        board.put("digest of streams", f"{mine} {_drawn_seed} {_entropy}")
         digest, drawn = mine, str(_drawn_seed)
     else:
-        digest, drawn = board.get("digest of streams").split()
+        digest, drawn, _entropy = board.get("digest of streams").split()
         if digest != mine:
             _read(board.get("streams"))
             if own not in (_drawn_seed, torch.initial_seed()):
@@ -102,6 +108,22 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
             if hasattr(module, function):
                 replace(module, function, partial(_recording, name))
     replace(torch.utils.data.dataset, "randperm", _splitting)
+    if (bits := sys.modules.get("numpy.random.bit_generator")) is not None and hasattr(bits, "randbits"):
+        replace(bits, "randbits", partial(_drawing_entropy, os.getpid()))
+
+
+def _drawing_entropy(pid: int, original: Callable[[int], int]) -> Callable[[int], int]:
+    """Return numpy's source of entropy for generators without a seed (`default_rng()`): the same on all ranks until
+    the cell has its optimizer, since it may split data with one."""
+
+    def randbits(bits: int) -> int:
+        global _generators
+        if not _entropy or os.getpid() != pid:
+            return original(bits)
+        _generators += 1
+        return _seed(_entropy, f"generator {_generators}", size_bytes=bits // 8)
+
+    return randbits
 
 
 def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -126,6 +148,8 @@ def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def draw_apart() -> None:
     """Give this rank streams of its own from now on, unless the user has seeded torch. Called on all ranks when the
     cell has its optimizer; only the first call of a cell has an effect."""
+    global _entropy
+    _entropy = ""
     if _origin and _shared is None and torch.initial_seed() == _drawn_seed:
         _begin_shared(_origin)
         reseed("apart")
@@ -197,8 +221,8 @@ def restore(saved: dict[str, Any], occasion: str) -> None:
         reseed(occasion)
 
 
-def _seed(origin: str, words: str) -> int:
-    return int.from_bytes(blake2b(f"{origin} {words}".encode(), digest_size=8).digest(), "little")
+def _seed(origin: str, words: str, *, size_bytes: int = 8) -> int:
+    return int.from_bytes(blake2b(f"{origin} {words}".encode(), digest_size=size_bytes).digest(), "little")
 
 
 def _states(names: Iterable[str]) -> dict[str, Any]:
