@@ -15,13 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
-_ASK = ("item", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__format__")
+_ASK = ("item", "__bool__", "__float__", "__int__", "__index__", "__complex__")
 """The methods that give a number of a tensor to Python."""
 
 
 def install(patches: Patches) -> None:
     for name in _ASK:
         patches.replace(DTensor, name, _of_all_ranks)
+    patches.replace(DTensor, "__format__", _formatted)
 
 
 def _of_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,6 +30,13 @@ def _of_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(_whole(tensor), *args)
 
     return ask
+
+
+def _formatted(original: Callable[..., str]) -> Callable[..., str]:
+    def in_words(tensor: torch.Tensor, form: str) -> str:
+        return format(tensor.item(), form) if form and tensor.ndim == 0 else original(tensor, form)
+
+    return in_words
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
