@@ -31,6 +31,9 @@ def run(folder: Path, call: str) -> subprocess.CompletedProcess[str]:
 
 def run_tests(folder: Path, tests: str) -> int:
     (folder / "test_them.py").write_text(f"{ONCE}\n{tests}\n")
+    (folder / "conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--by-turns', action='store_true')"
+    )
     return run(folder, f"run_pytest {sys.executable} -q -p no:randomly --rootdir . test_them.py").returncode
 
 
