@@ -358,6 +358,17 @@ def test_a_failed_cell_takes_no_value_from_the_ranks_that_it_failed_on(book: Not
     book.ok("w = n = m = None")
 
 
+def test_ranks_drop_a_value_that_a_failed_cell_has_read_when_its_name_is_bound_anew(book: Notebook) -> None:
+    """IPython keeps the frames of an exception in a cycle, until the collector finds it."""
+    book.ok("import gc\ngc.disable()")
+    book.ok("%%distributed --ranks 2 --keep w\nw = [0]")
+    book.fails("%%distributed --ranks 2 --keep w\nw.append(1)\nraise ValueError")
+    book.ok("%%distributed --ranks 2 --keep w\nw = [2]")
+
+    assert book.ok("%distributed_status").text.count("w: list on ranks 0-1") == 1
+    book.ok("gc.enable()\nw = None")
+
+
 def test_a_handle_and_the_status_say_how_much_memory_the_tensors_of_a_kept_value_take(book: Notebook) -> None:
     keep = "--keep large,small,uneven\nimport torch"
     values = "large, small, uneven = {'w': torch.ones(500_000)}, torch.ones(3), torch.ones(1_000_000 * rank)"

@@ -114,6 +114,7 @@ class CellMagics(Magics):
             if options.out:
                 self.shell.user_ns[options.out] = run
             return run
+        del captured  # IPython keeps the frames of an exception, which must not keep handles to values on ranks
         results = current.wait(run, LiveView(run), options)
         if options.out:
             self.shell.user_ns[options.out] = results or run.all_none()
