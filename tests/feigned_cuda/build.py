@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,15 +45,16 @@ def build(into: Path) -> Path:
     ]
     folder = into / digest
     if not folder.exists():
-        making = into / f"{digest}.new"
-        making.mkdir(parents=True, exist_ok=True)
+        into.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=into))  # another process may make it at the same time
         (making / "stubs.cpp").write_text(stubs)
         (making / "cuda.cpp").write_text(cuda)
         files = [making / "stubs.cpp", *(SOURCES / f"{name}.cpp" for name in RUNTIME)]
         _compile(making / "libfeigned.so", *files)
         _compile(making / "libcuda.so.1", making / "cuda.cpp")
         _compile(making / "libnvidia-ml.so.1", SOURCES / "driver.cpp")
-        making.rename(folder)
+        if not folder.exists():
+            making.rename(folder)
     return folder
 
 

@@ -28,6 +28,8 @@ CELLS = {
 }
 WORKSPACES = 80 << 20
 """cuBLAS gets its workspaces from the same allocator; a dry run counts them with CUDA's context."""
+BUCKETS = 34 << 20
+"""On a machine with much to do, NCCL's watchdog frees what the collectives of one step were given in the next one."""
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -48,5 +50,5 @@ def test_the_real_peak_is_kept_beside_that_of_the_dry_run(
     assert "None" not in found.stdout, found.stdout
     kept, real = map(int, re.findall(r"\d+", found.stdout))
     assert kept == predicted
-    assert 0.98 * predicted <= real <= 1.02 * predicted + WORKSPACES, (predicted, real)
+    assert 0.98 * predicted <= real <= 1.02 * predicted + WORKSPACES + BUCKETS, (predicted, real)
     assert "on GPUs, the real peak of tensors was" in book.ok("%distributed_status --doctor").result
