@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire import messages as m
 from tests.feigned_cuda import FeignedCuda, build
 from tests.notebook import Notebook
 
@@ -37,3 +41,20 @@ def book(the_book: Notebook) -> Notebook:
     """A kernel on the machine of this module, without the names of the tests before."""
     the_book.forget()
     return the_book
+
+
+@pytest.fixture(scope="module")
+def asks_for_gpus(machine: FeignedCuda) -> Iterator[None]:
+    """Have this process start its agents on the machine, and ask for ranks with GPUs."""
+    send = PoolClient.send
+
+    def asking(client: PoolClient, command: Any, *more: Any) -> Any:
+        if isinstance(command, m.OpenWorkerGroup):
+            command = replace(command, gpus=True)
+        return send(client, command, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PoolClient, "send", asking)
+        for name, value in machine.environment.items():
+            patch.setenv(name, value)
+        yield

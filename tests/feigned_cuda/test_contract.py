@@ -1,42 +1,31 @@
-"""The contract of pools holds for ranks on GPUs."""
+"""The contract of pools holds for ranks on GPUs, of this machine and of two hosts that a command reaches."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.local import LocalPool
-from jupyter_distrib.testing import PoolClient
-from jupyter_distrib.wire import messages as m
 from tests.feigned_cuda import FeignedCuda
+from tests.pools.command import test_contract as of_hosts
 
 OF_CPU_RANKS = ("opens_and_closes", "chooses_a_size")
 """Checks that expect ranks without GPUs, and so two by default."""
-CHECKS = [each for each in testing.checks(detached=True) if each.__name__ not in OF_CPU_RANKS]
 
 
-@pytest.fixture(scope="module")
-def on_gpus(machine: FeignedCuda) -> Iterator[None]:
-    """Have this process start its agents on the machine, and ask for ranks with GPUs."""
-    send = PoolClient.send
-
-    def asking(client: PoolClient, command: Any, *more: Any) -> Any:
-        if isinstance(command, m.OpenWorkerGroup):
-            command = replace(command, gpus=True)
-        return send(client, command, *more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PoolClient, "send", asking)
-        for name, value in machine.environment.items():
-            patch.setenv(name, value)
-        yield
+def on_gpus_hold(checks: tuple[testing.Check, ...] | list[testing.Check]) -> pytest.MarkDecorator:
+    own = [each for each in checks if each.__name__ not in OF_CPU_RANKS]
+    return pytest.mark.parametrize("check", own, ids=lambda check: check.__name__)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_of_local_ranks(check: testing.Check, on_gpus: None, machine: FeignedCuda) -> None:
+@on_gpus_hold(testing.checks(detached=True))
+def test_of_local_ranks(check: testing.Check, asks_for_gpus: None, machine: FeignedCuda) -> None:
     check(LocalPool)
+    assert all(len(gpus) <= 1 for gpus in machine.contexts().values())
+
+
+@on_gpus_hold(of_hosts.CHECKS)
+def test_of_two_hosts(check: testing.Check, asks_for_gpus: None, machine: FeignedCuda) -> None:
+    """Both hosts are this machine, so that they lease different GPUs of it."""
+    check(lambda: of_hosts.pool(1 if check.__name__ in of_hosts.ON_ONE_NODE else 2))
     assert all(len(gpus) <= 1 for gpus in machine.contexts().values())

@@ -58,7 +58,9 @@ inline Held &mine() {
     static int pid = 0;
     if (pid != getpid()) {
         pid = getpid();
-        held = mapped(folder() + "/memory/" + std::to_string(pid), O_RDWR | O_CREAT);
+        std::string path = folder() + "/memory/" + std::to_string(pid);
+        unlink(path.c_str());  // of an earlier process with the same number
+        held = mapped(path, O_RDWR | O_CREAT);
         if (!held) abort();
     }
     return *held;
