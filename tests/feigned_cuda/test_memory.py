@@ -95,3 +95,34 @@ def test_a_second_notebook_has_the_gpus_of_a_dead_one(machine: FeignedCuda) -> N
         os.kill(first.pid, signal.SIGKILL)
         with machine.notebook() as second:
             assert "rank 0" in second.ok(f"%%distributed --gpus 1 --wait 20\n{BIG}rank").text
+
+
+def test_a_gpu_is_not_given_on_before_the_rank_that_was_killed_has_gone(machine: FeignedCuda) -> None:
+    """The system takes the memory of a process away before the process is gone, which takes a while if it was used."""
+    used = "import torch\nbig = torch.zeros(5 << 30, dtype=torch.uint8, device=device)\ntorch.cuda.synchronize()\n"
+    with machine.notebook(CUDA_VISIBLE_DEVICES="7") as first, machine.notebook(CUDA_VISIBLE_DEVICES="7") as second:
+        first.start(f"%%distributed --gpus 1\n{used}print('holds', flush=True)\n__import__('signal').pause()")
+        first.until("holds")
+        second.start(f"%%distributed --gpus 1 --wait 30\n{used}rank")
+        second.until("GPU 7")
+        os.kill(first.pid, signal.SIGKILL)
+        found = second.finish()
+    assert found.status == "ok", found.text
+
+
+def test_a_full_gpu_has_room_for_the_comparison_of_weights_at_the_end(book: Notebook) -> None:
+    """A copy of the weights as doubles would take four times their memory."""
+    cell = """%%distributed --gpus 2 --strategy ddp --keep model
+import torch
+model = torch.nn.Linear(16384, 32768, bias=False, dtype=torch.bfloat16, device=device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 16384, dtype=torch.bfloat16, device=device)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+torch.cuda.empty_cache()
+fill = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device=device)
+torch.cuda.memory_stats()["num_ooms"]
+"""
+    assert "ranks 0-1: 0" in book.ok(cell).text
+    again = "%%distributed --gpus 2 --strategy ddp\nimport torch\nmodel\ntorch.cuda.memory_stats()['num_ooms']"
+    assert "ranks 0-1: 0" in book.ok(again).text

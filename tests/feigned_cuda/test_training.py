@@ -94,3 +94,12 @@ def test_eight_ranks(machine: FeignedCuda, book: Notebook) -> None:
     )
     assert "ranks 0-7: 8.0" in found.text
     assert sorted(machine.contexts().values()) == [[gpu] for gpu in range(8)]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_default_device_does_not_move_what_ranks_tell_one_another(strategy: str, book: Notebook) -> None:
+    total = "import jupyter_distrib\nint(jupyter_distrib.total(rank + 1))"
+    model = "import torch\ntorch.set_default_device('cuda')\n" + trainings.MODEL.replace("AdamW", "SGD")
+    found = book.ok(trainings.cell(f"--strategy {strategy} --shard-eval", model=model) + total)
+    assert "steps" in found.text
+    assert "ranks 0-1: 3" in found.text
