@@ -6,29 +6,51 @@ import os
 import random
 import re
 import signal
+import statistics
 import time
+from collections.abc import Callable
 
 import pytest
 
 from tests.feigned_cuda import FeignedCuda, trainings
+from tests.gpu_bed.test_hosts import add_pool
 from tests.notebook import Notebook
 from tests.processes import wait_until
 
-STOPS = int(os.environ.get("FEIGNED_CUDA_STOPS", "8"))
-"""Number of random moments for Stop in one training."""
-NEXT_S = 6.0
-"""A cell after a stop takes at most this long, with the making of new groups."""
+STOPS = int(os.environ.get("FEIGNED_CUDA_STOPS", "20"))
+"""Number of random moments for Stop, in all trainings together: a tenth of a whole campaign."""
+SEED = int(os.environ.get("FEIGNED_CUDA_SEED", random.randrange(1000)))
+NEXT_S = 20.0
+"""A cell after a stop takes at most this long, with the making of new groups, on a machine that others use."""
+MOMENT_S = 0.6
+"""Time in which a training builds its model, makes its groups, and takes a hundred steps."""
+
+
+def ddp(steps: str) -> str:
+    return trainings.cell("--strategy ddp", steps)
+
+
+def fsdp(steps: str) -> str:
+    return trainings.cell("--strategy fsdp", steps)
+
+
+def on_two_hosts(steps: str) -> str:
+    return trainings.cell("--pool far --strategy ddp", steps)
+
+
+TRAININGS = (ddp, fsdp, trainings.pipeline, on_two_hosts)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def warm(the_book: Notebook) -> None:
     """Have everything loaded that a training needs."""
-    the_book.ok(trainings.cell("--strategy fsdp"))
-    the_book.ok(trainings.cell("--strategy ddp"))
+    add_pool(the_book, more="--nodes 2")
+    for training in TRAININGS:
+        the_book.ok(training("range(5)"))
 
 
-def pids(book: Notebook) -> list[int]:
-    book.ok("%%distributed --gpus 2 --out pids\nimport os\nos.getpid()")
+def pids(book: Notebook, options: str = "") -> list[int]:
+    book.ok(f"%%distributed --gpus 2 {options} --out pids\nimport os\nos.getpid()")
     return [int(word) for word in re.findall(r"\d+", book.ok("print(list(pids))").stdout)]
 
 
@@ -38,26 +60,46 @@ def trains(book: Notebook, options: str = "--strategy ddp") -> None:
     assert found.wall_s < NEXT_S
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_stop_at_any_moment_keeps_the_ranks(strategy: str, machine: FeignedCuda, book: Notebook) -> None:
-    seed = random.randrange(1000)
-    moments = random.Random(seed)
-    trains(book, f"--strategy {strategy}")
-    before = pids(book)
-    for number in range(STOPS):
-        book.start(trainings.cell(f"--strategy {strategy}", "itertools.count()"))
-        book.until("steps")
-        moment_s = moments.uniform(0, 0.3)
-        ended = time.monotonic() + moment_s
-        wait_until(lambda ended=ended: time.monotonic() > ended, 1)
+@pytest.mark.timeout(60 + 10 * STOPS)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_stop_at_any_moment_keeps_the_ranks(
+    training: Callable[[str], str], machine: FeignedCuda, book: Notebook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments, pool = random.Random(SEED), "--pool far" if training is on_two_hosts else ""
+    endless = training("itertools.count()").replace("\n", "\nprint('begins', flush=True)\n", 1)
+    usual_s = book.ok(training("range(5)")).wall_s
+    before = pids(book, pool)
+    replaced, ended_s, next_s = 0, [], []
+    for number in range(STOPS // len(TRAININGS)):
+        book.start(endless)
+        book.until("begins")
+        moment_s = moments.uniform(0, MOMENT_S)
+        reached_s = time.monotonic() + moment_s
+        wait_until(lambda reached_s=reached_s: time.monotonic() > reached_s, 1)
         book.interrupt()
+        stopped_s = time.monotonic()
         stopped = book.finish()
-        story = f"seed {seed}, stop {number} after {moment_s:.3f} s: {stopped.text}"
+        ended_s.append(time.monotonic() - stopped_s)
+        story = f"seed {SEED}, stop {number} after {moment_s:.3f} s: {stopped.text}"
         assert stopped.ename == "KeyboardInterrupt", story
         assert "frame #" not in stopped.text, story
-        trains(book, f"--strategy {strategy}")
-        assert pids(book) == before, story
+        after = book.cell(training("range(5)"))
+        assert after.status == "ok", f"{story}\n\nnext: {after.text}"
+        assert after.wall_s < NEXT_S, story
+        next_s.append(after.wall_s)
+        now = pids(book, pool)
+        replaced, before = replaced + len(set(now) - set(before)), now
+    with capsys.disabled():
+        print(
+            f"\n{training.__name__}, seed {SEED}: {len(ended_s)} stops, {replaced} ranks replaced; ended after "
+            f"{_spread(ended_s)}; the next training took {_spread(next_s)}, before the first stop {usual_s:.2f} s"
+        )
+    assert not replaced
     assert all(len(gpus) == 1 for gpus in machine.contexts().values())
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} s (at most {max(seconds):.2f} s)"
 
 
 def test_the_exception_of_one_rank_is_told_at_once(book: Notebook) -> None:
@@ -146,3 +188,65 @@ def test_a_context_that_is_lost_is_told_and_its_rank_replaced(strategy: str, boo
     trains(book)
     after = pids(book)
     assert after[1] != before[1]
+
+
+LEAVES = "if number == 20 and rank == 1: raise SystemExit(0)"
+
+
+@pytest.mark.parametrize("options", ["--strategy ddp", "--pool far --strategy ddp"])
+def test_ranks_do_not_wait_for_one_that_has_left_with_success(options: str, book: Notebook) -> None:
+    """NCCL tells nobody that a rank has ended the cell."""
+    trains(book, options)
+    pool = options.partition("--strategy")[0]
+    before = pids(book, pool)
+    failed = book.fails(trainings.cell(options, "itertools.count()", LEAVES))
+    assert failed.ename == "KeyboardInterrupt" or "ank 1" in failed.text, failed.text
+    trains(book, options)
+    assert pids(book, pool) == before
+
+
+READS = "%%distributed --gpus 2 --strategy ddp\nmodel\nrank"
+TORN = "`model` was in the middle of a step"
+
+
+def test_a_kept_model_is_said_to_be_torn_if_its_step_was_aborted(machine: FeignedCuda, book: Notebook) -> None:
+    book.ok(trainings.cell("--strategy ddp --keep model,optimizer"))
+    waits = "if number == 20 and rank == 1: print('waits', flush=True), __import__('signal').pause()"
+    book.start(trainings.cell("--strategy ddp", "itertools.count()", waits, "import itertools, torch\n"))
+    book.until("waits")
+    aborts = len(machine.calls("aborts"))
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert TORN in book.ok(READS).text
+    assert len(machine.calls("aborts")) == aborts + 2
+
+
+def test_a_kept_model_is_whole_if_the_gpus_have_finished_its_step(machine: FeignedCuda, book: Notebook) -> None:
+    book.ok(trainings.cell("--strategy ddp --keep model,optimizer"))
+    waits = "if number == 20: torch.cuda.synchronize(), print('waits', rank, flush=True), __import__('signal').pause()"
+    book.start(trainings.cell("--strategy ddp", "itertools.count()", waits, "import itertools, torch\n"))
+    book.until("waits 0")
+    book.until("waits 1")
+    aborts = len(machine.calls("aborts"))
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert TORN not in book.ok(READS).text
+    assert len(machine.calls("aborts")) == aborts
+
+
+def test_what_nobody_has_received_before_a_stop_is_not_received_after_it(book: Notebook) -> None:
+    """A send is done as soon as the other GPU can take it, so that both ranks have come equally far."""
+    cell = """%%distributed --gpus 2 --strategy ddp
+import signal, torch, torch.distributed as dist
+t = torch.full((2,), {value}, device=device)
+dist.all_reduce(torch.ones(1, device=device))
+operation = dist.P2POp(dist.isend, t, 1) if rank == 0 else dist.P2POp(dist.irecv, t.zero_(), 0)
+{then}"""
+    pauses = "if rank == 0: dist.batch_isend_irecv([operation])[0].wait()\ntorch.cuda.synchronize()\nprint('waits', rank, flush=True)\nsignal.pause()"
+    book.start(cell.format(value=1.0, then=pauses))
+    book.until("waits 0")
+    book.until("waits 1")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    receives = "dist.batch_isend_irecv([operation])[0].wait()\nt.tolist()"
+    assert "ranks 0-1: [2.0, 2.0]" in book.ok(cell.format(value=2.0, then=receives)).text

@@ -254,8 +254,10 @@ class Rendezvous:
 
     def can_stay(self) -> bool:
         """Return whether there is no group, or only the strategy's, which stays usable; too little is known of
-        others."""
-        return self.automatic or not dist.is_initialized()
+        others. A send may be done though nobody has received it, and would be taken by the next receive."""
+        if not dist.is_initialized():
+            return True
+        return self.automatic and not any(entry["is_p2p"] for entry in private.recorded_collectives())
 
     def keep(self) -> None:
         self.stops += 1

@@ -8,6 +8,8 @@
 
 namespace feigned {
 
+constexpr size_t MOST_QUEUED = 1024;
+
 Stream::Stream(int device) : device(device) {
     std::thread([this] { serve(); }).detach();
 }
@@ -26,12 +28,14 @@ void Stream::serve() {
         if (!is_lost()) work();
         Lock lock(mutex);
         busy = false;
-        if (queue.empty()) emptied.notify_all();
+        if (queue.empty() || queue.size() == MOST_QUEUED - 1) emptied.notify_all();
     }
 }
 
+// As with CUDA, whoever is far ahead of the device waits.
 void Stream::put(Work work) {
     Lock lock(mutex);
+    while (queue.size() >= MOST_QUEUED && !is_lost()) emptied.wait_for(lock, std::chrono::milliseconds(20));
     queue.push_back(std::move(work));
     filled.notify_one();
 }
