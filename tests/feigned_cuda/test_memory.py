@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -126,3 +128,25 @@ torch.cuda.memory_stats()["num_ooms"]
     assert "ranks 0-1: 0" in book.ok(cell).text
     again = "%%distributed --gpus 2 --strategy ddp\nimport torch\nmodel\ntorch.cuda.memory_stats()['num_ooms']"
     assert "ranks 0-1: 0" in book.ok(again).text
+
+
+def test_torch_is_told_the_processes_on_a_gpu_in_the_form_that_it_reads() -> None:
+    """The function of NVML without a version fills in 16 bytes for each, as its first form did."""
+    asks = """import ctypes
+nvml, gpu, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_uint(4)
+nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(gpu))
+found = (ctypes.c_ulonglong * 16)(*[7] * 16)
+nvml.nvmlDeviceGetComputeRunningProcesses(gpu, ctypes.byref(count), found)
+print(sorted(each & 0xFFFFFFFF for each in found[: 2 * count.value : 2]), set(found[2 * count.value :]))
+"""
+    with FeignedCuda(gpus=1) as machine:
+        here = sorted((os.getpid(), os.getppid()))
+        for pid in here:
+            held = bytearray(192)
+            held[128] = 1
+            (machine.folder / f"memory/{pid}").write_bytes(held)
+        command = (sys.executable, "-c", asks)
+        told = subprocess.run(
+            command, env={**os.environ, **machine.environment}, capture_output=True, text=True, check=False
+        )
+    assert told.stdout == f"{here} {{7}}\n", told.stderr

@@ -68,19 +68,30 @@ EXPORTED int nvmlDeviceGetMemoryInfo(Gpu *device, Memory *out) {
     return SUCCESS;
 }
 EXPORTED int nvmlDeviceGetUtilizationRates(Gpu *, Use *out) { return *out = {0, 0}, SUCCESS; }
-EXPORTED int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *device, unsigned *count, Process *out) {
+template <class Form> int running(Gpu *device, unsigned *count, Form *out) {
     if (machine::refuses()) return NO_PERMISSION;
     unsigned room = *count, found = 0;
     machine::each([&](int pid, machine::Held &held) {
         if (!held.context[device->number]) return;
-        if (found < room && out) out[found] = {unsigned(pid), static_cast<unsigned long long>(held.bytes[device->number]), ~0u, ~0u};
+        if (found < room && out) {
+            out[found].pid = unsigned(pid);
+            out[found].used = static_cast<unsigned long long>(held.bytes[device->number]);
+        }
         found++;
     });
     *count = found;
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
-EXPORTED int nvmlDeviceGetComputeRunningProcesses(Gpu *device, unsigned *count, Process *out) {
-    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
+struct FirstProcess {  // the form of the function without a version, which torch calls
+    unsigned pid;
+    unsigned long long used;
+};
+EXPORTED int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *device, unsigned *count, Process *out) {
+    for (unsigned each = 0; out && each < *count; each++) out[each].instance = out[each].compute_instance = ~0u;
+    return running(device, count, out);
+}
+EXPORTED int nvmlDeviceGetComputeRunningProcesses(Gpu *device, unsigned *count, FirstProcess *out) {
+    return running(device, count, out);
 }
 EXPORTED int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "580.0"), SUCCESS; }
 EXPORTED int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, SUCCESS; }
