@@ -15,8 +15,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.libraries import mlflow_store
@@ -106,6 +105,12 @@ class CellRun:
             self._find()
         if not self.id:
             self.id, self.away = uuid.uuid4().hex, True
+
+    def reopen(self) -> None:
+        """Make the run active again if the cell, or a library in it, has ended it and then logs on."""
+        if self.is_ended and not self.stack:
+            self.is_begun = self.is_ended = False
+            self.enter()
 
     def enter_stand_in(self, name: str | None) -> Any:
         """Begin a run that no store has."""
@@ -228,6 +233,8 @@ def _logging(fluent: Any, log: Callable[..., Any]) -> Callable[..., Any]:
             return log(*arguments, **keywords)
         if not run.may_log(keywords.get("run_id")):
             return None
+        if keywords.get("run_id") is None:
+            run.reopen()
         run.is_used = True
         return guarded(run, f"{log.__name__} could not be done", lambda: log(*arguments, **keywords))
 
@@ -261,6 +268,7 @@ def _begun(run: CellRun, given: dict[str, Any]) -> Any:
             guarded(run, "the run stays in its experiment", lambda: run.go_to(str(experiment), ""))
             run.stack.clear()
     run.is_begun, run.is_ended, run.is_used = True, False, True
+    _forget_the_variable()
     if run.stack and given.get("run_name"):
         run.stack.clear()  # it is entered again with its name
     active = run.stack[-1] if run.stack else run.enter(given.get("run_name"))
@@ -279,6 +287,7 @@ def _another(run: CellRun, start_run: Callable[..., Any], given: dict[str, Any])
     """Begin a run beside or below the tracked one: on the logging rank, or by its id on any."""
     if run.stack and not given.get("nested"):
         return start_run(**given)  # which raises an error, since a run is active
+    _forget_the_variable()
     by_id = given.get("run_id") is not None
     if run.away or not (by_id or run.writes) or (run.stack and run.stack[-1].info.run_id in run.stand_ins):
         return run.enter_stand_in(given.get("run_name"))
@@ -287,22 +296,16 @@ def _another(run: CellRun, start_run: Callable[..., Any], given: dict[str, Any])
         run.experiment,
     ):
         given = {**given, "parent_run_id": run.id}
-    with _unnamed():
-        begun = guarded(run, "another run could not be begun", lambda: start_run(**given))
+    begun = guarded(run, "another run could not be begun", lambda: start_run(**given))
     if begun is None and by_id and not run.stack and not run.is_ended:
         return _begun(run, {})  # what is logged now is in the run of the cell
     return run.enter_stand_in(given.get("run_name")) if begun is None else begun
 
 
-@contextmanager
-def _unnamed() -> Iterator[None]:
-    """Hide the variable that names the tracked run, which MLflow would take for the run to go on with, and unset."""
-    named = os.environ.pop("MLFLOW_RUN_ID", None)
-    try:
-        yield
-    finally:
-        if named is not None:
-            os.environ["MLFLOW_RUN_ID"] = named
+def _forget_the_variable() -> None:
+    """Remove the variable that names the tracked run, as MLflow does once a run has begun: Transformers' Trainer begins
+    the run that it finds there, also while one is active."""
+    os.environ.pop("MLFLOW_RUN_ID", None)
 
 
 def _end_run(fluent: Any, end_run: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,8 +316,7 @@ def _end_run(fluent: Any, end_run: Callable[..., Any]) -> Callable[..., Any]:
             return end_run(*arguments, **keywords)
         active = run.stack[-1].info.run_id
         if active != run.id and active not in run.stand_ins:
-            with _unnamed():
-                return guarded(run, "a run could not be ended", lambda: end_run(*arguments, **keywords))
+            return guarded(run, "a run could not be ended", lambda: end_run(*arguments, **keywords))
         run.stack.pop()  # the kernel ends it, and knows how the cell ended
         fluent._last_active_run_id.set(active)  # noqa: SLF001
         run.is_ended = run.is_ended or active == run.id
@@ -438,6 +440,7 @@ def mend_models(module: Any) -> None:
         name = str(keywords.get("name") or (arguments[0] if arguments else keywords.get("artifact_path")) or "model")
         if not run.may_log(None):
             return _model(module, run, name)
+        run.reopen()
         run.is_used = True
         made = guarded(run, f"the model {name} is not logged", lambda: log(cls, *arguments, **keywords))
         return _model(module, run, name) if made is None else made

@@ -18,12 +18,13 @@ TRAIN = """@distributed(ranks=2)
 def train():
     import mlflow
     mlflow.set_experiment("mine")
+    named = os.environ["MLFLOW_RUN_ID"]
     with mlflow.start_run(run_name="x") as run:
         mlflow.log_params({"a": 1})
         with mlflow.start_run(nested=True):
             mlflow.log_metric("m", 1.0)
         mlflow.log_text("t", "t.txt")
-    return run.info.run_id == os.environ["MLFLOW_RUN_ID"]
+    return run.info.run_id == named
 """
 
 

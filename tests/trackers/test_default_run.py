@@ -212,6 +212,27 @@ def test_further_and_nested_runs_are_children_made_by_one_rank(book: Notebook, n
     assert parent.metrics["best"] == [2.0]
 
 
+def test_what_is_logged_after_a_library_has_ended_the_run_is_in_it_too(book: Notebook, new: NewRuns) -> None:
+    book.ok(
+        "%%distributed --ranks 2\nimport mlflow\nmlflow.start_run(run_name='trained')\nmlflow.log_metric('m', 1)\n"
+        "mlflow.end_run()\nassert mlflow.active_run() is None\n"
+        "mlflow.log_metric('after', 2)\nif rank == 0: mlflow.log_params({'late': 3})"
+    )
+    (run,) = new(1)
+    assert (run.name, run.metrics["after"], run.params["late"]) == ("trained", [2.0], "3")
+
+
+@pytest.mark.parametrize("arguments", ["", "nested=True", "run_id=os.environ['MLFLOW_RUN_ID']"])
+def test_once_a_run_has_begun_no_variable_names_it_as_in_mlflow(book: Notebook, new: NewRuns, arguments: str) -> None:
+    """Transformers' Trainer begins the run that it finds there, which is an error if one is active."""
+    outcome = book.ok(
+        f"%%distributed --ranks 2\nimport mlflow, os\nwith mlflow.start_run({arguments}):\n"
+        "    is_named = 'MLFLOW_RUN_ID' in os.environ\nis_named"
+    )
+    assert outcome.result == "ranks 0-1: False"
+    new(2 if "nested" in arguments else 1)
+
+
 def test_models_and_files_of_the_first_rank_arrive_and_those_of_others_do_not(
     book: Notebook, new: NewRuns, folder: Path
 ) -> None:

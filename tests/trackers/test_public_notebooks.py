@@ -225,6 +225,168 @@ with mlflow.start_run(run_id=run_id):
     assert (len(run.metrics["loss"]), run.params["base_model"], run.params["max_steps"]) == (4, "small", "4")
 
 
+def test_a_run_that_is_begun_before_the_training_has_its_curves_and_the_registered_model(tmp_path: Path) -> None:
+    needs("mlflow", "transformers", "accelerate")
+    *_, training, shown = executed(
+        tmp_path,
+        "databricks",
+        [
+            SMALL_MODEL + "import os\nREGISTRY, NAME = 'sqlite:///registry.db', 'main.modernbert_agnews'",
+            """\
+from serverless_gpu import distributed
+
+def _logmodel_model_kw():
+    import mlflow
+    return {"name": "model"} if int(mlflow.__version__.split(".")[0]) >= 3 else {"artifact_path": "model"}
+
+def _train_impl():
+    import logging
+    import time
+    import mlflow.pyfunc
+    from transformers import Trainer, TrainingArguments
+
+    class Pipeline(mlflow.pyfunc.PythonModel):
+        def predict(self, model_input: list[str]) -> list[str]:
+            return model_input
+
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    is_main = rank == 0
+    args = TrainingArguments(
+        output_dir="modernbert_agnews_ddp",
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        eval_strategy="epoch",
+        save_strategy="no",
+        logging_steps=2,
+        report_to=["mlflow"],
+        ddp_find_unused_parameters=False,
+    )
+    trainer = Trainer(model=small_model(), args=args, train_dataset=small_data(), eval_dataset=small_data(8))
+    if is_main:
+        import mlflow
+        logging.getLogger("mlflow.tracking.context.registry").setLevel(logging.ERROR)
+        mlflow.set_registry_uri(REGISTRY)
+        mlflow.start_run(run_name="modernbert-agnews-multigpu")
+    t0 = time.time()
+    trainer.train()
+    train_secs = time.time() - t0
+    metrics = trainer.evaluate()
+    if is_main:
+        for _k, _v in {"ddp_world_size": world_size, "training_mode": f"ddp-{world_size}x"}.items():
+            try:
+                mlflow.log_param(_k, _v)
+            except Exception:
+                pass
+        mlflow.log_metric("train_seconds", train_secs)
+        mlflow.log_metrics({k.replace("eval_", ""): float(v) for k, v in metrics.items()})
+        info = mlflow.pyfunc.log_model(
+            python_model=Pipeline(), **_logmodel_model_kw(), registered_model_name=NAME, pip_requirements=[]
+        )
+        from mlflow.tracking import MlflowClient
+        MlflowClient().set_registered_model_alias(NAME, "champion", info.registered_model_version)
+        mlflow.end_run()
+    return metrics
+
+run_train = distributed(gpus=2, gpu_type=None)(_train_impl)
+""",
+            "result = run_train.distributed()\nprint('Distributed training finished.')",
+            (
+                "from mlflow import MlflowClient\n"
+                "MlflowClient(registry_uri=REGISTRY).get_model_version_by_alias(NAME, 'champion').version"
+            ),
+        ],
+    )
+    assert "Distributed training finished." in training.stdout
+    assert shown.result in ("1", "'1'")
+    (run,) = runs(tmp_path, 1)
+    assert (run.name, run.status, run.params["ddp_world_size"]) == ("modernbert-agnews-multigpu", "FINISHED", "2")
+    assert len(run.metrics["loss"]) >= 4
+    assert len(run.metrics["train_seconds"]) == 1
+
+
+def test_a_fine_tuning_in_a_run_of_its_own_function_or_logged_after_the_training(tmp_path: Path) -> None:
+    needs("mlflow", "transformers", "accelerate")
+    *_, first, second = executed(
+        tmp_path,
+        "databricks",
+        [
+            SMALL_MODEL + "import os\nOUTPUT_DIR, RUN_NAME, TRAINING_MODE = 'adapters', 'qwen-fraud', 'distributed'",
+            """\
+import mlflow
+from contextlib import contextmanager
+
+mlflow.set_experiment("/Users/me/agency-finetuning")
+
+@contextmanager
+def start_mlflow_run(mlflow_module, run_name: str):
+    try:
+        with mlflow_module.start_run(run_name=run_name, log_system_metrics=True) as run:
+            yield run
+    except TypeError:
+        with mlflow_module.start_run(run_name=run_name) as run:
+            yield run
+
+def trainer_of(run_name):
+    from transformers import Trainer, TrainingArguments
+    args = TrainingArguments(output_dir=OUTPUT_DIR, max_steps=3, logging_steps=1, report_to="mlflow", run_name=run_name,
+                             save_strategy="no", per_device_train_batch_size=2, per_device_eval_batch_size=2)
+    return Trainer(model=small_model(), args=args, train_dataset=small_data(), eval_dataset=small_data(8))
+
+def train_qwen35_unsloth(save_artifacts: bool = True) -> str:
+    import mlflow
+    trainer = trainer_of(RUN_NAME)
+    with start_mlflow_run(mlflow, RUN_NAME) as run:
+        mlflow.log_params({"training_mode": TRAINING_MODE, "lora_r": 16})
+        train_output = trainer.train()
+        metrics = getattr(train_output, "metrics", {}) or {}
+        for metric_name, metric_value in metrics.items():
+            if isinstance(metric_value, (int, float)):
+                mlflow.log_metric(f"trainer_{metric_name}", float(metric_value))
+        if save_artifacts:
+            trainer.save_model(OUTPUT_DIR)
+            mlflow.log_param("adapter_output_dir", OUTPUT_DIR)
+        return run.info.run_id
+""",
+            """\
+from serverless_gpu import distributed
+
+@distributed(gpus=2)
+def run_distributed_train():
+    from serverless_gpu import runtime as rt
+    return train_qwen35_unsloth(save_artifacts=rt.get_global_rank() == 0)
+
+distributed_run_ids = run_distributed_train.distributed()
+RUN_ID = next((run_id for run_id in distributed_run_ids if run_id), None)
+print(len(set(distributed_run_ids)), RUN_ID)
+""",
+            """\
+@distributed(gpus=2, gpu_type=None)
+def run_training():
+    import os
+    import mlflow
+    trainer = trainer_of("qwen3-8b-fullweight-sft-agency")
+    train_result = trainer.train()
+    trainer.log_metrics("train", train_result.metrics)
+    eval_metrics = trainer.evaluate()
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if local_rank == 0:
+        mlflow.log_params({"training_method": "full_weight_sft", "num_gpus": 2})
+    print(f"  Eval loss: {eval_metrics['eval_loss']:.4f}")
+
+run_training.distributed()
+""",
+        ],
+    )
+    own, after = runs(tmp_path, 2)
+    assert first.stdout.split() == ["1", own.id]
+    assert "Eval loss" in second.view
+    assert (own.name, own.params["adapter_output_dir"], len(own.metrics["loss"])) == ("qwen-fraud", "adapters", 3)
+    assert (after.name, after.params["num_gpus"]) == ("qwen3-8b-fullweight-sft-agency", "2")
+    assert len(after.metrics["eval_loss"]) == 1
+    assert {own.experiment, after.experiment} == {"/Users/me/agency-finetuning"}
+
+
 LIGHTNING = """\
 import torch
 import lightning as L
