@@ -29,6 +29,10 @@ _NAMED = (
     r"[\w.-]{0,40}(?:[\"']?\s?=\s?|[\"']\s?:\s?|:(?![\s/])))(\"[^\"]*\"|'[^']*'|(?!\.\.\.)[^\s;&,\"'<>)}\]]+)"
 )
 """`password=hunter2`, and its like."""
+_NAME = (
+    r"(?i)(?:.*_)?(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|account|auth|private)_?key)"
+)
+"""The name of a variable with a secret: not `tokenizer` or `max_tokens`, which say how to train."""
 _BEARER = r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"
 _LEAST, _LEAST_ALONE = 6, 8
 """Minimum length of a secret that is searched for in a text, and of one that may be a mere user name: shorter ones
@@ -57,6 +61,11 @@ def without_secrets(text: str) -> str:
         for secret in sorted(_secrets(address), key=len, reverse=True):
             text = text.replace(secret, LEFT_OUT)
     return _without_values(re.sub(_IN_TEXT, lambda found: shown(found.group()), text))
+
+
+def without_secret(name: str, value: object) -> object:
+    """Return the value of an argument, or what stands for it if it is a text whose name says that it is a secret."""
+    return LEFT_OUT if isinstance(value, str) and value and re.fullmatch(_NAME, name) else value
 
 
 def _without_values(text: str) -> str:

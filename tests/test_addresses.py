@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jupyter_distrib.addresses import shown, without_secrets
+from jupyter_distrib.addresses import shown, without_secret, without_secrets
 from jupyter_distrib.errors import CaptureError, OptionsError, PoolError
 
 SECRET = "hunter2hunter2"
@@ -67,6 +67,21 @@ WHOLE = [
 @pytest.mark.parametrize(("address", "wanted"), PLAIN + ODD)
 def test_an_address_is_shown_without_secrets(address: str, wanted: str) -> None:
     assert shown(address.format(s=SECRET)) == wanted
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "db_token", "HF_TOKEN", "password", "api_key", "wandb_apikey", "client_secret"]
+)
+def test_the_value_of_an_argument_whose_name_is_a_secret_s_is_left_out(name: str) -> None:
+    assert without_secret(name, SECRET) == "..."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokenizer", "gpt2"), ("max_tokens", "512"), ("token", 7), ("token", ""), ("key", "a"), ("db_host", "h")],
+)
+def test_the_value_of_another_argument_stays(name: str, value: object) -> None:
+    assert without_secret(name, value) == value
 
 
 @pytest.mark.parametrize("address", WHOLE)

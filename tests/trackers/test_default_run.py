@@ -264,6 +264,17 @@ def test_function_source_and_arguments_are_named_and_nothing_internal(book: Note
     assert "__function__" not in str(run)
 
 
+def test_a_token_among_the_arguments_is_in_no_run(book: Notebook, new: NewRuns) -> None:
+    """Notebooks that log to a server from TorchDistributor hand its token on in this way."""
+    book.ok(
+        "@distributed(ranks=2, track='mlflow')\ndef attached(run_id, db_host, db_token):\n    pass\n"
+        "run = attached.submit('7', 'host', 'hunter2')\nrun.result()\nattached.distributed('7', db_host='h', db_token='hunter2')"
+    )
+    for run in new(2):
+        assert run.params["run_id"] == "7"
+        assert "hunter2" not in f"{run.name} {run.params} {run.tags}"
+
+
 def test_the_runs_of_a_sweep_have_its_values(book: Notebook, new: NewRuns) -> None:
     book.ok("lr = 0\nimport mlflow")
     with_parent = "with mlflow.start_run(run_name='sweep'):\n    runs = [train.submit(lr) for lr in (0.1, 0.2)]\n"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from jupyter_distrib.addresses import without_secrets
+from jupyter_distrib.addresses import without_secret, without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.kernel.capture import inputs as inputs_module
@@ -244,7 +244,8 @@ class DistributedFunction(Generic[P, R]):
         cell = m.Cell(
             source=_awaited(self.function) + _CALL,
             filename=f"{file_owner.CALL}{name}",
-            shown=self.label or (_call(name, args, kwargs) if self.subject is self.function else f"{name}()"),
+            shown=self.label
+            or (_call(self.function, name, args, kwargs) if self.subject is self.function else f"{name}()"),
             absent=absent,
             sources=packed_inputs.sources(),
         )
@@ -264,12 +265,12 @@ class DistributedFunction(Generic[P, R]):
             cell=cell,
             inputs=packed_inputs.packed,
             options=options,
-            label=self.label or (_call(name, args, kwargs) if submitted else f"{name}()"),
+            label=self.label or (_call(self.function, name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
             cell_id=_running_cell(),
             settings=settings,
             notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
-            shown=_source_of(self.subject) or _call(name, args, kwargs),
+            shown=_source_of(self.subject) or _call(self.function, name, args, kwargs),
             arguments=_plain_arguments(self.function, args, kwargs),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
             keywords=self.names,
@@ -325,11 +326,24 @@ def _path(function: Any) -> str:
     return found
 
 
-def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _call(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return a call in the form in which one would write it, to tell the runs of several calls apart:
     `train(lr=0.1)`."""
-    shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
+    named = {key: without_secret(key, value) for key, value in kwargs.items()}
+    shown = [
+        *(_brief(without_secret(*each)) for each in zip(_names(function, len(args)), args, strict=True)),
+        *(f"{key}={_brief(value)}" for key, value in named.items()),
+    ]
     return formatting.short(without_secrets(f"{name}({', '.join(shown)})"), LABEL_CHARACTERS)
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of a function's first parameters, empty where it has none."""
+    try:
+        names = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        names = []
+    return [*names, *[""] * count][:count]
 
 
 def _running_cell() -> str:
@@ -352,7 +366,7 @@ def _source_of(function: Callable[..., Any]) -> str:
 
 
 def _plain_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
-    """Return the numbers and texts among the arguments of a call, defaults included, by parameter."""
+    """Return the numbers and texts among the arguments of a call, defaults included, by parameter; no secrets."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -362,7 +376,7 @@ def _plain_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             given |= given.pop(parameter.name)
-    return {name: value for name, value in given.items() if _is_plain(value)}
+    return {name: without_secret(name, value) for name, value in given.items() if _is_plain(value)}
 
 
 def _brief(value: object) -> str:

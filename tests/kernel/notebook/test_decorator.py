@@ -90,9 +90,13 @@ def test_the_runs_of_several_calls_are_told_apart_by_their_arguments() -> None:
         depth: int = 2
         weights: object = None
 
-    assert decorator._call("train", (Config(lr=0.5, weights=object()),), {}) == "train(Config(lr=0.5))"
-    assert decorator._call("train", ({"lr": 1},), {"sizes": [3, 4]}) == "train({'lr': 1}, sizes=[3, 4])"
-    assert decorator._call("train", ([object()], None), {"x": b""}) == "train(<list>, None, x=<bytes>)"
+    def train(config: object, db_token: str | None = None, **more: object) -> None:
+        pass
+
+    assert decorator._call(train, "train", (Config(lr=0.5, weights=object()),), {}) == "train(Config(lr=0.5))"
+    assert decorator._call(train, "train", ({"lr": 1},), {"sizes": [3, 4]}) == "train({'lr': 1}, sizes=[3, 4])"
+    assert decorator._call(train, "train", ([object()], None), {"x": b""}) == "train(<list>, None, x=<bytes>)"
+    assert "hunter2" not in decorator._call(train, "train", (1, "hunter2"), {"password": "hunter2"})
 
 
 def test_each_rank_has_a_value_and_none_is_one(book: Notebook) -> None:
