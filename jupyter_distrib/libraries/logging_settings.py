@@ -11,6 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import PathFinder
 from typing import Any
 
 from jupyter_distrib.libraries.setting import LibrarySetting
@@ -57,7 +59,18 @@ def _is_of_library(name: str) -> bool:
     """Return whether a logger belongs to an installed library that is loaded."""
     module = sys.modules.get(name.partition(".")[0]) if name else None
     file = getattr(module, "__file__", None)
+    if file is None and module is not None:  # a package in several folders, such as `opentelemetry`
+        file = next(iter(getattr(module, "__path__", ())), None)
     return isinstance(file, str) and file_owner.is_library(file)
+
+
+@cache
+def _is_of_one_that_is_not_loaded(name: str) -> bool:
+    """Return whether a logger belongs to a library that only another one has set up so far, as MLflow does with its
+    own."""
+    top = name.partition(".")[0]
+    found = None if top in sys.modules else PathFinder.find_spec(top)
+    return found is not None and found.origin is not None and file_owner.is_library(found.origin)
 
 
 def _read(_: Any) -> dict[str, Any] | None:
@@ -120,7 +133,8 @@ def handlers_that_stay() -> Iterator[str]:
     for name, logger in _loggers():
         if (logger.handlers or logger.filters) and not _is_of_library(name):
             kinds = {type(each).__name__ for each in logger.handlers if _form(each) is None}
-            for kind in sorted(kinds | ({"filter"} if logger.filters else set())):
+            kinds |= {"filter"} if logger.filters else set()
+            for kind in sorted(kinds) if kinds and not _is_of_one_that_is_not_loaded(name) else ():
                 whose = f"the logger {name!r}" if name else "the root logger"
                 yield (
                     f"the {kind} of {whose} is not set on the ranks: add it in the cell, or in a cell with "

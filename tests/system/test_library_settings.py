@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import warnings
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from jupyter_distrib.libraries import settings
+from jupyter_distrib.system import file_owner
 from tests.notebook import ROOT, Notebook
 
 
@@ -172,6 +175,28 @@ def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) ->
     view = notebook.ok("%%distributed --ranks 1\npass").view
 
     assert "the StreamHandler of the logger 'mine' is not set on the ranks: add it in the cell" in view
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_loggers_of_libraries_are_not_said_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    """As MLflow sets up those of OpenTelemetry, whose package has no file, and of Huey, which is not loaded yet."""
+    (tmp_path / "telemetry_lib").mkdir()
+    if not loaded:
+        (tmp_path / "telemetry_lib/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(file_owner, "LIBRARY_FOLDERS", (f"{os.path.realpath(tmp_path)}/",))
+    monkeypatch.setattr(file_owner, "is_library", file_owner.is_library.__wrapped__)
+    if loaded:
+        importlib.import_module("telemetry_lib")
+    log = logging.getLogger("telemetry_lib.shared")
+    log.addFilter(print)
+    try:
+        assert not [each for each in settings.that_stay() if "telemetry_lib" in each]
+    finally:
+        log.removeFilter(print)
+        sys.modules.pop("telemetry_lib", None)
 
 
 @pytest.mark.parametrize(
