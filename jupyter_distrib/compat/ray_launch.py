@@ -72,7 +72,7 @@ class RayFunction:
         if options.get("remote") is True:
             options |= {"remote": None, "pool": remote_pool()}
         launched = _distributed(**options)(on_ray.member)
-        launched.subject, launched.tracked_by = self.function, ("mlflow",)
+        launched.subject, launched.called_with, launched.tracked_by = self.function, (args, kwargs), ("mlflow",)
         return launched.distributed(self.function, args, kwargs, secrets.token_hex(32))[0]
 
 

@@ -275,6 +275,20 @@ def test_a_token_among_the_arguments_is_in_no_run(book: Notebook, new: NewRuns) 
         assert "hunter2" not in f"{run.name} {run.params} {run.tags}"
 
 
+def test_a_function_that_another_one_calls_has_its_own_arguments_in_the_run(book: Notebook, new: NewRuns) -> None:
+    """`ray_launch` hands the cluster's token on to such a function."""
+    book.ok(
+        "def member(function, args, keywords, ticket):\n    return function(*args, **keywords)\n"
+        "def user(lr, depth=2):\n    return lr\n"
+        "launched = distributed(ranks=2, track='mlflow')(member)\n"
+        "launched.subject, launched.called_with = user, ((0.5,), {})\n"
+        "launched.distributed(user, (0.5,), {}, 'hunter2')"
+    )
+    (run,) = new(1)
+    assert (run.params["lr"], run.params["depth"]) == ("0.5", "2")
+    assert "ticket" not in run.params
+
+
 def test_the_runs_of_a_sweep_have_its_values(book: Notebook, new: NewRuns) -> None:
     book.ok("lr = 0\nimport mlflow")
     with_parent = "with mlflow.start_run(run_name='sweep'):\n    runs = [train.submit(lr) for lr in (0.1, 0.2)]\n"

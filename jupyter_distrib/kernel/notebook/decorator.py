@@ -141,6 +141,8 @@ class DistributedFunction(Generic[P, R]):
         self.function, self.options = function, options
         self.subject: Callable[..., Any] = function
         """The function that views and trackers name, if this one only calls it."""
+        self.called_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """The arguments that the subject will have; None if this function has the same."""
         self.label = ""
         """The name of its runs; empty for that of the subject."""
         self.choose_pool: Callable[[], str] | None = None
@@ -271,7 +273,9 @@ class DistributedFunction(Generic[P, R]):
             settings=settings,
             notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
             shown=_source_of(self.subject) or _call(self.function, name, args, kwargs),
-            arguments=_plain_arguments(self.function, args, kwargs),
+            arguments=_plain_arguments(
+                *((self.function, args, kwargs) if self.called_with is None else (self.subject, *self.called_with))
+            ),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
             keywords=self.names,
         )
