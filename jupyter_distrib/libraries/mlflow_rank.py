@@ -366,8 +366,9 @@ def _set_experiment(fluent: Any, set_experiment: Callable[..., Any]) -> Callable
 def _set_tracking_uri(module: Any, set_tracking_uri: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(set_tracking_uri)
     def chosen(uri: Any) -> Any:
-        answer = set_tracking_uri(uri)
-        if (run := current(sys.modules["mlflow.tracking.fluent"])) is not None and not run.is_used:
+        run = current(sys.modules["mlflow.tracking.fluent"])
+        answer = set_tracking_uri(mlflow_store.anywhere(uri) if run is not None and isinstance(uri, str) else uri)
+        if run is not None and not run.is_used:
             run.is_elsewhere = module.get_tracking_uri() != run.uri
         return answer
 
@@ -478,7 +479,8 @@ def for_logger(arguments: tuple[Any, ...], keywords: dict[str, Any], make: Calla
     if (run := current(fluent)) is None:
         return
     given = inspect.signature(make).bind(None, *arguments, **keywords).arguments
-    if given.get("run_id") is not None or (given.get("tracking_uri") or run.uri) != run.uri or given.get("save_dir"):
+    uri = mlflow_store.anywhere(given.get("tracking_uri") or run.uri)
+    if given.get("run_id") is not None or uri != run.uri or given.get("save_dir"):
         return
     if (name := given.get("experiment_name")) not in (None, "lightning_logs", run.experiment_name):
         mlflow.set_experiment(name)

@@ -67,6 +67,13 @@ class MLflowUse:
     """The address in `mlflow.set_tracking_uri("ADDRESS")`."""
 
 
+def anywhere(uri: str) -> str:
+    """Return the address of a store; that of a local database holds also for a process that changes its folder."""
+    scheme, path = "sqlite:///", uri.removeprefix("sqlite:///")
+    is_relative = path != uri and path and not path.startswith(("/", ":", "file:"))
+    return f"{scheme}{os.path.abspath(path)}" if is_relative else uri
+
+
 def find_run(client: Any, experiments: list[str], run: str) -> Any:
     """Return the MLflow run that tracks a run; None if there is none in these experiments."""
     found = client.search_runs(experiments, filter_string=f"tags.`{RUN_TAG}` = '{run}'", max_results=1)

@@ -157,6 +157,18 @@ def test_a_store_that_the_function_sets_has_the_run(book: Notebook, new: NewRuns
     assert new(0) == []
 
 
+def test_a_function_that_changes_its_folder_logs_into_the_notebooks_store(
+    book: Notebook, new: NewRuns, folder: Path
+) -> None:
+    book.ok(
+        "%%distributed --ranks 2\nos.makedirs('below', exist_ok=True)\nos.chdir('below')\nimport mlflow\n"
+        "mlflow.log_metric('m', 1)"
+    )
+    (run,) = new(1)
+    assert run.metrics["m"] == [1.0]
+    assert not (folder / "below/ml.db").exists()
+
+
 # ---------------------------------------------------------------------------------------------------- between cells
 
 

@@ -31,6 +31,7 @@ from jupyter_distrib.libraries.mlflow_store import (
     RUN_VARIABLE,
     MLflowUse,
     Tracked,
+    anywhere,
     check_file,
     experiment_id,
     find_run,
@@ -134,7 +135,7 @@ class MLflowObserver(Observer):
         self._id = ""
         self._variables = {name: os.environ[name] for name in _EXPERIMENT if name in os.environ}
         """The experiment that the environment named when the run began."""
-        self._tracked = Tracked(run=run.id, rank=run.ranks[0], uri=self._uri, name=run.label)
+        self._tracked = Tracked(run=run.id, rank=run.ranks[0], uri=anywhere(self._uri), name=run.label)
         self._metrics: list[Any] = []
         self._sent: list[Any] = []
         """Values that may have to be sent again to the run that replaces this one."""
@@ -167,7 +168,7 @@ class MLflowObserver(Observer):
             given = {"MLFLOW_EXPERIMENT_ID": self._chosen}
         given.setdefault("MLFLOW_RUN_ID", "")  # the rank that finds it sets it
         given = {**{name: os.environ.get(name, value) for name, value in RETRIES.items()}, **given}
-        return {**given, RUN_VARIABLE: tracked.text(), "MLFLOW_TRACKING_URI": self._uri}
+        return {**given, RUN_VARIABLE: tracked.text(), "MLFLOW_TRACKING_URI": tracked.uri}
 
     @property
     def _chosen(self) -> str:
