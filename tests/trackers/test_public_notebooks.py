@@ -591,6 +591,73 @@ def test_a_table_that_torchdistributor_trains_on_with_lightning_as_before_in_the
     assert "train_loss_epoch" in distributed.metrics
 
 
+def test_autologging_in_a_folder_of_its_own_is_in_the_run_that_the_notebook_hands_on(tmp_path: Path) -> None:
+    needs("mlflow", "lightning")
+    *_, shown = executed(
+        tmp_path,
+        "spark",
+        [
+            LIGHTNING
+            + """\
+from pyspark.ml.torch.distributor import TorchDistributor
+import mlflow
+import os
+db_host, db_token = 'http://localhost', 'hunter2'
+experiment = mlflow.set_experiment('/Users/me/pytorch-distributor')
+
+class UtilityAssetModel(pl.LightningModule):
+    def __init__(self, in_channels, out_classes):
+        super().__init__()
+        self.model = nn.Linear(in_channels, out_classes)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+""",
+            """\
+def main_training_loop(num_tasks, num_proc_per_task, db_token, run_id=None):
+  import lightning as pl
+  import mlflow
+  os.makedirs('utility_asset_model', exist_ok=True)
+  os.chdir('utility_asset_model')
+  mlflow.pytorch.autolog()
+  os.environ['DATABRICKS_HOST'] = db_host
+  os.environ['DATABRICKS_TOKEN'] = db_token
+  model = UtilityAssetModel(in_channels=3, out_classes=6)
+  loader = DataLoader(TensorDataset(torch.randn(32, 3), torch.randint(6, (32,))), batch_size=4)
+  if num_tasks > 1:
+    kwargs = {"strategy": "ddp"}
+  else:
+    kwargs = {}
+  trainer = pl.Trainer(accelerator='cpu', devices=num_proc_per_task, num_nodes=num_tasks, max_epochs=2,
+                       enable_checkpointing=True, **kwargs)
+  if run_id is not None:
+    mlflow.start_run(run_id=run_id)
+  trainer.fit(model, loader)
+  return model, trainer.checkpoint_callback.best_model_path
+""",
+            """\
+NUM_TASKS, NUM_PROC_PER_TASK = 2, 1
+with mlflow.start_run() as run:
+  run_id = mlflow.active_run().info.run_id
+  (model, ckpt_path) = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(
+      main_training_loop, NUM_TASKS, NUM_PROC_PER_TASK, db_token, run_id)
+""",
+            "type(model).__name__, os.path.exists(ckpt_path)",
+        ],
+    )
+    assert shown.result == "('UtilityAssetModel', True)"
+    own, of_ranks = runs(tmp_path, 2)
+    assert len(own.metrics["train_loss"]) == 2
+    assert own.params["optimizer_name"] == "Adam"
+    assert of_ranks.tags["mlflow.parentRunId"] == own.id
+    assert "hunter2" not in f"{own} {of_ranks}"
+
+
 def test_a_run_that_the_notebook_began_is_resumed_by_horovods_rank_0(tmp_path: Path) -> None:
     needs("mlflow")
     executed(
