@@ -31,6 +31,7 @@ from jupyter_distrib.checkpoints import (
     meeting,
     optimizers,
     periodic,
+    pickled,
     position,
     reader,
     series,
@@ -60,7 +61,7 @@ def save(
     Raises:
         DistributedError: What cannot be written, and why. The earlier checkpoint is as it was.
     """
-    folder = Path(path)
+    folder = _folder(path)
     _check_callable_here("save", objects)
     if (reporter := identity.cell.reporter) is not None:
         reporter.saves_into(str(folder.absolute()))
@@ -104,14 +105,16 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
             trains.
 
     Returns:
-        The plain values of the checkpoint by name; without any `objects`, everything that is in it, on the CPU.
+        What else is in the checkpoint, by name, other than models and optimizers; without any `objects`, everything,
+        on the CPU.
 
     Raises:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
     """
     _check_handles("load", objects)
-    periodic.wait(Path(path))
-    folder = series.newest(Path(path)) or Path(path)
+    folder = _folder(path)
+    periodic.wait(folder)
+    folder = series.newest(folder) or folder
     with reader.opened(folder) as source:
         return _load(source, objects)
 
@@ -129,7 +132,7 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
         if isinstance(value, torch.optim.Optimizer)
     }
     small = source.read({name: optimizers.groups_place(metadata, name) for name in trained})
-    places: dict[str, Any] = contents.plain_places(metadata, objects)
+    places = contents.plain_places(metadata, objects)
     for name, value in objects.items():
         if name in trained:
             optimizers.check_groups(name, small[name]["param_groups"], value, trained[name])
@@ -156,13 +159,13 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         objects: As for `load`; the next pass over a data loader starts at the position in the checkpoint.
 
     Returns:
-        The plain values of the checkpoint by name; empty if there is no checkpoint.
+        What else is in the checkpoint, by name, as from `load`; empty if there is no checkpoint.
 
     Raises:
         DistributedError: What does not fit, with nothing changed; or what cannot be read.
     """
     _check_handles("resume", objects)
-    folder = Path(path)
+    folder = _folder(path)
     if (reporter := identity.cell.reporter) is not None:
         reporter.resumes_from(str(folder.absolute()))
     together = meeting.board() is not None or dist.is_initialized()
@@ -174,13 +177,17 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     return load(name, **objects) if name else {}
 
 
+def _folder(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser()  # a shell would do so, and a folder named "~" is a trap
+
+
 def _newest(folder: Path) -> str:
     periodic.wait(folder)
     return str(series.newest(folder) or "")
 
 
 def _plain(read: dict[str, Any]) -> dict[str, Any]:
-    return {name: contents.unwrapped(value) for name, value in read.items()}
+    return {name: pickled.unwrapped(value) for name, value in read.items()}
 
 
 # ------------------------------------------------------------------------------------------------ who calls

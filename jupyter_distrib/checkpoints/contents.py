@@ -18,14 +18,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from jupyter_distrib.checkpoints import layout, optimizers, position
+from jupyter_distrib.checkpoints import layout, optimizers, pickled, position
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker.pytorch.private import tree_leaves, tree_map_only
 
 # ------------------------------------------------------------------------------------------------ to be written
 
@@ -33,7 +31,9 @@ from jupyter_distrib.worker.pytorch.private import tree_leaves, tree_map_only
 def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
     """Return the object's part of the state for `torch.distributed.checkpoint.save`."""
     if isinstance(value, Module):
-        return get_model_state_dict(value)
+        state = _of_model(value)
+        _check_kept(name, state)
+        return ModelState(state) or pickled.wrapped(name, state)
     if isinstance(value, Optimizer):
         return optimizers.state_of(value, optimizers.names_of(name, value, objects))
     if callable(getattr(value, "state_dict", None)):
@@ -41,8 +41,38 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
     elif isinstance(value, DataLoader):
         value = position.state_of(name, value)
     if isinstance(value, torch.Tensor):
-        return value
-    return dict(value) if _are_tensors_by_name(value) else _pickled(name, value)
+        return value if _can_be_kept(value) else (value.detach().cpu(),)
+    return dict(value) if _are_tensors_by_name(value) else pickled.wrapped(name, value)
+
+
+class ModelState(dict[str, Any]):
+    """The state of a model, which nobody wants who does not ask for it; a dict of tensors is the same otherwise."""
+
+
+def models(state: Mapping[str, Any]) -> list[str]:
+    """Return the names under which a state has models."""
+    return [name for name, value in state.items() if isinstance(value, ModelState)]
+
+
+def _of_model(model: Module) -> dict[str, Any]:
+    """Return the state of a model; empty for one without any, such as a loss, for which torch (2.13) has an error."""
+    has_any = any(True for _ in model.parameters()) or model.state_dict()
+    return get_model_state_dict(model) if has_any else {}
+
+
+def _check_kept(name: str, state: Mapping[str, Any]) -> None:
+    """Refuse tensors that `torch.distributed.checkpoint` (2.13) writes and cannot read, or cannot write."""
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and not _can_be_kept(value):
+            kind = "quantized" if value.is_quantized else "sparse"
+            raise DistributedError(
+                f"`{name}.{key}` is a {kind} tensor, which torch.distributed.checkpoint cannot write: give "
+                f"{name}={name}.state_dict(), which is pickled, and load it with load_state_dict()."
+            )
+
+
+def _can_be_kept(tensor: torch.Tensor) -> bool:
+    return not tensor.is_quantized and tensor.layout == torch.strided
 
 
 def _are_tensors_by_name(value: Any) -> bool:
@@ -50,23 +80,8 @@ def _are_tensors_by_name(value: Any) -> bool:
         isinstance(value, Mapping)
         and bool(value)
         and all(isinstance(key, str) and isinstance(item, torch.Tensor) for key, item in value.items())
+        and all(map(_can_be_kept, value.values()))
     )
-
-
-def _pickled(name: str, value: Any) -> Any:
-    """Wrap a dict or list in a tuple to keep it intact: torch would flatten it, turn its keys into strings and lose
-    empty ones."""
-    if any(isinstance(item, DTensor) for item in tree_leaves(value)):
-        raise DistributedError(
-            f"`{name}` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer "
-            "itself, or a dict with tensors only."
-        )
-    value = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
-    return (value,) if isinstance(value, (Mapping, list, tuple)) else value
-
-
-def unwrapped(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 # ------------------------------------------------------------------------------------------------ to be read
@@ -96,7 +111,15 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
     found = layout.entries(metadata, name)
     if not isinstance(value, Module):
         return layout.nested(found)
-    state: dict[str, Any] = get_model_state_dict(value)
+    state = _of_model(value)
+    layout.refuse_if_any(
+        f"`{name}.{key}` of the model is on the meta device and has no memory to load into: call "
+        f"{name}.to_empty(device=...) before"
+        for key, tensor in state.items()
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta
+    )
+    if not state:  # as it was written: `()` is the path of what is one pickle
+        found.pop((), None)
     saved = {str(path[0]): entry for path, entry in found.items() if path}
     layout.refuse_if_any(
         f"`{name}.{key}` is {layout.size(entry)} in the checkpoint and {tuple(state[key].shape)} in the model"
@@ -112,17 +135,23 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
     return state
 
 
-def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, None]:
-    """Return placeholders for the pickled values that were not requested by name."""
-    found = {name: layout.entries(metadata, name).get(()) for name in layout.names(metadata) if name not in objects}
-    return {name: None for name, entry in found.items() if entry is not None and not layout.is_tensor(entry)}
+def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return places for what was not requested by name, other than models and optimizers."""
+    models = [] if metadata.storage_meta is None else metadata.storage_meta.modules
+    found = {name: layout.entries(metadata, name) for name in layout.names(metadata) if name not in objects}
+    return {
+        name: layout.nested(inner)
+        for name, inner in found.items()
+        if name not in models and not any(len(path) > 1 for path in inner)  # those of an optimizer are longer
+    }
 
 
 def give(value: Any, state: Any) -> None:
     """Load the values read from the checkpoint into an object."""
     if isinstance(value, Module):
-        set_model_state_dict(value, state)
+        if state := pickled.unwrapped(state):
+            set_model_state_dict(value, state)
     elif isinstance(value, DataLoader) and not callable(getattr(value, "load_state_dict", None)):
-        position.restore(value, unwrapped(state))
+        position.restore(value, pickled.unwrapped(state))
     else:
-        value.load_state_dict(unwrapped(state))
+        value.load_state_dict(pickled.unwrapped(state))

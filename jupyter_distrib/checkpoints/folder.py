@@ -15,6 +15,7 @@ import fnmatch
 import os
 import pickle
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -22,7 +23,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -47,13 +48,23 @@ class Writer(FileSystemWriter):
         is_new: Whether the folder was created for this save, so that it is removed if nothing can be written.
         held: Identity of the prepared folder; None: any. Whoever may rename the folder can put another one, or a link
             to one, in its place.
+        models: Names under which the checkpoint has models.
     """
 
-    def __init__(self, folder: Path, save_id: str, rank: int, *, is_new: bool, held: Identity | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        save_id: str,
+        rank: int,
+        *,
+        is_new: bool,
+        held: Identity | None = None,
+        models: Sequence[str] = (),
+    ) -> None:
         super().__init__(folder)
         self.folder, self.save_id, self._rank = folder, save_id, rank
         self._place: CheckpointFolder | None = None
-        self._is_new, self._is_complete, self._held = is_new, False, held
+        self._is_new, self._is_complete, self._held, self._models = is_new, False, held, models
 
     @property
     def place(self) -> CheckpointFolder:
@@ -117,7 +128,9 @@ class Writer(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the checkpoint valid. Called on rank 0, when all ranks have written."""
         metadata.storage_data = {each.index: each.storage_data for part in results for each in part}
-        metadata.storage_meta = self.storage_meta()
+        metadata.storage_meta = StorageMeta(
+            checkpoint_id=self.checkpoint_id, save_id=self.save_id, modules=[*self._models]
+        )
         with self.place.new(self._pending) as file:
             pickle.dump(metadata, file)
             file.flush()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
+from jupyter_distrib.checkpoints import contents
 from jupyter_distrib.checkpoints.folder import (
     Writer,
     as_told,
@@ -40,7 +41,7 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
     refusal, save_id = object_collectives.from_rank_0(begin) if together else begin
     if refusal:
         raise DistributedError(refusal)
-    writer = Writer(folder, save_id, rank, is_new=is_new, held=held)
+    writer = Writer(folder, save_id, rank, is_new=is_new, held=held, models=contents.models(state))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

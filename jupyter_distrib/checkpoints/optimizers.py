@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from jupyter_distrib.checkpoints import layout
+from jupyter_distrib.checkpoints import layout, pickled
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system.private_torch import WRAPPERS
 
@@ -85,11 +85,23 @@ def _as_in_state(model: Module, name: str) -> str:
 
 def state_of(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     return {
-        "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items() if state},
+        "state": {
+            names[parameter]: {
+                key: pickled.wrapped(names[parameter], value) if _is_container(value) else value
+                for key, value in state.items()
+            }
+            for parameter, state in optimizer.state.items()
+            if state
+        },
         "param_groups": [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
         ],
     }
+
+
+def _is_container(value: Any) -> bool:
+    """Return whether a value is a list, as LBFGS keeps some, or a dict."""
+    return isinstance(value, (list, tuple, Mapping))
 
 
 # ------------------------------------------------------------------------------------------------ to be read
@@ -168,5 +180,8 @@ def give(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
         options = {**group, **options_of[inner[0]]} if inner else dict(group)
         kept = {key: group[key] for key in _OF_THE_MACHINE & group.keys()}
         groups.append({**options, **kept, "params": [number_of[each] for each in inner]})
-    state = {number_of[inner]: values for inner, values in saved.get("state", {}).items()}
+    state = {
+        number_of[inner]: {key: pickled.unwrapped(value) for key, value in values.items()}
+        for inner, values in saved.get("state", {}).items()
+    }
     optimizer.load_state_dict({"state": state, "param_groups": groups})

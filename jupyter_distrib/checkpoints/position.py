@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 from jupyter_distrib.worker.pytorch import randomness
 
@@ -77,13 +78,26 @@ class _Position:
             _set_generators(loader, saved)
         self._passes += 1
         randomness.reseed(f"{self._name} pass {self._passes}")
-        self._pass = current = _Pass(begin=_begin(loader, self._reader()))
+        reader = self._reader()
+        self._pass = current = _Pass(begin=_begin(loader, reader))
+        if reader is not None and private_torch.has_iterator(reader):
+            self._begin_again(reader, current, saved)
         with _reading(loader, lambda reader: self._prepare(reader, current, saved)):
             batches = iter(original(loader))
         if saved is not None and saved["reading"]:
             self._leave_out(batches, current)
             randomness.restore(now, f"{self._name} restored")
         return self._counted(batches, current)
+
+    def _begin_again(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> None:
+        """Prepare a pass of a loader with persistent workers, which goes on with its iterator."""
+        if saved is not None:
+            private_torch.drop_iterator(reader)
+            return
+        self._prepare(reader, current, None)
+        # A new iterator draws a seed for its workers before the sampler draws its own; so does the one that continues
+        # from a checkpoint.
+        torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
 
     def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
         """Return the number of batches for the reading loader to skip."""

@@ -101,7 +101,8 @@ class CheckpointReader(FileSystemReader):
         except Exception as error:  # a damaged pickle raises anything
             beside = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
             raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{beside}") from error
-        found.storage_meta = StorageMeta(load_id=self.load_id)
+        modules = [] if found.storage_meta is None else found.storage_meta.modules
+        found.storage_meta = StorageMeta(load_id=self.load_id, modules=modules)
         return found
 
 

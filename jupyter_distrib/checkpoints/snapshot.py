@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
+from jupyter_distrib.checkpoints import contents
 from jupyter_distrib.checkpoints.folder import Writer, complete_checkpoint, is_checkpoint, write_share
 from jupyter_distrib.errors import DistributedError
 
@@ -62,7 +63,7 @@ class Snapshot:
         """The reason why it was not written; empty if there is none."""
         self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
         self._given_up = threading.Event()
-        self._writer = Writer(folder, save_id, rank, is_new=True)
+        self._writer = Writer(folder, save_id, rank, is_new=True, models=contents.models(state))
         self._planner = _CopyPlanner(dedup_save_to_lowest_rank=True)
         self._copy(state)
         self._thread = threading.Thread(target=self._write, name=f"jupyter_distrib: {folder}")

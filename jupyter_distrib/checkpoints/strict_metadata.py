@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -58,7 +59,13 @@ def metadata_from(content: bytes) -> Metadata:
         state_dict_metadata={_shown(name): _entry(value) for name, value in entries.items()},
         planner_data=paths and {_shown(name): _shown_path(path) for name, path in _dict(paths).items()},
         storage_data={_index(key): _stored(value) for key, value in _dict(found["storage_data"]).items()},
+        storage_meta=_storage_meta(found.get("storage_meta")),
     )
+
+
+def _storage_meta(value: object) -> StorageMeta:
+    fields = {} if value is None else _fields(value, "StorageMeta")
+    return StorageMeta(modules=[_shown(each) for each in _list(fields.get("modules", []))])
 
 
 def _shown(name: object) -> str:

@@ -88,6 +88,17 @@ def print_options(torch: Any) -> Any:
     return getattr(torch._tensor_str, "PRINT_OPTS", None)
 
 
+def has_iterator(loader: Any) -> bool:
+    """Return whether a data loader keeps the iterator of an earlier pass, for its persistent workers; relies on
+    `_iterator`."""
+    return getattr(loader, "_iterator", None) is not None
+
+
+def drop_iterator(loader: Any) -> None:
+    """Let a data loader make a new iterator for its next pass; relies on `_iterator`."""
+    loader._iterator = None
+
+
 def composable_keys() -> tuple[str, ...]:
     """Return the attributes in which `replicate` and `fully_shard` keep what they did to a module; none before their
     first use. Relies on `STATE_KEY` and `REGISTRY_KEY`."""

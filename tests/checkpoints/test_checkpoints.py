@@ -112,7 +112,7 @@ def test_what_has_a_state_dict_and_what_has_none():
     plain = load("here", scheduler=other)
 
     assert other.milestones == scheduler.milestones  # a Counter with numbers as its keys
-    assert plain.keys() == {"history", "nothing", "pair"}
+    assert plain.keys() == {"history", "shadow", "one", "nothing", "pair"}
     assert plain["history"][1] == [0.5, 0.25]
     assert plain["history"]["best"] == {}
     assert plain["pair"] == (1,)
@@ -346,3 +346,85 @@ def test_wrappers_leave_no_trace_in_the_names():
 
     with Path("compiled/.metadata").open("rb") as file:
         assert not [key for key in pickle.load(file).state_dict_metadata if "_orig_mod" in key]
+
+
+def test_tensors_that_were_not_named_come_back_and_models_and_optimizers_do_not():
+    model, optimizer = trained(steps=1)
+    average = {"layer.weight": torch.ones(2), "best": torch.zeros(3)}
+    save("here", model=model, optimizer=optimizer, critic=net(), average=average, record=torch.tensor(2.5))
+
+    plain = load("here", model=net())
+
+    assert plain.keys() == {"average", "record"}
+    assert {name: value.tolist() for name, value in plain["average"].items()} == {
+        "layer.weight": [1, 1],
+        "best": [0, 0, 0],
+    }
+    assert plain["record"] == 2.5
+    assert load("here").keys() == {"model", "optimizer", "critic", "average", "record"}
+
+
+def test_a_loss_without_any_state_is_saved_and_loaded():
+    criterion = nn.CrossEntropyLoss()
+    save("here", model=net(), criterion=criterion, epoch=1)
+    assert load("here", model=net(), criterion=criterion) == {"epoch": 1}
+    save("alone", criterion=criterion)
+    assert load("alone", criterion=criterion) == {}
+    with pytest.raises(DistributedError, match=r"the checkpoint has nothing for `criterion\.0\.weight` of the model"):
+        load("here", criterion=net())
+
+
+def test_an_optimizer_that_keeps_lists_goes_on():
+    def trained_by_lbfgs(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def loss() -> float:
+            optimizer.zero_grad()
+            value = model(torch.arange(24.0).reshape(6, 4) / 24).pow(2).mean()
+            value.backward()
+            return value.item()
+
+        optimizer.step(loss)
+
+    model, again = net(), net(seed=1)
+    optimizer, its_own = (torch.optim.LBFGS(each.parameters(), max_iter=3) for each in (model, again))
+    trained_by_lbfgs(model, optimizer)
+    save("here", model=model, optimizer=optimizer)
+
+    load("here", model=again, optimizer=its_own)
+
+    for pair in ((model, optimizer), (again, its_own)):
+        trained_by_lbfgs(*pair)
+    assert same(model, again)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+def test_tensors_that_torch_could_not_read_again_are_pickled_or_refused():
+    odd = {
+        "quantized": torch.quantize_per_tensor(torch.tensor([0.5]), 0.5, 0, torch.quint8),
+        "sparse": torch.eye(3).to_sparse(),
+    }
+    save("here", odd=odd, alone=odd["sparse"])
+    found = load("here")
+    assert found["odd"]["quantized"].dequantize() == 0.5
+    assert torch.equal(found["odd"]["sparse"].to_dense(), torch.eye(3))
+    assert torch.equal(found["alone"].to_dense(), torch.eye(3))
+
+    model = net()
+    model.register_buffer("mask", odd["sparse"])
+    with pytest.raises(DistributedError, match=r"`model.mask` is a sparse tensor, .* model=model.state_dict\(\)"):
+        save("here", model=model)
+
+
+def test_a_model_without_memory_is_refused_with_what_to_do():
+    save("here", model=net())
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    with pytest.raises(DistributedError, match=r"`model.0.weight` .* meta device .* model.to_empty\(device="):
+        load("here", model=model)
+
+
+def test_the_home_folder_may_be_written_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    save("~/deep", epoch=1)
+    assert (tmp_path / "home" / "deep").is_dir()
+    assert not Path("~").exists()
+    assert load("~/deep") == jupyter_distrib.resume("~/deep") == {"epoch": 1}

@@ -206,6 +206,10 @@ def loader(kind: str) -> DataLoader[Any]:
             return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
         case "workers":
             return DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
+        case "persistent workers":
+            return DataLoader(data, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+        case "stream of persistent workers":
+            return DataLoader(Stream(), batch_size=4, num_workers=1, persistent_workers=True)
         case "stream":
             return DataLoader(Stream(), batch_size=4)
         case _:
@@ -236,11 +240,13 @@ def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:
         "shuffled",
         "own generator",
         pytest.param("workers", marks=pytest.mark.slow),
+        pytest.param("persistent workers", marks=pytest.mark.slow),
+        pytest.param("stream of persistent workers", marks=pytest.mark.slow),
         "stream",
         "single",
     ],
 )
-@pytest.mark.parametrize("stop_at", [1, 7, 10, 13])
+@pytest.mark.parametrize("stop_at", [1, 7, 10, 13, 24])
 def test_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_reads(kind: str, stop_at: int):
     torch.manual_seed(1)
     whole, end = reading(kind)
