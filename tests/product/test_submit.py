@@ -241,12 +241,17 @@ def test_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
     [
         ("--sweep lr", "lr", "--sweep must be NAME=VALUES, such as lr=[1e-3,1e-2]; got 'lr'"),
         ("--sweep lr=[1", "lr", "--sweep must have a list after lr=, such as [1e-3,1e-2]; got '[1'"),
+        (
+            "--sweep lr=iter(int,1)",
+            "lr",
+            "--sweep gives more than 10,000 runs: choose fewer values",
+        ),
         ("--sweep lr=[]", "lr", "--sweep lr=[] gives no values"),
         ("--sweep lr=nope", "lr", "cannot be evaluated (NameError: name 'nope' is not defined)"),
         ("--sweep lr=[1]", "lr = 2", "--sweep gives `lr` its values, and so does the cell: remove its line there."),
         ("--sweep lr=[1] --keep m", "m = lr", "--sweep and --keep exclude each other"),
         ("--halt-on-failure", "1", "--halt-on-failure only applies to a sweep: add --sweep, or leave it out"),
-        ("--sweep lr=range(20_000)", "lr", "--sweep gives 20,000 runs"),
+        ("--sweep lr=range(20_000)", "lr", "--sweep gives more than 10,000 runs"),
     ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_starts(book: Notebook, line: str, body: str, message: str) -> None:

@@ -46,14 +46,15 @@ def configurations(given: Mapping[str, str], notebook: dict[str, Any]) -> list[C
     for each in values.values():
         count *= len(each)
     if count > MOST_RUNS:
-        raise OptionsError(f"--sweep gives {count:,} runs: choose fewer values, at most {MOST_RUNS:,} are allowed")
+        raise OptionsError(f"--sweep gives more than {MOST_RUNS:,} runs: choose fewer values")
     return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
 
 
 def _values(name: str, text: str, notebook: dict[str, Any]) -> list[Any]:
     problem = ""
     try:
-        values = list(eval(text, dict(notebook)))  # noqa: S307 - the user's own expression, as in the cell
+        given = eval(text, dict(notebook))  # noqa: S307 - the user's own expression, as in the cell
+        values = list(itertools.islice(given, MOST_RUNS + 1))  # a generator may have no end
     except Exception as error:  # noqa: BLE001 - foreign code
         problem, values = f"{type(error).__name__}: {error}", []
     if problem or not values:
