@@ -29,6 +29,7 @@ _SOURCES = re.compile(
     r"|\bTCPStore\b|\bSocketImpl\b|\bc10d\b|\b(?:recvValue|sendBytes|recvBytes|connectFullMesh) failed"
 )
 """The backends in the text of a RuntimeError, which may be raised outside torch's Python code: by `work.wait()`."""
+_RAISE = re.compile(r"\braise\b")
 _CODE = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
 
 
@@ -51,8 +52,11 @@ def reports_lost_peer(failure: m.Failure | None) -> bool:
 def _is_of_backend(failure: m.Failure) -> bool:
     if _TYPES.fullmatch(failure.type_name):
         return True
-    inside = failure.frames and _CODE.search(failure.frames[-1].filename)
-    return failure.type_name == "RuntimeError" and bool(inside or _SOURCES.search(failure.message))
+    last = failure.frames[-1] if failure.frames else None
+    if last is not None and _CODE.search(last.filename):
+        return failure.type_name == "RuntimeError"
+    is_users = last is not None and _RAISE.search(last.text)  # backends raise theirs from C++, in the middle of a call
+    return failure.type_name == "RuntimeError" and not is_users and bool(_SOURCES.search(failure.message))
 
 
 def _left_before(other: RankRecord, rank: RankRecord) -> bool:

@@ -153,6 +153,11 @@ USERS_OWN = (
     m.Failure(type_name="ConnectionResetError", message="[Errno 104] Connection reset by peer", frames=IN_ALL_REDUCE),
     m.Failure(type_name="BrokenPipeError", message="[Errno 32] Broken pipe", frames=IN_TRAIN),
     m.Failure(type_name="RuntimeError", message="database: connection closed by peer", frames=IN_TRAIN),
+    m.Failure(
+        type_name="RuntimeError",
+        message="in this log: NCCL error, connection closed by peer",
+        frames=(m.Frame(filename="Cell In[1]", line=9, function="<module>", text="if bad: raise RuntimeError(text)"),),
+    ),
     m.Failure(type_name="requests.exceptions.ConnectionError", message="('Connection aborted.', RemoteDisconnected())"),
     m.Failure(type_name="botocore.RemoteError", message="remote error: no such bucket"),
     m.Failure(
