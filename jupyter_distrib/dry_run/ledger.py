@@ -175,6 +175,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True, self.guess((*made, self._new(first, count, torch.int64))), args
         if func is aten.nonzero.default:
             return True, self._new(self.guess(first), (first.numel(), first.dim()), torch.int64), args
+        if func is aten.bincount.default and (count := (*args[2:], keywords.get("minlength", 0))[0]):
+            weights = (*args[1:], keywords.get("weights"))[0]
+            return True, self._new(self.guess(first), (count,), torch.int64 if weights is None else torch.float64), args
         if func is aten.masked_select.default:
             return True, self._new(self.guess(first), (first.numel(),), first.dtype), args
         if func is aten.index.Tensor and any(each is not None and each.dtype is torch.bool for each in args[1]):

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from jupyter_distrib.dry_run import side_effects
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.system import file_owner, private_names, process
 from jupyter_distrib.wire import messages as m
@@ -107,7 +108,7 @@ class DryRun:
 
     def _environment(self) -> Callable[[], Any]:
         """Make this process the rank. Return a function that begins the strategy, which returns one for the cell."""
-        from jupyter_distrib.dry_run import side_effects, world
+        from jupyter_distrib.dry_run import world
         from jupyter_distrib.interfaces import framework, identity
         from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
         from jupyter_distrib.worker.output import displaying, reporting
@@ -201,12 +202,16 @@ class DryRun:
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
-        if isinstance(error, PayloadError):  # such as a value that --keep has left on the ranks
+        if isinstance(
+            error, (PayloadError, side_effects.NotWritten)
+        ):  # such as a value that --keep has left on the ranks
             return {"end": "refused", "why": f"The cell cannot be run dry: {described.message}"}
         at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
         why = ""
         if type(error).__name__ in WITHOUT_VALUES:
             why = f"torch cannot compute {described.message.partition(chr(10))[0]}{at} without values"
+        elif isinstance(error, AssertionError) and _is_of_fake_tensors(error):
+            why = f"torch cannot make such a tensor{at}"
         elif any(words in described.message for words in NO_KERNEL):
             why = f"A kernel that is not torch's own needs values{at}"
         if why:
@@ -305,6 +310,12 @@ class DryRun:
             "files": list(self._files)[:10],
             "memory_here_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
+
+
+def _is_of_fake_tensors(error: BaseException) -> bool:
+    """Return whether torch's own code for tensors without values has failed, as for nested tensors (2.13)."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return any("/torch/_subclasses/" in each.filename for each in last)
 
 
 def _unsent(*_: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -84,15 +85,29 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+class NotWritten(Exception):
+    """The cell reads what it has saved."""
+
+
+def _key(file: Any) -> Any:
+    return os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else id(file)
+
+
 def switch_saving_off() -> None:
     """Have what saves do nothing, except to refuse what a rank refuses."""
     torch: Any = importlib.import_module("torch")
-    save = torch.save
+    save, load, saved = torch.save, torch.load, dict[Any, Any]()
 
-    def checked(obj: object, *_: Any, **__: Any) -> None:
+    def checked(obj: object, f: Any, *_: Any, **__: Any) -> None:
         save(obj, io.BytesIO())
+        saved[_key(f)] = f  # so that no other object gets its identity
 
-    torch.save = checked
+    def loaded(f: Any, *args: Any, **keywords: Any) -> Any:
+        if _key(f) in saved:
+            raise NotWritten("torch.load() reads what torch.save() has not written, since a dry run saves nothing")
+        return load(f, *args, **keywords)
+
+    torch.save, torch.load = checked, loaded
     checkpoints: Any = importlib.import_module("jupyter_distrib.checkpoints")
     checkpoints.save = _nothing
     for module, (owner, names) in _SAVING.items():

@@ -290,3 +290,41 @@ def test_a_model_of_seven_billion_parameters_takes_less_than_two_gigabytes_here(
     assert (ddp.verdict, fsdp.verdict) == ("does not fit", "fits"), repr(fsdp)
     assert ddp.by_kind["parameters"] > 6.5e9 * 4
     assert max(ddp.memory_here_bytes, fsdp.memory_here_bytes) < 2e9
+
+
+def test_fsdp_leaves_batches_where_they_are_if_the_cell_places_its_model() -> None:
+    source = (
+        DATA
+        + MODEL.replace("\nopt", ".cuda()\nopt")
+        + "for x, y in loader: y.numpy(); model(x.cuda()).mean().backward(); opt.step()"
+    )
+    assert play(source, "fsdp").verdict == "fits"
+    assert "can't convert cuda" in repr(play(source.replace(".cuda()\nopt", "\nopt").replace("x.cuda()", "x"), "fsdp"))
+
+
+def test_what_was_saved_cannot_be_read() -> None:
+    saved = "import io, torch\nfile = io.BytesIO()\ntorch.save(torch.ones(1), file)\nfile.seek(0)\ntorch.load(file)"
+    found = play(saved)
+    assert found.verdict == "cannot be run dry"
+    assert "torch.load() reads what torch.save() has not written" in found.refused
+
+
+def test_nested_tensors_cannot_be_run_dry() -> None:
+    """torch (2.13) cannot make them without values, and fails an assertion of its own."""
+    found = play("import torch\ntorch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)")
+    assert found.verdict == "cannot be run dry"
+    assert "on line 2" in found.refused
+
+
+def test_counts_with_a_minimum_have_that_many_places() -> None:
+    source = (
+        DATA
+        + MODEL
+        + LOOP.replace(
+            "    opt.zero_grad()",
+            "    loss = loss + torch.bincount(y, minlength=10).float().mean()\n    opt.zero_grad()",
+        )
+    )
+    found = play(source, "ddp")
+    assert found.verdict == "fits"
+    assert [line for _, line in found.guesses] == [9]

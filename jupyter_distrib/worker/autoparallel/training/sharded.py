@@ -66,6 +66,8 @@ class Steps:
     stepping: bool = False
     sharded_here: bool = False
     """Whether the whole model was sharded here, so that any unsharded parameter was added later."""
+    moved_here: bool = False
+    """Whether the cell had left it on another device, so that its batches have to follow it, too."""
 
 
 steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
@@ -261,6 +263,8 @@ class ShardedTraining:
         units = [
             units_of(root, self._plan.unit) if guessed else [] for root in new
         ]  # nothing is sharded before all of it can be
+        for root in parts:
+            self._note_place(root)
         for root, inside in zip(new, units, strict=True):
             synchronize_weights(root, self._plan.data)
             if self._plan.data is not None:
@@ -279,14 +283,19 @@ class ShardedTraining:
         steps.setdefault(root, Steps()).sharded_here = True
         self._summary.sharded(name, count, len(units), kinds, source_location.current_line(self._run.filename))
 
+    def _note_place(self, root: nn.Module) -> None:
+        step, device = steps.setdefault(root, Steps()), identity.device()
+        step.moved_here |= any(each.device.type != device.type for each in root.parameters())
+
     def _note_root(self, root: nn.Module) -> None:
-        steps.setdefault(root, Steps())
+        self._note_place(root)
         if not any(root is each for each in self._roots):
             self._roots.append(root)
         device = identity.device()
         if device.type != "cpu":
             place(root, device, offload=offloads(self._plan))
-            self._loaders.device = device
+            if steps[root].moved_here:
+                self._loaders.device = device
 
     def _say_if_nothing_is_spread(self, root: nn.Module) -> None:
         if (
