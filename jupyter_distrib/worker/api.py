@@ -30,7 +30,8 @@ def prepare(*objects: Any) -> Any:
 
 
 def total(*values: Any) -> Any:
-    """Return numbers or tensors of an evaluation, summed over all ranks; a single value is returned as itself.
+    """Return numbers or tensors of an evaluation, also in dicts and lists, summed over all ranks; a single value is
+    returned as itself.
 
     Only with `--shard-eval` does each rank evaluate a share of the data; otherwise, and outside a run, every rank has
     evaluated all of it and the values are returned unchanged. So the same cell is right in all three cases:

@@ -934,3 +934,43 @@ def test_gradients_that_a_cell_has_kept_stay_as_they_were(book: Notebook) -> Non
         "all(torch.equal(a, b) for was, copied in kept for a, b in zip(was, copied))"
     )
     assert outcome.result == "ranks 0-1: True"
+
+
+def test_totals_of_dicts_and_lists_are_those_of_their_items(book: Notebook) -> None:
+    given = "{'right': rank + 1, 'seen': [2.5, torch.ones(2)]} if rank else {'seen': [2.5, torch.ones(2)], 'right': 1}"
+    cell = f"import jupyter_distrib, torch\nsorted(jupyter_distrib.total({given}).items())"
+    shown = "[('right', 3), ('seen', [5.0, tensor([2., 2.])])]"
+    assert book.ok(f"{DDP}--shard-eval\n{cell}").result == f"ranks 0-1: {shown}"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            "{rank: 1}",
+            "total() was given ({0: number}) on this rank and ({1: number}) on another one: give the same keys",
+        ),
+        ("{'f1': 'high'}", "total() adds numbers and tensors, also in dicts and lists, and 'f1' is str"),
+    ],
+)
+def test_totals_that_cannot_be_added_are_told(book: Notebook, given: str, told: str) -> None:
+    failed = book.fails(f"{DDP}--shard-eval\nimport jupyter_distrib\njupyter_distrib.total({given})")
+    assert told in failed.traceback
+
+
+def test_generators_of_python_and_torch_seed_without_a_seed_split_alike_and_then_differ(book: Notebook) -> None:
+    cell = (
+        "%%distributed --ranks 2 --strategy ddp --out drawn\nimport random, tempfile, torch\n"
+        "if rank: random.random(); torch.rand(3)\n"
+        "torch.seed()\n"
+        "split = random.Random().sample(range(1000), 9), torch.randperm(1000)[:9].tolist()\n"
+        "name = next(tempfile._RandomNameSequence())\n"
+        "optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)\n"
+        "split, random.Random().random(), name"
+    )
+    splits = []
+    for _ in range(2):
+        book.ok(cell)
+        assert book.ok("[drawn[0][each] == drawn[1][each] for each in range(3)]").result == "[True, False, False]"
+        splits.append(book.ok("drawn[0][0]").result)
+    assert splits[0] != splits[1]

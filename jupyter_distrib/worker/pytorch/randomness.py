@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import inspect
 import json
 import os
 import random
@@ -108,6 +109,8 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
             if hasattr(module, function):
                 replace(module, function, partial(_recording, name))
     replace(torch.utils.data.dataset, "randperm", _splitting)
+    replace(random.Random, "seed", partial(_seeding_alike, os.getpid()))
+    replace(torch, "seed", partial(_seeding_torch_alike, os.getpid()))
     if (bits := sys.modules.get("numpy.random.bit_generator")) is not None and hasattr(bits, "randbits"):
         replace(bits, "randbits", partial(_drawing_entropy, os.getpid()))
 
@@ -117,13 +120,48 @@ def _drawing_entropy(pid: int, original: Callable[[int], int]) -> Callable[[int]
     the cell has its optimizer, since it may split data with one."""
 
     def randbits(bits: int) -> int:
-        global _generators
-        if not _entropy or os.getpid() != pid:
-            return original(bits)
-        _generators += 1
-        return _seed(_entropy, f"generator {_generators}", size_bytes=bits // 8)
+        return original(bits) if not _entropy or os.getpid() != pid else _next_seed(bits // 8)
 
     return randbits
+
+
+def _seeding_alike(pid: int, original: Callable[..., None]) -> Callable[..., None]:
+    """Return `seed` of Python's generators, which gives those without a seed the same on all ranks until the cell has
+    its optimizer, as numpy's; not to those of the standard library, such as that of temporary names."""
+
+    def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None and _entropy and os.getpid() == pid and not _asked_by_the_standard_library():
+            a = _next_seed()
+        original(generator, a, version)
+
+    return seed
+
+
+def _seeding_torch_alike(pid: int, original: Callable[[], int]) -> Callable[[], int]:
+    """Return `torch.seed`, which draws a seed: the same one on all ranks until the cell has its optimizer."""
+
+    def seed() -> int:
+        global _drawn_seed
+        if not _entropy or os.getpid() != pid:
+            return original()
+        _drawn_seed = _next_seed()  # nobody has chosen it, so that ranks draw apart later
+        torch.manual_seed(_drawn_seed)
+        return _drawn_seed
+
+    return seed
+
+
+def _asked_by_the_standard_library() -> bool:
+    frame, name = inspect.currentframe(), ""
+    while frame is not None and (name := str(frame.f_globals.get("__name__"))) in {__name__, "random"}:
+        frame = frame.f_back
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _next_seed(size_bytes: int = 8) -> int:
+    global _generators
+    _generators += 1
+    return _seed(_entropy, f"generator {_generators}", size_bytes=size_bytes)
 
 
 def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

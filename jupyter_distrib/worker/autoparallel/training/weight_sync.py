@@ -4,13 +4,15 @@ calls these functions in the same order."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.checks import tensor_sums
 
@@ -61,12 +63,46 @@ def copy_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values summed over ranks: tensors as tensors, numbers as numbers of the same kind."""
-    out = []
-    for value in values:
-        is_tensor = isinstance(value, torch.Tensor)
-        kind = torch.int64 if isinstance(value, (bool, int)) else torch.float64
-        tensor = value.detach().clone() if is_tensor else torch.tensor(value, dtype=kind, device="cpu")
-        dist.all_reduce(tensor)
-        out.append(tensor if is_tensor else tensor.item())
-    return tuple(out)
+    """Return the values summed over ranks: tensors as tensors, numbers as numbers of the same kind, dicts, lists and
+    tuples item by item.
+
+    Raises:
+        DistributedError: They cannot be added, or are not the same things on all ranks.
+    """
+    form = _form(values, "a value")
+    if other := next((each for each in object_collectives.gather(form) if each != form), ""):
+        raise DistributedError(
+            f"total() was given {form} on this rank and {other} on another one: give the same keys, in the same form, "
+            "on every rank."
+        )
+    return tuple(map(_sum, values))
+
+
+def _form(value: Any, where: str) -> str:
+    """Return the kinds of the values in a value, as text that can be compared."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_form(value[key], repr(key))}' for key in sorted(value, key=repr))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_form(each, where) for each in value)})"
+    if isinstance(value, torch.Tensor):
+        return f"tensor{tuple(value.shape)}"
+    if isinstance(value, numbers.Real):
+        return "number"
+    raise DistributedError(
+        f"total() adds numbers and tensors, also in dicts and lists, and {where} is {type(value).__name__}: give "
+        "value.item() or torch.as_tensor(value)."
+    )
+
+
+def _sum(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        sums = {key: _sum(value[key]) for key in sorted(value, key=repr)}  # each rank may have them in another order
+        return {key: sums[key] for key in value}
+    if isinstance(value, (list, tuple)):
+        sums_of_items = map(_sum, value)
+        return type(value)(*sums_of_items) if hasattr(value, "_fields") else type(value)(sums_of_items)
+    is_tensor = isinstance(value, torch.Tensor)
+    kind = torch.int64 if isinstance(value, numbers.Integral) else torch.float64
+    tensor = value.detach().clone() if is_tensor else torch.tensor(value, dtype=kind, device="cpu")
+    dist.all_reduce(tensor)
+    return tensor if is_tensor else tensor.item()
