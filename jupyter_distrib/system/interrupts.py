@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import queue
 import signal
+import sys
 import threading
 import time
 import types
@@ -38,9 +39,23 @@ def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
     return any(event.wait(turn_s) for turn_s in _turns(timeout_s))
 
 
-def come_again() -> None:
-    """Repeat an interrupt in a moment: Python swallows the exception if it is raised in a finalizer."""
-    threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+def repeat_swallowed() -> Callable[[], None]:
+    """Let an interrupt that is raised in a finalizer, where Python swallows the exception, be repeated in a moment.
+    Return a function that ends this."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+        else:
+            before(unraisable)
+
+    def end() -> None:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
+
+    sys.unraisablehook = hook
+    return end
 
 
 def _turns(timeout_s: float | None) -> Iterator[float]:

@@ -150,3 +150,32 @@ def test_another_thread_has_no_interrupts_to_hold_back() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_an_interrupt_in_a_finalizer_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    end = interrupts.repeat_swallowed()
+    try:
+        Finalized()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.wait(threading.Event(), 10)
+    finally:
+        end()
+    assert "ignored" not in capsys.readouterr().err
+
+
+def test_other_exceptions_of_finalizers_are_shown_and_the_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            raise ValueError
+
+    seen: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", hook := lambda args: seen.append(args.exc_type))
+    end = interrupts.repeat_swallowed()
+    Finalized()
+    assert seen == [ValueError]
+    end()
+    assert sys.unraisablehook is hook

@@ -5,7 +5,7 @@ kernel's main thread."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,12 @@ from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import complete
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.system import interrupts
 
 _OURS = ("distributed", "distrib")
 _replaced: dict[str, Callable[..., Any]] = {}
+_undo = ExitStack()
+"""Ends the repetition of interrupts that finalizers swallow."""
 _MAGICS = ("%%distributed", "%%distrib")
 
 
@@ -41,6 +44,8 @@ def load(shell: InteractiveShell) -> None:
     bridge.install(shell)
     comment_syntax.install(shell)
     shell.events.register("post_run_cell", _pass_on)
+    _undo.close()
+    _undo.callback(interrupts.repeat_swallowed())
     prompts.front_end = partial(cell_outputs.missing_prompt, shell)
     with suppress(DistributedError):  # a settings file that is wrong: the first cell will say so
         stand_ins.enable(session.current().settings.compat)
@@ -64,6 +69,7 @@ def unload(shell: InteractiveShell) -> None:
     _remove_completion(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)
+    _undo.close()
     lines, cells = ({*CellMagics.magics[kind], *LineMagics.magics[kind]} for kind in ("line", "cell"))
     for kind, names in {"cell": cells, "line": lines}.items():
         for name in names:

@@ -96,7 +96,7 @@ def test_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_divided
     shutil.rmtree(gone.read_text(), ignore_errors=True)  # of a host that is gone, if nobody there still could
 
     assert ended.result == "rank 0: (1, 10, 5)"  # 64 samples, 24 of them before, 4 in a step
-    assert "goes on with 1 of 2 ranks: " in ended.text
+    assert "goes on with 1 of 2 ranks on 1 node: " in ended.text
     assert "the global batch is 1/2 of what it was" in ended.text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and rank
 DRAW = "import random, numpy, torch\n(torch.rand(1).item(), random.random(), float(numpy.random.rand()))"
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with Notebook(tmp_path_factory.mktemp("notebook")) as book:
-        book.ok("%load_ext jupyter_distrib")
-        yield book
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Notebook:
+    """One whose ranks no test has seeded."""
+    shared_notebook.ok("%%distributed --ranks 2 --fresh\npass")
+    return shared_notebook
 
 
 def drawn(book: Notebook, line: str) -> tuple[tuple[float, ...], ...]:
@@ -179,7 +178,7 @@ def test_batches_that_a_cell_draws_itself_are_other_ones_on_each_rank_from_the_f
 
 def test_ranks_draw_apart_when_they_train_on_with_an_optimizer_of_an_earlier_cell(book: Notebook) -> None:
     line = "%%distributed --ranks 2 --strategy ddp"
-    book.ok(f"{line} --fresh --keep model,optimizer\n{MODEL}")
+    book.ok(f"{line} --keep model,optimizer\n{MODEL}")
     book.ok(
         f"{line} --out both\nimport random, numpy, torch\nfrom torch.utils.data import DataLoader, Dataset\n"
         f"{MODEL[MODEL.index('class Noise') : MODEL.index('order')]}{DRAWS}\n"
@@ -285,7 +284,7 @@ def test_samplers_whose_indices_differ_between_ranks_are_named(book: Notebook, h
         cell = cell.replace(how, f"batch_size=8, {how}")
     line = "%%distributed --ranks 2 --strategy ddp"
 
-    apart = book.ok(f"{line} --fresh\n{cell.replace('{order}', 'torch.randperm(400).tolist()')}")
+    apart = book.ok(f"{line}\n{cell.replace('{order}', 'torch.randperm(400).tolist()')}")
     alike = book.ok(f"{line}\n{cell.replace('{order}', 'order if rank else order[319::-1] + order[320:]')}")
 
     said = "has other indices on one rank than on another, and all ranks have read those of rank 0"

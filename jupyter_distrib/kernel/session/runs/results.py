@@ -276,11 +276,8 @@ class ReturnedValues:
             descriptors.close()
 
     def __del__(self) -> None:
-        try:
-            with interrupts.Uninterrupted(instead=interrupts.come_again):
-                self._close_parcels()
-        except KeyboardInterrupt:  # in the steps before the block
-            interrupts.come_again()
+        with interrupts.Uninterrupted():
+            self._close_parcels()
 
 
 def unpack_exception(parcel: m.Parcel) -> BaseException | None:
