@@ -89,6 +89,13 @@ class Cluster:
             found: list[Any] = json.load(answer)["items"]
             return found
 
+    def create_job(self, job: dict[str, Any], namespace: str = "team") -> None:
+        address = f"{self.address}/apis/batch/v1/namespaces/{namespace}/jobs"
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(address, json.dumps(job).encode(), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status in (200, 201)
+
     def names(self, plural: str) -> list[str]:
         return sorted(one["metadata"]["name"] for one in self.get(plural))
 

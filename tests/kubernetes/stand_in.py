@@ -313,7 +313,15 @@ class _Faults:
 
     def preempt(self, pod: str) -> None:
         text = "default-scheduler: preempting to accommodate a higher priority pod"
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": text}
+        self._disrupt(pod, "PreemptionByScheduler", text)
+
+    def lose_node(self, pod: str) -> None:
+        """As five minutes after a node has stopped answering."""
+        self.cut(pod)
+        self._disrupt(pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+
+    def _disrupt(self, pod: str, reason: str, message: str) -> None:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
         running = self._server.kubelet.pods[pod]
         running.pod["status"]["conditions"].append(condition)
         self._objects.delete("pods", running.pod["metadata"]["namespace"], pod)

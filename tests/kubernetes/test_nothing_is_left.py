@@ -96,6 +96,27 @@ def test_pods_end_by_themselves_when_all_are_killed_and_nothing_answers(
     assert len(cluster.names("jobs")) == 2, "and none that is in use"
 
 
+def test_free_pods_go_when_nobody_has_used_them_for_the_idle_time(cluster: Cluster, client: Open) -> None:
+    one = client(idle="2")
+    assert one.run(one.group(2), "rank").values == {0: 0, 1: 1}
+    assert wait_until(lambda: not cluster.processes(), PROMISED_S)
+    assert wait_until(cluster.is_empty, 10)
+    assert one.run(one.group(2), "rank").values == {0: 0, 1: 1}
+
+
+def test_the_job_of_another_user_is_not_touched(cluster: Cluster, client: Open, book: Notebook) -> None:
+    """One with our labels, which no record here names."""
+    [left] = cluster.get("jobs")
+    name = left["metadata"]["name"]
+    others = {**left, "metadata": {"name": "jd-somebody-0000", "labels": left["metadata"]["labels"]}, "status": {}}
+    cluster.create_job(others)
+    with cluster.frozen():
+        kill(book.pid, *coordinators(), *guards())
+    client(cpu="8", idle="114").group(1)
+    assert wait_until(lambda: name not in cluster.names("jobs"), 10)
+    assert "jd-somebody-0000" in cluster.names("jobs")
+
+
 def test_a_job_is_deleted_when_the_cluster_answers_again(cluster: Cluster, book: Notebook) -> None:
     with cluster.frozen():
         book.ok("%distributed_pool stop")

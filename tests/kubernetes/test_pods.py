@@ -269,6 +269,10 @@ LOSSES: dict[str, tuple[Do, str]] = {
         lambda cluster, pod, job: cluster.do("preempt", pod),
         r"pod jd-\S+ on node n\d was preempted by a pod of higher priority \(.*\)",
     ),
+    "its node lost": (
+        lambda cluster, pod, job: cluster.do("lose_node", pod),
+        r"pod jd-\S+ on node n\d was ended because its node is about to go, or does not answer \(.*\)",
+    ),
     "deleted": (
         lambda cluster, pod, job: cluster.do("delete", "pods", pod),
         r"pod jd-\S+ on node n\d was deleted",
