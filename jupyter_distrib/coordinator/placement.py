@@ -291,9 +291,10 @@ class Placement:
             threading.Thread(target=self._reservation.drop_more, name="jupyter_distrib-drop").start()
 
     def nodes(self) -> int:
-        """Return the number of nodes, with those of the room; see `worker_group.NodeSource`."""
+        """Return the number of nodes, with those of the room; see `worker_group.NodeSource`. One of several jobs on a
+        node has a share of its own."""
         found = self._more or self._found
-        return len(found.shares) if found is not None else 0
+        return len({share.node.short_name for share in found.shares}) if found is not None else 0
 
     def use_room(self) -> None:
         """Give the group all nodes; see `worker_group.NodeSource`."""

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_slurm_is_asked_for_a_job_only_if_the_cell_works_and_fits(bed: SlurmBed, tmp_path: Path) -> None:
+    assert bed.left() == "", "of another test"
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", 'nodes = "1"']
     write_trusted(tmp_path, "\n".join([*lines, ""]))
     with Notebook(tmp_path) as book:
