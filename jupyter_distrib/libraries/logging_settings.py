@@ -23,6 +23,8 @@ _OWN_LOGGERS = frozenset(
         *(
             "IPython",
             "IPKernelApp",
+            "TerminalIPythonApp",
+            "ZMQTerminalIPythonApp",
             "ipykernel",
             "traitlets",
             "tornado",
