@@ -206,7 +206,7 @@ TEXTS = """root => {
     return texts;
 }"""
 DATA = re.compile(
-    r"![^!]|%%distributed.*|--[\w-]+|local|inline|ray|ddp|fsdp|tp|none|auto|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\]|cpu|red|(ranks? [\d, -]+: )?[A-Z]\w+Error.*"
+    r"![^!]|%%distributed.*|--[\w-]+|local|inline|ray|ddp|fsdp|tp|none|auto|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\](, .*)?|cpu|red|(ranks? [\d, -]+: )?[A-Z]\w+Error.*"
     r"|loss.*|kB|MB|GB|it/s|s/it|[\d.:/% ]+ ?(it/s|s/it|[kMG]?B|%)?"
 )
 """What nobody translates: names, units, and what ranks and the kernel say."""

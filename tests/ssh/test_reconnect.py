@@ -41,13 +41,18 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(bed: Bed) -> Iterator[Ranks]:
-    one = Ranks(bed)
+    _others.update(pid for host in bed.hosts for pid in ssh_to(host))
+    one = Ranks(bed, reconnect="59")  # an option of its own, so a coordinator of its own
     yield one
     one.client.close()
 
 
+_others: set[int] = set()
+"""Those of earlier tests, whose coordinators have not ended yet."""
+
+
 def ssh_to(host: Host) -> list[int]:
-    return [pid for pid, line in commands("ssh").items() if f"-- {host.name}" in line]
+    return [pid for pid, line in commands("ssh").items() if f"-- {host.name}" in line and pid not in _others]
 
 
 def kill_ssh(host: Host, number: int = signal.SIGKILL) -> int:
