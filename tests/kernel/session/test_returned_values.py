@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from jupyter_distrib.kernel.session.runs.results import ReturnedValues
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -19,6 +21,14 @@ class Pressed(Descriptors):
         super().close()
 
 
+@pytest.fixture
+def as_in_a_kernel() -> Iterator[None]:
+    end = interrupts.repeat_swallowed()
+    yield
+    end()
+
+
+@pytest.mark.usefixtures("as_in_a_kernel")
 def test_an_interrupt_that_comes_while_values_are_freed_is_not_lost() -> None:
     reading, writing = os.pipe()
     values = ReturnedValues()

@@ -276,8 +276,12 @@ class ReturnedValues:
             descriptors.close()
 
     def __del__(self) -> None:
-        with interrupts.Uninterrupted():
+        try:
+            with interrupts.Uninterrupted():
+                self._close_parcels()
+        except KeyboardInterrupt:  # which the extension repeats, since Python swallows it here
             self._close_parcels()
+            raise
 
 
 def unpack_exception(parcel: m.Parcel) -> BaseException | None:
