@@ -30,9 +30,10 @@ _NAMED = (
 )
 """`password=hunter2`, and its like."""
 _NAME = (
-    r"(?i)(?:.*_)?(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|account|auth|private)_?key)"
+    r"(?:.*_)?(?:password|passwd|passphrase|pwd|secret|token|credentials?|"
+    r"(?:api|access|account|auth|private|secret)_?key)"
 )
-"""The name of a variable with a secret: not `tokenizer` or `max_tokens`, which say how to train."""
+"""The name of a variable with a secret, in lower case with underscores: not `tokenizer` or `max_tokens`."""
 _BEARER = r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"
 _LEAST, _LEAST_ALONE = 6, 8
 """Minimum length of a secret that is searched for in a text, and of one that may be a mere user name: shorter ones
@@ -65,7 +66,8 @@ def without_secrets(text: str) -> str:
 
 def without_secret(name: str, value: object) -> object:
     """Return the value of an argument, or what stands for it if it is a text whose name says that it is a secret."""
-    return LEFT_OUT if isinstance(value, str) and value and re.fullmatch(_NAME, name) else value
+    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # dbToken
+    return LEFT_OUT if isinstance(value, str) and value and re.fullmatch(_NAME, words) else value
 
 
 def _without_values(text: str) -> str:

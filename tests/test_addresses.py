@@ -70,7 +70,19 @@ def test_an_address_is_shown_without_secrets(address: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["token", "db_token", "HF_TOKEN", "password", "api_key", "wandb_apikey", "client_secret"]
+    "name",
+    [
+        "token",
+        "db_token",
+        "HF_TOKEN",
+        "password",
+        "api_key",
+        "wandb_apikey",
+        "client_secret",
+        "dbToken",
+        "apiKey",
+        "secret_key",
+    ],
 )
 def test_the_value_of_an_argument_whose_name_is_a_secret_s_is_left_out(name: str) -> None:
     assert without_secret(name, SECRET) == "..."

@@ -202,9 +202,8 @@ class DryRun:
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
-        if isinstance(
-            error, (PayloadError, side_effects.NotWritten)
-        ):  # such as a value that --keep has left on the ranks
+        # A PayloadError is such as that of a value that --keep has left on the ranks.
+        if isinstance(error, (PayloadError, side_effects.NotWritten)):
             return {"end": "refused", "why": f"The cell cannot be run dry: {described.message}"}
         at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
         why = ""

@@ -273,15 +273,19 @@ class DistributedFunction(Generic[P, R]):
             settings=settings,
             notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
             shown=_source_of(self.subject) or _call(self.function, name, args, kwargs),
-            arguments=_plain_arguments(
-                *((self.function, args, kwargs) if self.called_with is None else (self.subject, *self.called_with))
-            ),
+            arguments=self._arguments_shown(args, kwargs),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
             keywords=self.names,
         )
         run = current.submit(request) if submitted else current.start(request)
         run.program = current.setups.before(_program(self._name, cell, inputs, options, settings, namespace))
         return run
+
+    def _arguments_shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the numbers and texts among the arguments that the subject will have, by parameter."""
+        if self.called_with is None:
+            return _plain_arguments(self.function, args, kwargs)
+        return _plain_arguments(self.subject, *self.called_with)
 
     def _is_importable(self) -> bool:
         """Return whether the ranks can import the function from a module and find that module's globals."""
