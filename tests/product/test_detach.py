@@ -62,6 +62,7 @@ def test_another_cell_runs_meanwhile_on_other_ranks(shared: Notebook) -> None:
     shared.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
     other = shared.cell("%%distributed --ranks 2\nrank")
     shared.cell("job.cancel()")
+    _wait_done(shared)  # else the next test's run is queued behind it
 
     assert other.result == "rank 0: 0\nrank 1: 1"
 
