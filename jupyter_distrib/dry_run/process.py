@@ -62,7 +62,6 @@ class DryRun:
         self._command = command
         self._plan: dict[str, Any] = json.loads(command.label)
         self._notes: list[str] = []
-        self._files: dict[str, None] = {}
         self._steps: dict[int, int] = {}
         self._optimizers: list[Any] = []
 
@@ -141,7 +140,8 @@ class DryRun:
         identity.cell.reporter = reporting.Reporter(command.run, 0, _unsent)
         identity.cell.displayer = displaying.Displayer(command.run, 0, _unsent)
         side_effects.switch_trackers_off()
-        sys.addaudithook(self._opened)
+        self._effects = side_effects.RealEffects(self._ledger.is_users)
+        sys.addaudithook(self._effects.on_event)
         return self._begin_strategy
 
     def _begin_strategy(self) -> Any:
@@ -285,12 +285,6 @@ class DryRun:
             self._ledger.finished = True
             raise Finished
 
-    def _opened(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
-            path = str(args[0])
-            if not path.startswith(("/dev/", "/proc/")) and "__pycache__" not in path and not path.isdecimal():
-                self._files[path] = None
-
     # ------------------------------------------------------------------------------------------------ the report
 
     def _memory(self) -> dict[str, Any]:
@@ -306,7 +300,7 @@ class DryRun:
             "steps": max(self._steps.values(), default=0),
             "operations": self._ledger.operations,
             "notes": list(dict.fromkeys(self._notes)),
-            "files": list(self._files)[:10],
+            "effects": self._effects.listed(),
             "memory_here_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 

@@ -1,21 +1,26 @@
-"""Switches off what a cell does outside itself: experiment trackers, saving, and uploads. Process of a dry run."""
+"""Switches off what a cell does outside itself: experiment trackers, saving, and uploads; and lists what it does for
+real. Process of a dry run."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from operator import attrgetter
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from jupyter_distrib.libraries.setting import when_imported
+from jupyter_distrib.system import file_owner
 
 TRACKERS = (
     "wandb", "mlflow", "comet_ml", "neptune", "aim", "clearml", "tensorboardX", "torch.utils.tensorboard", "trackio",
@@ -33,6 +38,69 @@ _SAVING: Mapping[str, tuple[str, str]] = {
     "pytorch_lightning.trainer.trainer": ("Trainer", "save_checkpoint"),
 }
 """Functions that save or upload, by the module, and the class in it, that has them."""
+
+
+_MOST_EFFECTS = 10
+"""The number of files, and of programs, that are listed."""
+_REMOVES = ("os.remove", "os.rmdir", "os.rename", "shutil.rmtree", "shutil.move")
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.path.join(_PYTHON, "site-packages"))
+_PROGRAMS = {"subprocess.Popen": 1, "os.system": 0, "os.posix_spawn": 1, "os.exec": 1}
+"""The position of the command among the arguments of these audit events of Python."""
+
+
+class RealEffects:
+    """The files and programs of a cell that runs for real until its training has shown its peak.
+
+    Args:
+        is_users: Whether a file is the user's.
+    """
+
+    def __init__(self, is_users: Callable[[str], bool]) -> None:
+        self._is_users = is_users
+        self._written: dict[str, None] = {}
+        self._removed: dict[str, None] = {}
+        self._programs: dict[str, None] = {}
+
+    def listed(self) -> dict[str, list[str]]:
+        """Return the first of each kind, by the words that say what the cell did."""
+        kinds = {"written": self._written, "removed or renamed": self._removed, "run": self._programs}
+        return {kind: list(found)[:_MOST_EFFECTS] for kind, found in kinds.items() if found}
+
+    def on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        """Take an audit event of Python (https://docs.python.org/3/library/audit_events.html)."""
+        if event == "open":
+            if isinstance(args[1], str) and set(args[1]) & set("wax+") and _is_a_users_path(path := str(args[0])):
+                self._written[path] = None
+        elif event in _REMOVES:
+            if self._is_called_by_user():
+                self._removed[os.fsdecode(args[0])] = None
+        elif event in _PROGRAMS and self._is_called_by_user():
+            self._programs[_command_line(args[_PROGRAMS[event]])] = None
+
+    def _is_called_by_user(self) -> bool:
+        """Return whether the user's code did this, not a library, by itself or through Python's own modules."""
+        frame: FrameType | None = inspect.currentframe()
+        while frame is not None and _passes_on(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame is not None and self._is_users(frame.f_code.co_filename)
+
+
+def _passes_on(file: str) -> bool:
+    """Return whether a file is Python's own or this package's."""
+    is_pythons = file.startswith(_PYTHON) and not file.startswith(_PACKAGES)
+    return file.startswith("<frozen ") or is_pythons or file_owner.is_own(file)
+
+
+def _command_line(command: Any) -> str:
+    if isinstance(command, (str, bytes, os.PathLike)):
+        return os.fsdecode(command)
+    words = [os.fsdecode(word) for word in command]
+    return words[2] if words[1:2] == ["-c"] and words[0].endswith("sh") and len(words) > 2 else shlex.join(words)
+
+
+def _is_a_users_path(path: str) -> bool:
+    return not path.startswith(("/dev/", "/proc/")) and "__pycache__" not in path and not path.isdecimal()
 
 
 class Nothing(ModuleType):

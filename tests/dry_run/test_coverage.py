@@ -39,16 +39,24 @@ def test_a_value_that_cannot_be_rebuilt_is_no_failure_of_the_cell() -> None:
     assert "`value` cannot be rebuilt" in found.refused
 
 
-def test_trackers_do_nothing_and_files_are_named(tmp_path: Path) -> None:
+def test_trackers_do_nothing_and_what_is_done_for_real_is_named(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise RuntimeError('the tracker was loaded')")
     source = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport wandb\nrun = wandb.init(project='x')\n"
         f"run.log({{'loss': 1}})\nwith wandb.init() as run: run.summary['a'] = 1\n"
         f"open({str(tmp_path / 'written.txt')!r}, 'w').close()\n"
+        "import os, pathlib, shutil, subprocess\n"
+        f"pathlib.Path({str(tmp_path / 'old.txt')!r}).unlink()\nshutil.rmtree({str(tmp_path / 'old')!r})\n"
+        "subprocess.run(['true', 'a b'])\nos.system('true 2')\nsubprocess.check_output('true 3', shell=True)\n"
     )
+    (tmp_path / "old.txt").write_text("")
+    (tmp_path / "old").mkdir()
     found = play(source, path=(str(tmp_path),))
     assert found.error is None, repr(found)
-    assert found.files == [str(tmp_path / "written.txt")]
+    assert found.effects["written"] == [str(tmp_path / "written.txt")]
+    assert found.effects["removed or renamed"] == [str(tmp_path / "old.txt"), str(tmp_path / "old")]
+    assert found.effects["run"] == ["true 'a b'", "true 2", "true 3"]
+    assert f"for real, the cell has written {tmp_path}/written.txt; removed" in repr(found)
 
 
 def test_attention_takes_the_memory_of_a_kernel_of_gpus() -> None:

@@ -291,7 +291,7 @@ def _answer(report: dict[str, Any], play: Play) -> DryRun:
         guesses=guesses,
         sources=_sources(cell, [*by_line, *guesses]),
         notes=report["notes"],
-        files=report["files"],
+        effects=report["effects"],
         memory_here_bytes=report["memory_here_bytes"],
     )
 

@@ -82,8 +82,8 @@ class DryRun:
     sources: Mapping[Line, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     """The messages of the strategy."""
-    files: Sequence[str] = ()
-    """The files that the cell has opened for writing."""
+    effects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The files and programs of what the cell has done for real, by the words that say what it did with them."""
     wall_s: float = 0.0
     memory_here_bytes: int = 0
     """The most memory that the process of the dry run has had itself."""
@@ -171,8 +171,9 @@ class DryRun:
         if self.guesses:
             places = ", ".join(_named(line) for line in sorted(self.guesses))
             lines.append(f"· values had to be guessed on {places}: what depends on them may go another way.")
-        if self.files:
-            lines.append(f"· files that the cell has opened for writing, for real: {', '.join(self.files)}")
+        if self.effects:
+            done = "; ".join(f"{what} {', '.join(names)}" for what, names in self.effects.items())
+            lines.append(f"· for real, the cell has {done}")
         if not self.refused:
             lines.append(f"· {_NOT_SEEN}")
         return lines
