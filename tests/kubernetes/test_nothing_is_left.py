@@ -77,6 +77,7 @@ def test_pods_that_wait_for_a_node_go_with_the_coordinator(cluster: Cluster, cli
     assert wait_until(cluster.is_empty, 20)
 
 
+@pytest.mark.timeout(300)  # pods wait a minute for their notebook before they end
 def test_pods_end_by_themselves_when_all_are_killed_and_nothing_answers(
     cluster: Cluster, client: Open, book: Notebook
 ) -> None:
