@@ -443,7 +443,7 @@ def mend_models(module: Any) -> None:
             return _model(module, run, name)
         run.reopen()
         run.is_used = True
-        made = guarded(run, f"the model {name} is not logged", lambda: log(cls, *arguments, **keywords))
+        made = guarded(run, f"the model {name!r} is not logged", lambda: log(cls, *arguments, **keywords))
         return _model(module, run, name) if made is None else made
 
     module.Model.log = classmethod(logged)
