@@ -88,8 +88,34 @@ def make_code(filename: str, make: Callable[..., types.CodeType], arguments: tup
     return code if code.co_filename == filename else code.replace(co_filename=filename)
 
 
-DISPATCH_TABLE = ChainMap({types.CodeType: code_form}, cloudpickle.Pickler.dispatch_table)
-"""Dispatch table for pickling functions and classes by value: cloudpickle's, except for code."""
+def cell_form(cell: types.CellType) -> Reduced:
+    """Return the form of a variable that inner functions share: made empty, since its value may be such a function."""
+    try:
+        value = (cell.cell_contents,)
+    except ValueError:
+        return empty_cell, ()
+    return empty_cell, (), value, None, None, fill_cell
+
+
+def empty_cell() -> types.CellType:
+    return types.CellType()
+
+
+def fill_cell(cell: types.CellType, value: tuple[object]) -> None:
+    cell.cell_contents = value[0]
+
+
+def with_own_cells(obj: Any, reduced: Reduced) -> Reduced:
+    """Return the form of a function with its own cells, so that functions share them afterwards as well; cloudpickle
+    gives each function new ones. Other objects keep their form."""
+    if not isinstance(obj, types.FunctionType) or not obj.__closure__:
+        return reduced
+    make, arguments, *rest = reduced
+    return make, (*arguments[:-1], obj.__closure__), *rest
+
+
+DISPATCH_TABLE = ChainMap({types.CodeType: code_form, types.CellType: cell_form}, cloudpickle.Pickler.dispatch_table)
+"""Dispatch table for pickling functions and classes by value: cloudpickle's, except for code and cells."""
 
 
 # ---------------------------------------------------------------------------------------- kernel to rank, by value

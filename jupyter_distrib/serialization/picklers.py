@@ -106,7 +106,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if definitions.dispatches(obj) and (form := self.dispatching(obj)) is not None:
             return form
         reduced = super().reducer_override(obj)
-        return self.by_value(obj, reduced) if definitions.is_by_value(reduced) else reduced
+        if definitions.is_by_value(reduced):
+            return self.by_value(obj, definitions.with_own_cells(obj, reduced))
+        return reduced
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         return reduced

@@ -57,6 +57,29 @@ def test_what_a_function_uses_is_the_object_that_the_cell_uses(kernel: Kernel) -
     assert kernel.run("add(1); add(2); shared") == [1, 2]
 
 
+def test_functions_that_share_a_variable_of_another_function_share_it_on_the_rank_and_on_their_way_back(
+    kernel: Kernel,
+) -> None:
+    source = """
+        def counter():
+            count = 0
+            def add():
+                nonlocal count
+                count += 1
+                return count
+            def both(n): return count if n == 0 else both(n - 1)
+            return add, both
+        add, both = counter()
+    """
+    kernel.cell(source)
+    kernel["add"]()
+    assert kernel.run("(add(), both(2), add(), both(0))") == (2, 2, 3, 3)
+    assert kernel.run("add") is kernel["add"]
+    assert kernel["both"](1) == 1
+    add, both = kernel.run(textwrap.dedent(source) + "(add, both)")
+    assert (add(), both(1)) == (1, 1)
+
+
 def test_two_names_of_one_object_stay_one_object(kernel: Kernel) -> None:
     kernel.cell("a = [1]\nb = a")
     assert kernel.run("a is b") is True
