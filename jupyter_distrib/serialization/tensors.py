@@ -22,6 +22,7 @@ import ctypes
 import importlib
 import pickle
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Collection
 from contextvars import ContextVar
@@ -123,7 +124,11 @@ class Tensors:
             return same, (None,)
         if type(tensor) is not self._torch.Tensor or tensor.device.type == "meta":
             return NotImplemented
-        if tensor.layout is not self._torch.strided or tensor.is_quantized:
+        if tensor.is_quantized:
+            with warnings.catch_warnings():  # torch warns of its own use of `TypedStorage`
+                warnings.simplefilter("ignore")
+                return rebuild_quietly, tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if tensor.layout is not self._torch.strided:
             return NotImplemented
         key = private_torch.identity(tensor.untyped_storage())
         if key in self._compact:
@@ -247,6 +252,12 @@ def _is_distributed_hook(hook: Any) -> bool:
 
 def same(obj: Any) -> Any:
     return obj
+
+
+def rebuild_quietly(function: Any, arguments: tuple[Any, ...]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*arguments)
 
 
 def rebuild_storage(buffer: Any, moves: bool) -> Any:

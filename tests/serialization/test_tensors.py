@@ -6,6 +6,7 @@ import gc
 import struct
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_a_tensor_survives_both_ways(kernel: Kernel, name: str) -> None:
         assert back.stride() == made.stride()
         assert (back.is_conj(), back.is_neg()) == (made.is_conj(), made.is_neg())
     assert torch.equal(back.detach().to_dense().to(torch.complex64), made.detach().to_dense().to(torch.complex64))
+
+
+def test_a_quantized_tensor_is_sent_without_a_warning_of_torchs_own_doing(kernel: Kernel) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates them
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    seen = "import warnings\nwarnings.simplefilter('error')\n"
+    assert kernel.run(seen + "warm.dequantize().tolist()", warm=quantized) == pytest.approx([1, 1, 1])
+    assert kernel.run("given", given=quantized).dequantize().tolist() == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.filterwarnings("ignore")
