@@ -8,7 +8,8 @@ names functions of this file, which import it. The treatment of each kind of obj
   arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor becomes separate from it, as numpy pickles arrays by themselves.
-* As with `torch.save`, `.grad` and the autograd graph are left out.
+* Captured leaves bring their `.grad`; results leave it on the rank, as `torch.save` does. The autograd graph is left
+  out.
 * Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
   `fully_shard` are undone on a copy. A tensor that is sharded over ranks is refused with advice, since `full_tensor()`
   would be a collective that others do not join; unless a strategy has gathered it before, on all ranks (`whole`).
@@ -122,6 +123,17 @@ class Tensors:
             return self._sharded(tensor)
         if self._found is not None:
             return same, (None,)
+        if not self._results and tensor.is_leaf and tensor.grad is not None:
+            return self._with_grad(tensor)
+        return self._without_grad(tensor)
+
+    def _with_grad(self, tensor: Any) -> Any:
+        reduced = self._without_grad(tensor)
+        if reduced is NotImplemented:
+            reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return (*reduced, tensor.grad, None, None, set_grad) if len(reduced) == 2 else reduced
+
+    def _without_grad(self, tensor: Any) -> Any:
         if type(tensor) is not self._torch.Tensor or tensor.device.type == "meta":
             return NotImplemented
         if tensor.is_quantized:
@@ -277,6 +289,10 @@ def rebuild_storage(buffer: Any, moves: bool) -> Any:
 def rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
     torch: Any = importlib.import_module("torch")
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def set_grad(tensor: Any, grad: Any) -> None:
+    tensor.grad = grad
 
 
 def rebuild_without_data(size_bytes: int, device: str) -> Any:

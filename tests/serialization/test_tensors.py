@@ -69,6 +69,27 @@ def test_a_tensor_survives_both_ways(kernel: Kernel, name: str) -> None:
     assert torch.equal(back.detach().to_dense().to(torch.complex64), made.detach().to_dense().to(torch.complex64))
 
 
+def test_gradients_of_the_notebook_are_there_on_the_rank(kernel: Kernel) -> None:
+    model = torch.nn.Linear(3, 2)
+    (model.weight.sum() * 2).backward()
+    leaf = torch.ones(3, requires_grad=True)
+    (leaf * 3).sum().backward()
+    used = "(model.weight.grad.tolist(), model.bias.grad, leaf.grad.tolist(), grad is leaf.grad)"
+    assert kernel.run(used, model=model, leaf=leaf, grad=leaf.grad) == (
+        [[2.0] * 3] * 2,
+        None,
+        [3.0] * 3,
+        True,
+    )
+
+
+def test_a_value_that_a_rank_returns_leaves_its_gradients_there(kernel: Kernel) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.sum().backward()
+    back = kernel.run("given", given=parameter)
+    assert (back.tolist(), back.grad) == ([1.0] * 3, None)
+
+
 def test_a_quantized_tensor_is_sent_without_a_warning_of_torchs_own_doing(kernel: Kernel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates them
