@@ -323,12 +323,15 @@ def kept_value(key: str) -> object:
 def _packed(
     make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool, deferred: bool = False
 ) -> Packed:
-    """Pickle, a second time if the first pass found large storages that are hardly used or on an accelerator."""
+    """Pickle, a second time if the first pass found large storages that are hardly used or on an accelerator, or arrays
+    that overlap."""
     first = Tensors(results=results, look_first=True)
     packed = _packed_once(make, value, first)
-    compact = first.wasteful()
-    if compact or first.left_out:
-        packed = _packed_once(make, value, Tensors(results=results, compact=compact, deferred=deferred))
+    regions = first.arrays.overlapping()
+    compact = first.wasteful(regions)
+    if compact or first.left_out or regions:
+        again = Tensors(results=results, compact=compact, deferred=deferred, regions=regions)
+        packed = _packed_once(make, value, again)
     return packed
 
 

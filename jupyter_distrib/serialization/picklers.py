@@ -151,8 +151,10 @@ class InputPickler(_Pickler):
             return NotImplemented
         if self.shared and (place := self.shared.get(id(obj))) is not None:
             return definitions.shared_value, place
+        if type(obj) is self._memmap and (form := self._tensors.arrays.reduce(obj)) is not NotImplemented:
+            return form
         if type(obj) is self._memmap:
-            return rebuild_memmap, (obj.view(sys.modules["numpy"].ndarray),)
+            return rebuild_memmap, (self._tensors.arrays.alone(obj.view(sys.modules["numpy"].ndarray)),)
         return super().reducer_override(obj)
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:

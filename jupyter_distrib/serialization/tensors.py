@@ -7,7 +7,7 @@ names functions of this file, which import it. The treatment of each kind of obj
   again. A storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On
   arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
-* A numpy array over the memory of a tensor becomes separate from it, as numpy pickles arrays by themselves.
+* A numpy array over the memory of a tensor, or of another array, is again one (`shared_arrays`).
 * Captured leaves bring their `.grad`; results leave it on the rank, as `torch.save` does. The autograd graph is left
   out.
 * Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
@@ -30,6 +30,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from jupyter_distrib.serialization import device_memory
+from jupyter_distrib.serialization.shared_arrays import Region, SharedArrays
 from jupyter_distrib.system import private_torch
 
 DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
@@ -61,6 +62,7 @@ class Tensors:
         found: list[Any] | None = None,
         look_first: bool = False,
         deferred: bool = False,
+        regions: dict[int, Region] | None = None,
     ) -> None:
         """Prepare for one pickling.
 
@@ -70,7 +72,9 @@ class Tensors:
             found: If given, sharded tensors are only collected in this list; the pickle is then unusable.
             look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is called.
             deferred: Leave large storages of an accelerator there until their bytes are written into shared memory.
+            regions: The memory that arrays share, as the arrays of a first pass have found it.
         """
+        self.arrays = SharedArrays(regions)
         self._deferred = deferred
         self._found = found
         self._looks_first = look_first
@@ -94,8 +98,8 @@ class Tensors:
         Raises:
             pickle.PicklingError: The object belongs to the ranks; the message says what to return instead.
         """
-        if self._torch is None:
-            return NotImplemented
+        if (form := self.arrays.reduce(obj)) is not NotImplemented or self._torch is None:
+            return form
         if issubclass(cls, self._types):
             if issubclass(cls, self._torch.Tensor):
                 return self._tensor(obj)
@@ -106,14 +110,16 @@ class Tensors:
             raise pickle.PicklingError("a process group exists only between the ranks")
         return NotImplemented
 
-    def wasteful(self) -> frozenset[int]:
-        """Return the storages that were sent in full although a single tensor used less than half of them."""
+    def wasteful(self, regions: Collection[int] = ()) -> frozenset[int]:
+        """Return the storages that were sent in full although a single tensor used less than half of them, and no array
+        any of them (`regions`)."""
         return frozenset(
             key
             for key, used in self._used_bytes.items()
             if len(used) == 1
             and key in self._storages  # else torch used another form, as for XLA
             and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
+            and not (regions and self._storages[key].data_ptr() in regions)
         )
 
     # -------------------------------------------------------------------------------------------------- tensors
@@ -185,6 +191,8 @@ class Tensors:
         if size == 0 or device == "meta":
             return rebuild_without_data, (size, "meta" if device == "meta" else "cpu")
         moves = is_on_accelerator(storage)
+        if not moves and (form := self.arrays.reduce_storage(storage)) is not NotImplemented:
+            return form
         if moves and self._looks_first and size > _SMALL_BYTES:
             self.left_out = True
             return same, (None,)
