@@ -92,7 +92,7 @@ class Writer(FileSystemWriter):
         name = self._part(self._rank)
         with self.place.new(f"{name}.new") as file:
             file.write(part.as_json(plan, results))
-        self.place.replace(f"{name}.new", name)
+        self._rename(f"{name}.new", name)
 
     def has_part(self, rank: int) -> bool:
         return self.place.has(self._part(rank))
@@ -135,13 +135,27 @@ class Writer(FileSystemWriter):
             pickle.dump(metadata, file)
             file.flush()
             os.fsync(file.fileno())
-        self.place.replace(self._pending, METADATA)
+        needed = {each.relative_path for each in metadata.storage_data.values()}
+        if not needed <= set(self.place.names()):
+            raise DistributedError(self._overtaken())
+        self._rename(self._pending, METADATA)
         self.place.sync()
         self._is_complete = True
-        needed = {each.relative_path for each in metadata.storage_data.values()}
         for name in self.place.names():
             if name not in needed and name != METADATA and is_of_checkpoint(name):
                 self.place.remove(name)
+
+    def _rename(self, old: str, new: str) -> None:
+        try:
+            self.place.replace(old, new)
+        except FileNotFoundError:
+            raise DistributedError(self._overtaken()) from None
+
+    def _overtaken(self) -> str:
+        return (
+            f"{self.folder} was saved into by another process at the same time, which has removed the files of this "
+            "save: give each its own folder, or save from one of them."
+        )
 
     def clean_up(self) -> None:
         """Remove the files of a failed save. Called on rank 0, however the save ended."""

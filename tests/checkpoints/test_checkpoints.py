@@ -220,6 +220,29 @@ save("here", number=2)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moment", ["finish", "place.replace"])
+def test_a_save_that_another_one_overtakes_is_an_error_and_leaves_the_other(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Two processes that save into one folder: the second removes the first one's files when it has ended."""
+    first, second = net(seed=1), net(seed=2)
+    owner, name = (folders.Writer, moment) if moment == "finish" else (folders.CheckpointFolder, "replace")
+    original = getattr(owner, name)
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        save("ckpt", model=second)
+        return original(*args)
+
+    save("ckpt", model=net())
+    monkeypatch.setattr(owner, name, overtaken)
+    with pytest.raises(DistributedError, match="ckpt was saved into by another process at the same time"):
+        save("ckpt", model=first)
+
+    load("ckpt", model=first)
+    assert same(first, second)
+
+
 def test_a_writer_that_dies_in_the_middle_of_the_metadata_leaves_the_earlier_checkpoint():
     save("here", number=1)
 
