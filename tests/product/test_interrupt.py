@@ -283,6 +283,15 @@ def test_code_that_ends_the_program_before_the_rank_is_told_why_it_was_interrupt
 # ------------------------------------------------------------------------------- what a stopped cell leaves
 
 
+def test_a_timer_that_a_cell_leaves_running_does_not_reach_the_next(book: Notebook) -> None:
+    """Its handler has gone with its cell, so the signal would kill the rank."""
+    book.ok(
+        "%%distributed --ranks 2\nimport signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.alarm(1000);"
+    )
+    timers = book.ok("%%distributed --ranks 2\nimport signal\nsignal.getitimer(signal.ITIMER_REAL)").result
+    assert timers == "ranks 0-1: (0.0, 0.0)"
+
+
 def test_signal_handlers_that_a_cell_leaves_do_not_keep_the_next_from_being_stopped(book: Notebook) -> None:
     """A trainer that ignores SIGINT while it shuts down, and leaves it ignored."""
     before = pids_in(book.cell(KEEP))

@@ -137,6 +137,13 @@ _MOST_PARTS = 100
 """Number of items to search in a list or dict: a longer one is data."""
 
 
+_TIMERS: dict[int, int] = {
+    signal.SIGALRM: signal.ITIMER_REAL,
+    signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+    signal.SIGPROF: signal.ITIMER_PROF,
+}
+
+
 class SignalHandlers:
     """The signal handlers at the start of every cell."""
 
@@ -153,6 +160,8 @@ class SignalHandlers:
     def restore(self) -> None:
         for number, handler in self._first:
             if handler is not None and _handler(number) != handler:
+                if (timer := _TIMERS.get(number)) is not None:  # its signal would kill the rank
+                    signal.setitimer(timer, 0)
                 signal.signal(number, handler)
 
 
