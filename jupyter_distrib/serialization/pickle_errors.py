@@ -51,6 +51,9 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PicklePr
     try:
         pickler.dump(inputs_in_order(inputs))
     except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
+        if isinstance(error.__cause__ or error, RecursionError) and (name := pickler.name) in inputs:
+            deep = _type_name(inputs[name])
+            return PickleProblem(name=name, path=name, type_name=deep, reason="it is nested too deeply")
         reason = f"{error}" or type(error).__name__
         return _located(pickler.name, inputs.get(pickler.name), pickler.last, reason[:_MAX_REASON], namespace)
     return None

@@ -24,6 +24,18 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 # ---------------------------------------------------------------------------------------------------- names
 
 
+@pytest.mark.parametrize("cell", ["print(added)", "reads()"])
+def test_a_name_that_the_notebook_has_put_among_the_builtins_is_told_with_its_reason(book: Notebook, cell: str) -> None:
+    book.ok("import builtins\nbuiltins.added = 3\ndef reads(): return added")
+    try:
+        outcome = book.fails(ON_TWO + cell)
+    finally:
+        book.ok("del builtins.added")
+    assert outcome.ename == "NameError"
+    assert "`added` is a builtin that the notebook has added (`builtins.added = ...`)" in outcome.traceback
+    assert "builtin" not in book.fails(ON_TWO + "missing").traceback
+
+
 def test_a_module_inside_a_module_that_the_notebook_has_imported_is_there(book: Notebook) -> None:
     """In a cell, and in one that a rank ran before it."""
     book.ok("import logging.handlers, xml.dom.minidom")

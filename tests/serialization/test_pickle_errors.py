@@ -49,6 +49,16 @@ def problem_of(**inputs: Any) -> tuple[str, str, str]:
     return found.name, found.path, found.type_name
 
 
+def test_a_value_that_is_nested_too_deeply_is_named_as_such() -> None:
+    deep: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    found = payload.problem({"a": 1, "deep": deep}, {})
+    assert found is not None
+    assert (found.name, found.path, found.type_name) == ("deep", "deep", "list")
+    assert found.reason == "it is nested too deeply"
+
+
 def test_a_problem_is_named_with_its_path() -> None:
     lock = threading.Lock()
     module = torch.nn.Sequential(torch.nn.Linear(1, 1))

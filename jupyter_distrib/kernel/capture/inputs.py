@@ -134,9 +134,36 @@ def absent(
     source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
 ) -> dict[str, str]:
     """Return the names that the cell, or code sent with it, may lack on the ranks, each with the reason."""
-    gone = dropped.keys() - namespace.keys()
-    mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
-    return {**{name: dropped[name].explained(name) for name in gone & mentioned}, **packed_inputs.left_out}
+    gone = {name: dropped[name].explained(name) for name in dropped.keys() - namespace.keys()}
+    added = {name: _of_builtins(name) for name, value in vars(builtins).items() if _is_added(name, value)}
+    if not (told := {**added, **gone}):
+        return packed_inputs.left_out
+    mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()}
+    return {**{name: told[name] for name in told.keys() & mentioned}, **packed_inputs.left_out}
+
+
+_KNOWN_BUILTINS = PROVIDED | {
+    *("True", "False", "None", "Ellipsis", "NotImplemented", "open", "copyright", "credits", "license"),
+    *("exit", "quit", "help", "_"),
+}
+"""The names among the builtins that Python and IPython put there and whose values do not say so."""
+
+
+def _is_added(name: str, value: object) -> bool:
+    """Return whether something else than Python and IPython has put a name among the builtins."""
+    module = str(getattr(value, "__module__", None))
+    return (
+        name not in _KNOWN_BUILTINS
+        and name[:2] != "__"
+        and not module.startswith(("builtins", "IPython.", "ipykernel."))
+    )
+
+
+def _of_builtins(name: str) -> str:
+    return (
+        f"`{name}` is a builtin that the notebook has added (`builtins.{name} = ...`), and ranks do not have it: bind "
+        "the name in the notebook, or add it in a cell with %%distributed_setup"
+    )
 
 
 def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:

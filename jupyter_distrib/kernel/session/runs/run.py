@@ -22,7 +22,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.analysis import failures
@@ -498,6 +498,9 @@ class Run:
         if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
             return failures.to_interrupt(record, elapsed_s, source_of)  # stopped from elsewhere, or in the inline pool
         return failures.to_exception(record, unpack_exception, source_of, elapsed_s, colors=True)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a run belongs to the notebook that began it: pickle `.result()`, or what else is read of it")
 
     def __repr__(self) -> str:
         if self.start.state:
