@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import sys
 import types
@@ -149,6 +150,8 @@ class InputPickler(_Pickler):
         if type(obj) is Name:
             self.name = obj.name
             return NotImplemented
+        if obj is os.environ:
+            return getattr, (os, "environ")
         if self.shared and (place := self.shared.get(id(obj))) is not None:
             return definitions.shared_value, place
         if type(obj) is self._memmap and (form := self._tensors.arrays.reduce(obj)) is not NotImplemented:

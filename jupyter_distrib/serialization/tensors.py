@@ -9,7 +9,7 @@ names functions of this file, which import it. The treatment of each kind of obj
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor, or of another array, is again one (`shared_arrays`).
 * Captured leaves bring their `.grad`; results leave it on the rank, as `torch.save` does. The autograd graph is left
-  out.
+  out. A captured tensor that has one refuses gradients that flow into it, since in the notebook they would go on.
 * Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
   `fully_shard` are undone on a copy. A tensor that is sharded over ranks is refused with advice, since `full_tensor()`
   would be a collective that others do not join; unless a strategy has gathered it before, on all ranks (`whole`).
@@ -90,6 +90,8 @@ class Tensors:
         if self._torch is not None:
             storages = (self._torch.UntypedStorage, self._torch.TypedStorage)
             self._types: tuple[type, ...] = (self._torch.Tensor, *storages, self._torch.nn.Module)
+            optim = sys.modules.get("torch.optim.lr_scheduler")
+            self._schedulers: tuple[type, ...] = () if optim is None or self._results else (optim.LRScheduler,)
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
 
     def reduce(self, obj: Any, cls: type) -> Any:
@@ -106,6 +108,9 @@ class Tensors:
             if issubclass(cls, self._torch.nn.Module):
                 return self._module(obj) if self._results else NotImplemented
             return self._storage(obj)
+        if issubclass(cls, self._schedulers):
+            make, arguments, state, *_ = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return make, arguments, state, None, None, set_scheduler
         if self._group is not None and issubclass(cls, self._group):
             raise pickle.PicklingError("a process group exists only between the ranks")
         return NotImplemented
@@ -131,6 +136,8 @@ class Tensors:
             return same, (None,)
         if not self._results and tensor.is_leaf and tensor.grad is not None:
             return self._with_grad(tensor)
+        if not self._results and not tensor.is_leaf and tensor.layout is self._torch.strided:
+            return without_graph, (tensor.detach(),)
         return self._without_grad(tensor)
 
     def _with_grad(self, tensor: Any) -> Any:
@@ -297,6 +304,38 @@ def rebuild_storage(buffer: Any, moves: bool) -> Any:
 def rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
     torch: Any = importlib.import_module("torch")
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def set_scheduler(scheduler: Any, state: Any) -> None:
+    """Set the state of a scheduler, and let its optimizer count steps for it, which only a new scheduler arranges: else
+    torch warns at the first step."""
+    torch: Any = importlib.import_module("torch")
+    if hasattr(scheduler, "__setstate__"):
+        scheduler.__setstate__(state)
+    else:
+        scheduler.__dict__.update(state)
+    optimizer = getattr(scheduler, "optimizer", None)
+    if isinstance(optimizer, torch.optim.Optimizer) and all("initial_lr" in each for each in optimizer.param_groups):
+        torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)
+
+
+def without_graph(tensor: Any) -> Any:
+    """Return a tensor over the same memory that requires gradients, and refuses those that flow into it."""
+    torch: Any = importlib.import_module("torch")
+
+    class GraphOfTheNotebook(torch.autograd.Function):  # type: ignore[misc]  # torch is loaded here
+        @staticmethod
+        def forward(_: Any, __: Any, held: list[Any]) -> Any:
+            return held.pop()  # not an argument: the result would be a view of it
+
+        @staticmethod
+        def backward(*_: Any) -> Any:
+            raise RuntimeError(
+                "a gradient reached a tensor that the notebook has computed, and its graph is in the notebook: compute "
+                "the tensor in this cell, or use its `.detach()`"
+            )
+
+    return GraphOfTheNotebook.apply(torch.empty(0, requires_grad=True), [tensor])
 
 
 def set_grad(tensor: Any, grad: Any) -> None:

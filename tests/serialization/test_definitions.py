@@ -80,6 +80,11 @@ def test_functions_that_share_a_variable_of_another_function_share_it_on_the_ran
     assert (add(), both(1)) == (1, 1)
 
 
+def test_another_name_of_the_environment_is_the_ranks_environment(kernel: Kernel) -> None:
+    kernel.cell("import os\nenv = os.environ")
+    assert kernel.run("env['SET_HERE'] = '1'\n(env is os.environ, os.environ.pop('SET_HERE'))") == (True, "1")
+
+
 def test_two_names_of_one_object_stay_one_object(kernel: Kernel) -> None:
     kernel.cell("a = [1]\nb = a")
     assert kernel.run("a is b") is True

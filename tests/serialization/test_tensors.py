@@ -83,6 +83,39 @@ def test_gradients_of_the_notebook_are_there_on_the_rank(kernel: Kernel) -> None
     )
 
 
+def test_a_tensor_whose_graph_stays_in_the_notebook_lets_no_gradient_through_without_a_word(kernel: Kernel) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    features = weight * 2
+    used = """
+        import torch
+        def error(call):
+            try: return call()
+            except RuntimeError as problem: return str(problem)
+        head = torch.ones(3, requires_grad=True)
+        loss = (features * head).sum()
+        (seen,) = torch.autograd.grad(loss, features, retain_graph=True)
+        errors = error(loss.backward), error(features.sum().backward)
+        features[0] = 5
+        (loss.item(), seen.tolist(), part[0].item(), *errors)
+    """
+    loss, seen, part, *errors = kernel.run(used, features=features, part=features.detach())
+    assert (loss, seen, part) == (6, [1, 1, 1], 5)
+    assert ["is in the notebook" in error for error in errors] == [True, True]
+
+
+def test_a_scheduler_of_the_notebook_goes_on_without_a_warning(kernel: Kernel) -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
+    used = """
+        import warnings
+        warnings.simplefilter("error")
+        for _ in range(3): optimizer.step(); scheduler.step()
+        (scheduler.get_last_lr(), optimizer.param_groups[0]["initial_lr"], scheduler.last_epoch, scheduler.optimizer is optimizer)
+    """
+    assert kernel.run(used, optimizer=optimizer, scheduler=scheduler) == ([0.05], 0.5, 3, True)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_a_value_that_a_rank_returns_leaves_its_gradients_there(kernel: Kernel) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.sum().backward()
