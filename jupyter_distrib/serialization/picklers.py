@@ -20,6 +20,7 @@ import cloudpickle
 
 from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.tensors import Tensors, same
+from jupyter_distrib.system import private_torch
 
 IN_BAND_BYTES = 4096
 """Largest buffer to put into the pickle stream: this is cheaper, and a small tensor keeps no large mapping alive."""
@@ -108,6 +109,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return form
         reduced = super().reducer_override(obj)
         if definitions.is_by_value(reduced):
+            if isinstance(obj, types.FunctionType) and (parts := private_torch.compiled(obj)) is not None:
+                return compile_again, parts
             return self.by_value(obj, definitions.with_own_cells(obj, reduced))
         return reduced
 
@@ -173,6 +176,10 @@ class InputPickler(_Pickler):
     def dispatching(self, function: Any) -> definitions.Reduced | None:
         self.sent.append(function)
         return definitions.dispatch_form(function, sent=True)
+
+
+def compile_again(context: Callable[[Any], Any], function: Any) -> Any:
+    return context(function)
 
 
 def rebuild_memmap(array: Any) -> Any:

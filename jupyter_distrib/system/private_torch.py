@@ -52,6 +52,18 @@ def untyped(storage: Any) -> Any:
     return storage._untyped_storage
 
 
+def compiled(function: Any) -> tuple[Any, Any] | None:
+    """Return what `torch.compile` has made a function with, and the function as it was; None for another function.
+    Relies on the module of the former, which stands in the closure."""
+    contexts = f"{COMPILER}.eval_frame"
+    if function.__globals__.get("__name__") != contexts or not hasattr(function, "__wrapped__"):
+        return None
+    for cell in function.__closure__ or ():
+        if type(cell.cell_contents).__module__ == contexts:
+            return cell.cell_contents, function.__wrapped__
+    return None
+
+
 def has_forward(cls: Any) -> bool:
     """Return whether modules of a class can be called; relies on the name of the function that stands in."""
     return getattr(cls.forward, "__name__", "") != "_forward_unimplemented"

@@ -80,6 +80,22 @@ def test_functions_that_share_a_variable_of_another_function_share_it_on_the_ran
     assert (add(), both(1)) == (1, 1)
 
 
+def test_a_compiled_function_is_compiled_on_the_rank(kernel: Kernel) -> None:
+    kernel.cell("""
+        import torch
+        factor, graphs = 3, []
+        def backend(graph, _):
+            graphs.append(graph)
+            return graph.forward
+        @torch.compile(backend=backend)
+        def scaled(x): return x * factor
+        assert scaled(torch.ones(1)).item() == 3
+    """)
+    cell = "graphs.clear()\nfactor = 4\n(scaled(torch.ones(2)).tolist(), len(graphs), scaled.__name__)"
+    assert kernel.run(cell) == ([4, 4], 1, "scaled")
+    assert len(kernel["graphs"]) == 1
+
+
 def test_another_name_of_the_environment_is_the_ranks_environment(kernel: Kernel) -> None:
     kernel.cell("import os\nenv = os.environ")
     assert kernel.run("env['SET_HERE'] = '1'\n(env is os.environ, os.environ.pop('SET_HERE'))") == (True, "1")
