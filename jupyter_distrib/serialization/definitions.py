@@ -22,6 +22,7 @@ import hashlib
 import pickle
 import sys
 import types
+import typing
 import uuid
 import weakref
 from collections import ChainMap, Counter
@@ -114,8 +115,52 @@ def with_own_cells(obj: Any, reduced: Reduced) -> Reduced:
     return make, (*arguments[:-1], obj.__closure__), *rest
 
 
-DISPATCH_TABLE = ChainMap({types.CodeType: code_form, types.CellType: cell_form}, cloudpickle.Pickler.dispatch_table)
-"""Dispatch table for pickling functions and classes by value: cloudpickle's, except for code and cells."""
+def cached_property_form(property_: Any) -> Reduced:
+    """Return the form of a `functools.cached_property`, which has a lock before Python 3.12."""
+    return make_cached_property, (property_.func, property_.attrname)
+
+
+def make_cached_property(function: Callable[..., Any], name: str | None) -> Any:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def new_type_form(new_type: Any) -> Reduced | str:
+    """Return the form of a `typing.NewType`: its name, as it pickles itself, or its value if it is the notebook's."""
+    if new_type.__module__ != "__main__":
+        return str(new_type.__reduce__())
+    return typing.NewType, (new_type.__name__, new_type.__supertype__)
+
+
+def parameter_form(parameter: Any) -> Reduced | str:
+    """Return the form of a `ParamSpec` or `TypeVarTuple`, for which the same holds."""
+    if parameter.__module__ != "__main__":
+        return str(parameter.__reduce__())
+    return type(parameter), (parameter.__name__,)
+
+
+def with_own_bases(obj: Any, reduced: Reduced) -> Reduced:
+    """Return the form of a class with the bases from which it can be made: a `TypedDict` is given `dict` by its
+    metaclass, which refuses it from others. Other objects keep their form."""
+    if not isinstance(obj, type) or not hasattr(obj, "__total__") or obj.__bases__ != (dict,):
+        return reduced
+    make, (metaclass, name, _, *others), *rest = reduced
+    return make, (metaclass, name, (), *others), *rest
+
+
+DISPATCH_TABLE = ChainMap(
+    {
+        types.CodeType: code_form,
+        types.CellType: cell_form,
+        functools.cached_property: cached_property_form,
+        typing.NewType: new_type_form,
+        typing.ParamSpec: parameter_form,
+        typing.TypeVarTuple: parameter_form,
+    },
+    cloudpickle.Pickler.dispatch_table,
+)
+"""Dispatch table for pickling functions and classes by value: cloudpickle's, and what it lacks."""
 
 
 # ---------------------------------------------------------------------------------------- kernel to rank, by value

@@ -111,7 +111,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if definitions.is_by_value(reduced):
             if isinstance(obj, types.FunctionType) and (parts := private_torch.compiled(obj)) is not None:
                 return compile_again, parts
-            return self.by_value(obj, definitions.with_own_cells(obj, reduced))
+            return self.by_value(obj, definitions.with_own_bases(obj, definitions.with_own_cells(obj, reduced)))
         return reduced
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:

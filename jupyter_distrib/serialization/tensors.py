@@ -320,7 +320,7 @@ def set_scheduler(scheduler: Any, state: Any) -> None:
 
 
 def without_graph(tensor: Any) -> Any:
-    """Return a tensor over the same memory that requires gradients, and refuses those that flow into it."""
+    """Return a tensor over the same memory that requires gradients; one that reaches it is an error."""
     torch: Any = importlib.import_module("torch")
 
     class GraphOfTheNotebook(torch.autograd.Function):  # type: ignore[misc]  # torch is loaded here

@@ -38,6 +38,15 @@ def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(shared: N
     assert "step 9" in shared.cell("print(job.logs(1))").stdout
 
 
+def test_a_run_that_is_pickled_says_what_to_pickle(shared: Notebook) -> None:
+    shared.cell("%%distributed --ranks 2 --detach --out job\nrank")
+    pickled = shared.cell("import pickle\npickle.dumps(job)")
+    assert (pickled.ename, "pickle `.result()`" in pickled.evalue) == ("TypeError", True)
+    sent = shared.cell("%%distributed --ranks 2\njob")
+    assert sent.evalue.startswith("`job` (used on line 2) is a ")
+    assert shared.cell("pickle.loads(pickle.dumps(job.result(timeout_s=30)))").result == "rank 0: 0\nrank 1: 1"
+
+
 @pytest.mark.slow
 def test_waiting_too_short_says_that_the_run_goes_on(shared: Notebook) -> None:
     shared.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")

@@ -96,6 +96,53 @@ def test_a_compiled_function_is_compiled_on_the_rank(kernel: Kernel) -> None:
     assert len(kernel["graphs"]) == 1
 
 
+def test_typed_dicts_named_tuples_and_protocols_travel_with_what_uses_them(kernel: Kernel) -> None:
+    kernel.cell("""
+        import typing
+        class Batch(typing.TypedDict, total=False):
+            size: int
+        class Sized(Batch):
+            name: typing.Required[str]
+        Old = typing.TypedDict("Old", {"key-1": int})
+        class Point(typing.NamedTuple):
+            x: int = 3
+            def double(self): return self.x * 2
+        class Model(typing.Protocol):
+            def run(self, batch: Batch) -> int: ...
+        Id = typing.NewType("Id", int)
+        P, R, Ts = typing.ParamSpec("P"), typing.TypeVar("R"), typing.TypeVarTuple("Ts")
+        def logged(f: typing.Callable[P, R]) -> typing.Callable[P, R]:
+            def inner(*args: P.args, **kwargs: P.kwargs) -> R: return f(*args, **kwargs)
+            return inner
+        def last(*args: typing.Unpack[Ts]) -> int: return args[-1]
+        @logged
+        def count(batch: Batch, model: "Model | None" = None, key: Id = 0, old: Old = None) -> int: return batch["size"]
+    """)
+    kernel.namespace["plain"] = kernel.namespace["count"].__closure__[0].cell_contents
+    cell = "hints = typing.get_type_hints(plain)\n(count({'size': 4}), Point().double(), hints['batch'] is Batch, "
+    cell += "last(1, 5), logged(count)({'size': 6}), sorted(Sized.__optional_keys__), Sized.__required_keys__, typing.is_typeddict(Old), Old.__annotations__)"
+    assert kernel.run(cell) == (4, 6, True, 5, 6, ["size"], {"name"}, True, {"key-1": int})
+    assert kernel.run("Batch") is kernel["Batch"]
+    assert kernel.run("Batch(size=2)") == {"size": 2}
+
+
+def test_a_class_with_a_cached_property_travels_with_what_is_cached(kernel: Kernel) -> None:
+    kernel.cell("""
+        import functools
+        class Lazy:
+            computed = 0
+            @functools.cached_property
+            def value(self):
+                "Say something."
+                Lazy.computed += 1
+                return 7
+        used, unused = Lazy(), Lazy()
+        assert used.value == 7
+    """)
+    cell = "(used.value, unused.value, unused.value, Lazy.computed, Lazy.value.__doc__)"
+    assert kernel.run(cell) == (7, 7, 7, 2, "Say something.")
+
+
 def test_another_name_of_the_environment_is_the_ranks_environment(kernel: Kernel) -> None:
     kernel.cell("import os\nenv = os.environ")
     assert kernel.run("env['SET_HERE'] = '1'\n(env is os.environ, os.environ.pop('SET_HERE'))") == (True, "1")
