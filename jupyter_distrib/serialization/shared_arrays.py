@@ -41,14 +41,14 @@ class SharedArrays:
         """Prepare for one pickling; `regions` is what `overlapping` has found in an earlier one of the same value."""
         numpy = sys.modules.get("numpy")
         self._numpy: Any = numpy if hasattr(numpy, "ndarray") else None
-        self._alone: list[Any] = []
+        self._alone: dict[int, Any] = {}
         self._regions = regions or {}
         self._seen: list[tuple[int, int, int, bool, Any]] = []
         """Begin, end, bytes used, whether it is an array, and the object."""
 
     def reduce(self, obj: Any) -> Any:
         """Return the form of an array in a region; NotImplemented for everything else."""
-        if any(obj is each for each in self._alone):
+        if id(obj) in self._alone:
             return NotImplemented
         if self._numpy is None or type(obj) not in (self._numpy.ndarray, self._numpy.memmap) or obj.dtype.hasobject:
             return NotImplemented
@@ -67,7 +67,7 @@ class SharedArrays:
 
     def alone(self, array: Any) -> Any:
         """Return an array that was made for the pickle; it does not count as a second one over its memory."""
-        self._alone.append(array)
+        self._alone[id(array)] = array
         return array
 
     def reduce_storage(self, storage: Any) -> Any:
@@ -87,18 +87,25 @@ class SharedArrays:
         """Return the memory that an array shares with an array or storage, by the address of each of these."""
         found: dict[int, Region] = {}
         group: list[tuple[int, int, int, bool, Any]] = []
-        for each in [*sorted(self._seen, key=lambda each: each[:2]), None]:
-            if each is not None and group and each[0] < max(end for _, end, *_ in group):
-                group.append(each)
-                continue
-            if len(group) > 1 and any(is_array for *_, is_array, _ in group):
-                begin, end = group[0][0], max(end for _, end, *_ in group)
-                used = sum(used for _, _, used, *_ in group)
-                if end - begin <= max(2 * used, _SMALL_BYTES):
-                    region = Region(begin, end, [owner for *_, owner in group])
-                    found.update((address, region) for address, *_ in group)
-            group = [] if each is None else [each]
-        return found
+        group_end = 0
+        for each in sorted(self._seen, key=lambda each: each[:2]):
+            if each[0] >= group_end:
+                found |= _shared_by(group, group_end)
+                group = []
+            group.append(each)
+            group_end = max(group_end, each[1])
+        return found | _shared_by(group, group_end)
+
+
+def _shared_by(group: list[tuple[int, int, int, bool, Any]], end: int) -> dict[int, Region]:
+    """Return the memory of arrays and storages that overlap, by the address of each; none if it is not worth it."""
+    if len(group) < 2 or not any(is_array for *_, is_array, _ in group):
+        return {}
+    begin, used = group[0][0], sum(used for _, _, used, *_ in group)
+    if end - begin > max(2 * used, _SMALL_BYTES):
+        return {}
+    region = Region(begin, end, [owner for *_, owner in group])
+    return {address: region for address, *_ in group}
 
 
 def _bounds(array: Any) -> tuple[int, int]:

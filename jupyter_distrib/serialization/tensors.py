@@ -20,6 +20,7 @@ Runs in the thread that pickles.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import pickle
 import sys
@@ -322,6 +323,12 @@ def set_scheduler(scheduler: Any, state: Any) -> None:
 def without_graph(tensor: Any) -> Any:
     """Return a tensor over the same memory that requires gradients; one that reaches it is an error."""
     torch: Any = importlib.import_module("torch")
+    return _graph_of_the_notebook().apply(torch.empty(0, requires_grad=True), [tensor])
+
+
+@functools.cache
+def _graph_of_the_notebook() -> Any:
+    torch: Any = importlib.import_module("torch")
 
     class GraphOfTheNotebook(torch.autograd.Function):  # type: ignore[misc]  # torch is loaded here
         @staticmethod
@@ -335,7 +342,7 @@ def without_graph(tensor: Any) -> Any:
                 "the tensor in this cell, or use its `.detach()`"
             )
 
-    return GraphOfTheNotebook.apply(torch.empty(0, requires_grad=True), [tensor])
+    return GraphOfTheNotebook
 
 
 def set_grad(tensor: Any, grad: Any) -> None:

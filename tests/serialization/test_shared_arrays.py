@@ -62,6 +62,13 @@ def test_memory_that_several_arrays_use_is_sent_once_and_what_none_uses_is_not()
     assert columns.size_bytes < large.nbytes // 10
 
 
+@pytest.mark.timeout(60)  # if each were compared with all others: two minutes, else half a second
+def test_twenty_thousand_rows_of_an_array_take_no_time() -> None:
+    large = np.zeros((20_000, 100))
+    packed = payload.pack_inputs({"large": large, "rows": list(large)}, {})
+    assert large.nbytes < packed.size_bytes < 2 * large.nbytes
+
+
 def test_arrays_of_objects_and_without_items_stay_as_they_are(kernel: Kernel) -> None:
     objects = np.array([[1], "a"], dtype=object)
     empty = np.zeros((0, 3))
