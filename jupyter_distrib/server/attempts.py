@@ -47,7 +47,9 @@ class Attempts:
         self.command = command
         self._parcel = Descriptors(parcel.take())
         self._tell, self._execute, self._soon, self._on_over = tell, execute, soon, on_over
-        self._policy = RestartPolicy(command.max_restarts, on_error=command.restart_on_error)
+        self._policy = RestartPolicy(
+            command.max_restarts, on_error=command.restart_on_error, filename=command.cell.filename
+        )
         self._growth = growth
         self._number = 0
         """Number of attempts before this one."""

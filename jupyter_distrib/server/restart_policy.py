@@ -1,7 +1,7 @@
 """Decides whether a run that has ended is started again (`--max-restarts`). Pure; runs in the loop of the agent, or of
 the coordinator.
 
-a rank was lost                                   started again
+a rank was lost, or its device                    started again
 a rank raised                                     only with `--restart-on error`
 it was stopped, or ran into a time limit          never
 ended twice at one place, with no step between    not again: it would go on like that
@@ -47,7 +47,7 @@ class _Attempt:
     lost: m.Exited | None = None
     """The first rank that was lost."""
     failed: m.Failed | None = None
-    """The first rank that raised."""
+    """The first rank that raised; or the first whose device was broken by it, if there is one."""
     cut: bool = False
     """Whether a rank has not come to the end of the cell."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -60,10 +60,11 @@ class RestartPolicy:
     Args:
         max_restarts: Maximum number of restarts.
         on_error: Whether an exception in the user's code also causes a restart.
+        filename: Name of the cell, whose lines are told.
     """
 
-    def __init__(self, max_restarts: int, *, on_error: bool) -> None:
-        self._max_restarts, self._on_error = max_restarts, on_error
+    def __init__(self, max_restarts: int, *, on_error: bool, filename: str) -> None:
+        self._max_restarts, self._on_error, self._filename = max_restarts, on_error, filename
         self.attempt = 0
         """Number of restarts so far."""
         self._now, self._before = _Attempt(), _Attempt()
@@ -83,7 +84,8 @@ class RestartPolicy:
             case m.Failed() if event.failure.type_name == _NO_RANKS:
                 self.stop()
             case m.Failed():
-                now.failed = now.failed or event
+                is_first = now.failed is None or (event.broke_device and not now.failed.broke_device)
+                now.failed = event if is_first else now.failed
             case m.Progressed():
                 now.steps[event.label] = max(event.step, now.steps.get(event.label, event.step))
             case m.Measured():
@@ -107,11 +109,13 @@ class RestartPolicy:
     def decide(self) -> Decision:
         """Decide at the end of an attempt; after `Restart`, the next attempt counts."""
         now, before = self._now, self._before
-        cause = _loss(now.lost) if now.lost else _error(now.failed) if now.failed and self._on_error else ""
+        cause = _loss(now.lost) if now.lost else ""
+        if not cause and now.failed and (now.failed.broke_device or self._on_error):
+            cause = self._error(now.failed)
         if not self._stopped and now.failed and not cause and self._max_restarts:
             return NoRestart(
-                reason=f"{_error(now.failed)}; not started again, since --max-restarts alone is for lost ranks: add "
-                "--restart-on error for exceptions too"
+                reason=f"{self._error(now.failed)}; not started again, since --max-restarts alone is for lost ranks: "
+                "add --restart-on error for exceptions too"
             )
         if self._stopped or not cause:
             return NoRestart()
@@ -125,6 +129,11 @@ class RestartPolicy:
         self.attempt += 1
         self._now, self._before = _Attempt(), now
         return Restart(cause=cause)
+
+    def _error(self, event: m.Failed) -> str:
+        lines = [frame.line for frame in event.failure.frames if frame.filename == self._filename]
+        error = event.failure.type_name.rpartition(".")[2] + (f", line {lines[-1]}" if lines else "")
+        return f"rank {event.rank} " + (f"lost its GPU ({error})" if event.broke_device else f"raised {error}")
 
 
 def _loss(event: m.Exited) -> str:
@@ -142,12 +151,6 @@ def _end(event: m.Exited) -> str:
         return f"killed by {signal.Signals(-event.exit_code).name}"
     except ValueError:
         return f"killed by signal {-event.exit_code}"
-
-
-def _error(event: m.Failed) -> str:
-    frames = event.failure.frames
-    line = f", line {frames[-1].line}" if frames else ""
-    return f"rank {event.rank} raised {event.failure.type_name.rpartition('.')[2]}{line}"
 
 
 def _place(attempt: _Attempt) -> object:

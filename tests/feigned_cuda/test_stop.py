@@ -190,6 +190,22 @@ def test_a_context_that_is_lost_is_told_and_its_rank_replaced(strategy: str, boo
     assert after[1] != before[1]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_training_whose_gpu_breaks_is_started_again(strategy: str, book: Notebook) -> None:
+    breaks = (
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        if number == 20 and rank == 1: os.environ['FEIGNED_CUDA_BREAK'] = 'unctor'\n"
+        "    elif number == 30: break"
+    )
+    again = book.ok(
+        trainings.cell(
+            f"--strategy {strategy} --max-restarts 1", "itertools.count()", breaks, f"import os\n{trainings.MODEL}"
+        )
+    )
+    assert "attempt 2 of 2, since rank 1 lost its GPU (AcceleratorError, line " in again.text
+    trains(book)
+
+
 LEAVES = "if number == 20 and rank == 1: raise SystemExit(0)"
 
 

@@ -17,10 +17,12 @@ def lost(
     return m.Exited(run="r", rank=rank, pid=7, exit_code=code, asked=asked, frames=frames, **more)  # type: ignore[arg-type]
 
 
-def failed(rank: int = 0, line: int = 3) -> m.Event:
-    frames = (m.Frame(filename="<cell>", line=line, function="train"),)
-    failure = m.Failure(type_name="builtins.ValueError", message="no", frames=frames)
-    return m.Failed(run="r", rank=rank, failure=failure, at_s=1.0)
+def failed(rank: int = 0, line: int = 3, *, inside: str = "", broke_device: bool = False) -> m.Event:
+    frames = [m.Frame(filename="<cell>", line=line, function="train")]
+    if inside:
+        frames.append(m.Frame(filename=inside, line=692, function="step"))
+    failure = m.Failure(type_name="builtins.ValueError", message="no", frames=tuple(frames))
+    return m.Failed(run="r", rank=rank, failure=failure, at_s=1.0, broke_device=broke_device)
 
 
 def step(number: int) -> m.Event:
@@ -32,7 +34,7 @@ TIMED_OUT = m.TimedOut(run="r", limit_s=1.0, at_s=1.0)
 
 
 def decided(*attempts: list[m.Event], max_restarts: int = 5, on_error: bool = False) -> Restart | NoRestart:
-    policy = RestartPolicy(max_restarts, on_error=on_error)
+    policy = RestartPolicy(max_restarts, on_error=on_error, filename="<cell>")
     decision: Restart | NoRestart = NoRestart()
     for events in attempts:
         for event in events:
@@ -79,8 +81,23 @@ def test_an_exception_is_a_reason_where_that_was_asked_for() -> None:
     assert decided([failed()], on_error=True) == Restart(cause="rank 0 raised ValueError, line 3")
 
 
+def test_the_line_of_an_exception_is_that_of_the_cell() -> None:
+    inside = failed(inside="/venv/torch/optim/adam.py")
+    assert decided([inside], on_error=True) == Restart(cause="rank 0 raised ValueError, line 3")
+
+
+def test_a_gpu_that_is_broken_is_a_reason_since_its_rank_is_lost() -> None:
+    broke = failed(1, broke_device=True)
+    cause = "rank 1 lost its GPU (ValueError, line 3)"
+    assert decided([broke]) == decided([failed(0), broke]) == Restart(cause=cause)
+    assert decided([STOPPED, broke]) == NoRestart()
+    again = decided([broke], [broke])
+    assert isinstance(again, NoRestart)
+    assert again.reason.startswith(cause)
+
+
 def test_a_stop_comes_before_every_reason() -> None:
-    policy = RestartPolicy(3, on_error=True)
+    policy = RestartPolicy(3, on_error=True, filename="<cell>")
     policy.stop()
     policy.record(lost())
 

@@ -241,6 +241,8 @@ class Failed(RunEvent):
     at_s: float
     awaits_device: bool = False
     """Whether the rank must wait for its device before it is ready again: `DeviceDrained` follows, or its end."""
+    broke_device: bool = False
+    """Whether the rank's device cannot be used any more, so that the rank ends and is replaced."""
 
 
 @message

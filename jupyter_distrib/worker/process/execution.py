@@ -110,6 +110,8 @@ class CellRunner:
         awaits_device = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
         if isinstance(event, m.Failed | m.Interrupted):
             event = replace(event, awaits_device=awaits_device)
+        if isinstance(event, m.Failed):
+            event = replace(event, broke_device=broken)
         failed = error if isinstance(event, m.Failed) else None
         del value, error
         self._late.end(run)
