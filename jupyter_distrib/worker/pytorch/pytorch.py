@@ -159,7 +159,15 @@ class Device:
         thread = threading.Thread(target=self._synchronize, args=[errors], name="jupyter_distrib-drain", daemon=True)
         thread.start()
         thread.join(limit_s)
+        self._end_capture()
         return DeviceState(drained=not (thread.is_alive() or errors), error=errors[0] if errors else "")
+
+    def _end_capture(self) -> None:
+        """Free random numbers of a CUDA graph whose capture has failed: torch (2.11) would refuse to draw any more. A
+        copy of their state is in no capture."""
+        index = torch.device(self._name).index
+        for numbers in torch.cuda.default_generators[index : index + 1] if self._name.startswith("cuda") else ():
+            numbers.graphsafe_set_state(numbers.clone_state())
 
     def _synchronize(self, errors: list[str]) -> None:
         try:
