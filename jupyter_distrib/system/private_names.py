@@ -100,10 +100,12 @@ TORCH = Library(
     known="2.9 to 2.15",
     files=("system/private_torch.py", "worker/pytorch/private.py"),
     needed={
-        _C10D: "_get_default_group _get_default_store _update_default_pg _abort_process_group _world",
-        f"{_C10D}:_world": "pg_names pg_group_ranks pg_map pg_backend_config group_count",
+        _C10D: (
+            "_get_default_group _get_default_store _update_default_pg _abort_process_group _coalescing_manager _world"
+        ),
+        f"{_C10D}:_world": "pg_names pg_group_ranks pg_map pg_backend_config pg_coalesce_state group_count",
         "torch.distributed": "_broadcast_coalesced Logger",
-        "torch.distributed:ProcessGroup": "_get_backend _device_types",
+        "torch.distributed:ProcessGroup": "_get_backend _device_types _end_coalescing",
         "torch._C._distributed_c10d:Backend": "_get_sequence_number_for_group",
         "torch._C._distributed_c10d:ProcessGroupGloo": "_set_default_timeout",
         "torch.distributed:Reducer": "_rebuild_buckets _autograd_hook",

@@ -266,3 +266,20 @@ operation = dist.P2POp(dist.isend, t, 1) if rank == 0 else dist.P2POp(dist.irecv
     assert book.finish().ename == "KeyboardInterrupt"
     receives = "dist.batch_isend_irecv([operation])[0].wait()\nt.tolist()"
     assert "ranks 0-1: [2.0, 2.0]" in book.ok(cell.format(value=2.0, then=receives)).text
+
+
+def test_a_stop_between_the_sends_of_one_batch(book: Notebook) -> None:
+    """NCCL holds back what a thread asks for until it has ended the group of calls that it had begun."""
+    head = """%%distributed --gpus 2 --strategy ddp
+import signal, torch, torch.distributed as dist
+t = torch.full((2,), 3.0, device=device)
+operation = dist.P2POp(dist.isend, t, 1) if rank == 0 else dist.P2POp(dist.irecv, t.zero_(), 0)
+"""
+    pauses = "with dist._coalescing_manager(device=device, async_ops=True):\n    print('waits', rank, flush=True)\n    signal.pause()"
+    book.start(head + pauses)
+    book.until("waits 0")
+    book.until("waits 1")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    receives = "dist.batch_isend_irecv([operation])[0].wait()\nt.tolist()"
+    assert "ranks 0-1: [3.0, 3.0]" in book.ok(head + receives).text

@@ -92,6 +92,25 @@ def abort_groups() -> None:
     distributed_c10d._abort_process_group()
 
 
+torch_batch: Any = distributed_c10d._coalescing_manager
+"""Torch's own manager of batches."""
+
+
+def replace_batches(manager: Callable[..., Any]) -> None:
+    """Replace the manager of batches of sends and receives; relies on `_coalescing_manager`."""
+    replace_entry_points({"_coalescing_manager": manager})
+
+
+def end_batch(group: Any, device: torch.device | None) -> None:
+    """End a batch of sends and receives that an exception has cut off, which may wait for the other ranks; relies on
+    `_world.pg_coalesce_state` and `_end_coalescing`."""
+    group = group or default_group()
+    distributed_c10d._world.pg_coalesce_state.pop(group, None)
+    if device is not None:
+        with suppress(RuntimeError):  # it had not begun, or has ended
+            group._end_coalescing(device)
+
+
 def backends(group: Any) -> str:
     """Return the backends of a group as pairs, `cpu:gloo,cuda:nccl`; relies on `_world.pg_backend_config`."""
     return str(distributed_c10d._world.pg_backend_config.get(group, ""))

@@ -15,8 +15,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -293,6 +293,7 @@ def install(rendezvous: Rendezvous) -> None:
     global current
     current = rendezvous
     private.answer_env_rendezvous(_rendezvous_env)
+    private.replace_batches(_batch)
     private.replace_entry_points(
         {
             "init_process_group": _init_process_group,
@@ -388,6 +389,18 @@ def _new_group(*args: Any, **keywords: Any) -> Any:
     group = _torch_new_group(*args, **keywords)
     current.lift_timeouts()
     return group
+
+
+@contextmanager
+def _batch(group: Any = None, device: torch.device | None = None, async_ops: bool = False) -> Iterator[Any]:
+    """Collect sends and receives that run together, as `batch_isend_irecv` does. An exception also ends the batch:
+    torch (2.13) leaves it open, and NCCL then holds back whatever this thread asks for later."""
+    try:
+        with private.torch_batch(group, device, async_ops) as batch:
+            yield batch
+    except BaseException:
+        private.end_batch(group, device)
+        raise
 
 
 def _breakpoint(rank: int = 0, *_: object, **__: object) -> None:

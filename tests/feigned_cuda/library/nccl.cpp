@@ -245,7 +245,10 @@ EXPORTED ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return ncclSuccess;
 }
 EXPORTED ncclResult_t ncclGroupStart() { return groups++, ncclSuccess; }
-EXPORTED ncclResult_t ncclGroupEnd() { return --groups ? ncclSuccess : put_letters(); }
+EXPORTED ncclResult_t ncclGroupEnd() {
+    if (!groups) return ncclInvalidUsage;
+    return --groups ? ncclSuccess : put_letters();
+}
 EXPORTED ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *) { return ncclSuccess; }
 
 EXPORTED ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t operation,
