@@ -69,7 +69,7 @@ def test_stop_at_any_moment_keeps_the_ranks(
     endless = training("itertools.count()").replace("\n", "\nprint('begins', flush=True)\n", 1)
     usual_s = book.ok(training("range(5)")).wall_s
     before = pids(book, pool)
-    replaced, ended_s, next_s = 0, [], []
+    replaced, ended_s, next_s = [], [], []
     for number in range(STOPS // len(TRAININGS)):
         book.start(endless)
         book.until("begins")
@@ -88,13 +88,14 @@ def test_stop_at_any_moment_keeps_the_ranks(
         assert after.wall_s < NEXT_S, story
         next_s.append(after.wall_s)
         now = pids(book, pool)
-        replaced, before = replaced + len(set(now) - set(before)), now
+        replaced += [story] * len(set(now) - set(before))
+        before = now
     with capsys.disabled():
         print(
-            f"\n{training.__name__}, seed {SEED}: {len(ended_s)} stops, {replaced} ranks replaced; ended after "
+            f"\n{training.__name__}, seed {SEED}: {len(ended_s)} stops, {len(replaced)} ranks replaced; ended after "
             f"{_spread(ended_s)}; the next training took {_spread(next_s)}, before the first stop {usual_s:.2f} s"
         )
-    assert not replaced
+    assert not replaced, "\n\n".join(replaced)
     assert all(len(gpus) == 1 for gpus in machine.contexts().values())
 
 
