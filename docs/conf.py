@@ -52,7 +52,7 @@ html_logo = html_favicon = "images/logo.svg"
 html_sidebars = {"benchmarks": []}  # a page without others beside it
 html_static_path = ["site"]
 html_css_files = ["site.css"]
-html_search_scorer = str(TOP / "docs" / "scorer.js")
+html_search_scorer = str(TOP / "docs" / "searching.js")
 html_context = {
     "github_user": SOURCE.split("/")[-2],
     "github_repo": SOURCE.split("/")[-1],

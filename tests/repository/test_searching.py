@@ -72,7 +72,7 @@ def stem(word: str) -> str:
 def test_each_page_that_the_search_moves_up_or_down_exists() -> None:
     copied = re.findall(r'": "(\w+)\.md"', (DOCS / "conf.py").read_text("utf-8"))
     pages = {path.stem for path in DOCS.glob("*.md")} | set(copied)
-    patterns = re.findall(r"/\^\((.*?)\)\$/", (DOCS / "scorer.js").read_text("utf-8"))
+    patterns = re.findall(r"/\^\((.*?)\)\$/", (DOCS / "searching.js").read_text("utf-8"))
     assert len(patterns) == 2
     named = [name for pattern in patterns for name in pattern.split("|")]
     assert [name for name in named if not any(re.fullmatch(name, page) for page in pages)] == []
