@@ -24,7 +24,8 @@ def summary_of(page: Page, typed: str) -> None:
     page.route("http://site.test/**", answer)
     page.goto(f"http://site.test/search.html?q={typed}")
     page.evaluate(
-        "page => { const found = Search.makeSearchSummary(page); if (found) document.querySelector('li').append(found); }", FOUND
+        "page => { const found = Search.makeSearchSummary(page); if (found) document.querySelector('li').append(found); }",
+        FOUND,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -96,7 +97,20 @@ def in_call(text: str, names: Mapping[str, str]) -> str:
         text: The sentence.
         names: What the caller writes for a keyword, if not the keyword itself: a name, or all of `name = value`.
     """
+    text = _VARIABLES.sub(lambda found: _mapping_of(found[1], names), text)
     return _flags().sub(lambda found: _call_of(found[1], found[2] or "", names), text)
+
+
+_VARIABLE = r"\w+=(?:'[^']*'|[\w./:+-]*[\w/:+-])"
+_VARIABLES = re.compile(rf"--env ({_VARIABLE}(?: and {_VARIABLE})*)")
+
+
+def _mapping_of(variables: str, names: Mapping[str, str]) -> str:
+    """Return `env={'A': '1', 'B': '2'}` for `A=1 and B=2`."""
+    pairs = (each.partition("=") for each in shlex.split(variables) if each != "and")
+    given = {variable: value for variable, _, value in pairs}
+    name = names.get("env", "env")
+    return name if "=" in name else f"{name}={given!r}"
 
 
 @cache
