@@ -234,7 +234,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
         label={t('Ranks')}
         value={size.kind}
         options={[
-          ['auto', noGpu ? t('automatic: 2 on CPU') : t('automatic: all GPUs')],
+          ['auto', noGpu ? t('auto: 2 on CPU') : t('auto: all GPUs')],
           ['gpus', t('with one GPU each')],
           ['ranks', t('on the CPU')]
         ]}

@@ -21,6 +21,15 @@ while True:
     time.sleep(0.05)"""
 
 
+TEXT_FITS = """node => {
+    const style = getComputedStyle(node);
+    const canvas = document.createElement('canvas').getContext('2d');
+    canvas.font = style.font;
+    const width = canvas.measureText(node.selectedOptions[0].textContent).width;
+    return width <= node.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+}"""
+
+
 def interrupted(lab: Lab, index: int) -> None:
     expect(lab.output(index)).to_contain_text("KeyboardInterrupt")
     lab.wait_idle(index)
@@ -449,6 +458,9 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     for cell in (1, 2, 3):
         lab.run(cell)
         lab.wait_idle(cell)
+    ranks = panel.get_by_label("Ranks", exact=True)
+    expect(ranks).to_contain_text("2 on CPU")
+    assert ranks.evaluate(TEXT_FITS), "the choice is cut"
     lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
     saved = panel.get_by_role("list", name="Saved runs").get_by_role("listitem")
     expect(saved.first).to_contain_text("done")
@@ -466,6 +478,12 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     expect(compared.locator(".jp-mod-removed", has_text="range(20)")).to_be_visible()
     expect(compared.locator(".jp-mod-added", has_text="range(30)")).to_be_visible()
     lab.shoot("compared-light")
+    lab.page.set_viewport_size({"width": 600, "height": 860})
+    loss = compared.get_by_role("row", name=re.compile("^loss")).get_by_role("cell").last
+    loss.evaluate("node => { node.textContent = '0.00118978' }")
+    assert loss.evaluate("node => node.clientHeight < 2 * parseFloat(getComputedStyle(node).fontSize) + 6"), (
+        "a number is broken"
+    )
     lab.dark()
     lab.shoot("compared-dark")
 
