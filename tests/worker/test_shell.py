@@ -59,3 +59,17 @@ def test_line_magics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         here.run_line_magic("prun", "1")
     with pytest.raises(ZeroDivisionError):
         here.run_line_magic("time", "1 / 0")
+
+
+def test_a_timed_line_runs_once_and_fails_with_its_own_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, object] = {"calls": []}
+    here = shell.RankShell(namespace)
+    assert here.run_line_magic("time", "len(calls)") == 0
+    assert here.run_line_magic("time", "calls = ['x']") is None
+    with pytest.raises(ZeroDivisionError) as failed:
+        here.run_line_magic("time", "y = 1 / 0")
+    assert failed.value.__context__ is None
+    with pytest.raises(SyntaxError):
+        here.run_line_magic("time", "[calls.append('y'), compile('=', '', 'exec')]")
+    assert namespace["calls"] == ["x", "y"]
+    assert "wall time" in capsys.readouterr().out

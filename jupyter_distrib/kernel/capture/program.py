@@ -48,6 +48,20 @@ def program_of(body: str, filename: str, first_line: int, transform: Transform |
     return source, program
 
 
+_CALLS = {"run_line_magic": "%", "system": "!", "getoutput": "!"}
+_CALL = re.compile(rf"get_ipython\(\)\.({'|'.join(_CALLS)})(\(.*\))$")
+
+
+def as_typed(line: str) -> str:
+    """Return a line of a program as it is in the cell: `y = %time f(x)` for the call that IPython makes of it."""
+    found = _CALL.search(line)
+    try:
+        arguments = ast.literal_eval(f"{found[2][:-1]},)") if found else ()
+    except (SyntaxError, ValueError):
+        arguments = ()
+    return f"{line[: found.start()]}{_CALLS[found[1]]}{' '.join(arguments).strip()}" if found and arguments else line
+
+
 def _parse(source: str, filename: str) -> ast.Module | SyntaxError:
     try:
         return ast.parse(source, filename)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib import gpu_types
+from jupyter_distrib.kernel.capture.program import as_typed
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import Options
@@ -305,14 +306,14 @@ def _written(setting: m.Setting) -> str:
 def _error(told: dict[str, Any] | None) -> DryError | None:
     if told is None:
         return None
-    frames = [(name, line, text) for name, line, text in told["frames"]]
+    frames = [(name, line, as_typed(text)) for name, line, text in told["frames"]]
     return DryError(type_name=told["type"], text=told["text"], notes=told["notes"], frames=frames)
 
 
 def _sources(cell: m.Cell, lines: Sequence[Line]) -> dict[Line, str]:
     texts = {name: source.splitlines() for name, source in ((cell.filename, cell.source), *cell.sources.items())}
     return {
-        (name, number): texts[name][number - 1].strip()
+        (name, number): as_typed(texts[name][number - 1].strip())
         for name, number in lines
         if name in texts and 0 < number <= len(texts[name])
     }

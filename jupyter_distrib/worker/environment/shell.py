@@ -45,12 +45,12 @@ class RankShell:
         return magic(line)
 
     def _magic_time(self, line: str) -> object:
+        try:
+            code = compile(line, "<timed exec>", "eval")
+        except SyntaxError:
+            code = compile(line, "<timed exec>", "exec")
         with timing.print_times():
-            try:
-                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
-            except SyntaxError:
-                exec(compile(line, "<timed exec>", "exec"), self.user_ns)
-                return None
+            return eval(code, self.user_ns)  # noqa: S307 - None for statements
 
     def _magic_timeit(self, line: str) -> timing.Timing | None:
         return timing.measure(line, self.user_ns)

@@ -6,6 +6,7 @@ import pytest
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import capture
+from jupyter_distrib.kernel.capture.program import as_typed
 from tests.kernel.capture.test_capture import taken, transform
 
 
@@ -84,3 +85,15 @@ def test_plain_python_is_not_translated() -> None:
         raise AssertionError
 
     assert taken("x = '!ls'\nif x:\n  pass", transform=unwanted).missing == ()
+
+
+@pytest.mark.parametrize(
+    "line", ["%time y = f(x)", "y = %time f('a', \"b\")", "%pwd", "!ls -l", "files = !ls {a}", "y = f(x)"]
+)
+def test_a_line_is_shown_as_it_was_typed(line: str) -> None:
+    assert as_typed(transform(line).rstrip("\n")) == line
+
+
+def test_a_call_that_nobody_typed_as_a_magic_is_shown_as_it_is() -> None:
+    line = "get_ipython().run_line_magic(name, 'x')"
+    assert as_typed(line) == line

@@ -71,6 +71,12 @@ def test_an_error_of_the_cell_is_part_of_the_answer(book: Notebook) -> None:
     assert "line 4: loss = nn.functional.cross_entropy(model(x[:, 1:]), y)" in outcome.result
     assert "RuntimeError: " in outcome.result
 
+    timed = played(
+        book, f"%%distributed --gpus 8 --strategy ddp --dry-run\n{wrong.replace('loss =', '%time loss =', 1)}"
+    )
+    assert "line 4: %time loss = nn.functional.cross_entropy(model(x[:, 1:]), y)" in timed.result
+    assert "get_ipython" not in timed.result
+
 
 def test_stop_ends_the_process_and_the_cell(book: Notebook, tmp_path: Path) -> None:
     os.mkfifo(place := tmp_path / "pid")
