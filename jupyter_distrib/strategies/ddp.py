@@ -1,7 +1,7 @@
 """The strategy `ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
 
 Makes the default process group before the cell, and turns the training code of an unchanged cell into data-parallel
-training while it runs. Objects given to `prepare` are treated like those that are found.
+training while it runs. Objects given to `prepare` are treated like the ones that are found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jupyter_distrib.worker.autoparallel import heuristics
 BATCH = Option(
     flag="--batch",
     metavar="HOW",
-    meaning="whose batch size a data loader's is: that of each rank, or of all ranks together",
+    meaning="what a data loader's batch size counts: the samples of each rank, or of all ranks together",
     choices=("per-rank", "global"),
     default="per-rank",
     synonyms=("batch-size",),
@@ -26,7 +26,7 @@ SHARD_EVAL = Option(
 NO_GUESS = Option(
     flag="--no-guess",
     metavar="NAME,...",
-    meaning="do without guesses about the cell, as docs/strategies.md lists them: divided-data, first-device, ...",
+    meaning="do without these guesses about the cell, which docs/strategies.md lists: divided-data, first-device, ...",
     read=heuristics.parse_names,
     synonyms=("guess", "guesses"),
 )

@@ -53,7 +53,7 @@ class DeepSpeedStrategy(TrainingStrategy):
         if not run.everyone:
             raise DistributedError(
                 "--strategy deepspeed trains on all ranks, and --on runs the cell on some of them: leave --on out, or "
-                "take --strategy none."
+                "use --strategy none."
             )
         config, size = read_config(run.options.get("config", ""), {}), identity.world_size()
         check(config, run.options.get("zero", ""), ranks=size, on_cpu=identity.device().type == "cpu")
@@ -107,7 +107,7 @@ def _of_file(path: str) -> object:
         with open(path, encoding="utf-8") as file:
             found: object = json.load(file)
     except ValueError as error:
-        raise OptionsError(f"--config {path} holds no JSON: {error}") from None
+        raise OptionsError(f"--config {path} does not hold JSON: {error}") from None
     return found
 
 
@@ -123,7 +123,7 @@ def check(config: Mapping[str, Any], zero: str, *, ranks: int | None, on_cpu: bo
     if config.get("fp16", {}).get("enabled"):
         raise DistributedError(
             "DeepSpeed trains in fp16 on GPUs only, and these ranks are on the CPU: leave fp16 out of the "
-            "configuration, or take bf16."
+            "configuration, or use bf16."
         )
     for name in _OFFLOADS:
         if own.get(name, {}).get("device", "none") != "none":
@@ -167,7 +167,7 @@ def completed(config: Mapping[str, Any], zero: str, ranks: int) -> dict[str, Any
         "zero_optimization": {**own, "stage": int(zero or own.get("stage", 1))},
     }
     if "train_batch_size" not in config and "train_micro_batch_size_per_gpu" not in config:
-        full["train_micro_batch_size_per_gpu"] = 1  # the loaders say what a batch is
+        full["train_micro_batch_size_per_gpu"] = 1  # the loaders determine the batch size
     if "train_batch_size" in config and "train_micro_batch_size_per_gpu" not in config:
         times = config.get("gradient_accumulation_steps") or 1
         full["train_micro_batch_size_per_gpu"] = config["train_batch_size"] // (times * ranks)

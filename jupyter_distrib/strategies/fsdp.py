@@ -1,8 +1,8 @@
 """The strategy `fsdp`: each rank holds its part of every parameter and sees its share of the data.
 
 Makes the default process group and a mesh over all ranks before the cell, which finds it as `mesh`, and shards the
-model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. Objects given to `prepare` are
-treated like those that are found.
+model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. Objects given to `prepare`
+are treated like the ones that are found.
 """
 
 from __future__ import annotations

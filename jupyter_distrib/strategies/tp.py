@@ -79,6 +79,6 @@ class TensorParallelStrategy(FullyShardedStrategy):
             return self._train_over(run, shape)
         self._make_mesh(run, shape)
         run.note(
-            f"the mesh has a dimension {', '.join(name for name, _ in shape if name in BY_HAND)}: the cell spreads its "
-            "model and its data itself, and nothing of it is changed"
+            f"the mesh has a dimension {', '.join(name for name, _ in shape if name in BY_HAND)}: the cell distributes "
+            "its model and its data itself, and neither is changed"
         )

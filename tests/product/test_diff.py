@@ -68,7 +68,7 @@ def test_sharded_values_are_refused_in_a_sentence(book: Notebook) -> None:
         "optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)\nsharded(torch.ones(2, 8)).sum().backward()\noptimizer.step()"
     )
 
-    assert "each rank holds another part" in book.fails("%distributed_diff sharded").evalue
+    assert "each rank holds a different part" in book.fails("%distributed_diff sharded").evalue
 
 
 def test_a_name_that_no_rank_keeps_is_refused(book: Notebook) -> None:

@@ -76,7 +76,9 @@ def test_run_takes_modules_and_refuses_other_files_and_options(book: Notebook, t
 def test_what_people_try_with_run_and_pasted_scripts_is_answered(book: Notebook, tmp_path: Path) -> None:
     refused = book.fails(f"{ON_ONE}%run -m tool --x 1").evalue
     assert refused.endswith("write %run -m tool -- --x 1"), refused
-    assert "run the script by %distributed_run" in book.fails(f"{ON_ONE}import os\nos.path.dirname(__file__)").traceback
+    assert (
+        "run the script with %distributed_run" in book.fails(f"{ON_ONE}import os\nos.path.dirname(__file__)").traceback
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,7 @@ def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> 
 def test_a_name_of_the_notebook_that_only_text_reads_is_told_with_its_cure(book: Notebook, body: str) -> None:
     book.ok("hidden = int")
     told = book.fails(ON_ONE + body).traceback
-    assert "`hidden` is in the notebook, but the cell only reads it by eval" in told
+    assert "`hidden` is in the notebook, but the cell only reads it through eval" in told
     assert "--with hidden" in told
     assert "--with nowhere" not in book.fails(ON_ONE + "eval('nowhere')").traceback
 

@@ -176,7 +176,7 @@ def test_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) ->
 def test_a_sweep_without_values_is_told_in_one_line(book: Notebook) -> None:
     outcome = book.ok("%%distributed --sweep lr=range(3) --ranks 1\ntwice = lr * 2")
 
-    assert outcome.result == "3 runs without a value; to_pandas() of this gives their numbers"
+    assert outcome.result == "3 runs without a value; to_pandas() gives their numbers"
 
 
 def test_two_names_give_all_combinations_and_may_be_read_from_the_notebook(book: Notebook) -> None:

@@ -83,7 +83,7 @@ def test_explain_says_what_would_be_sent_and_what_the_ranks_have(notebook: Noteb
     notebook.ok("%%distributed --ranks 2\n(e[0], f[0])")
     notebook.ok("e += 1")
     text = notebook.ok(explained).text
-    assert re.search(r"8\.0 MB would be sent; 16\.0 MB did not change since the machines of the ranks got it", text)
+    assert re.search(r"8\.0 MB would be sent; 16\.0 MB has not changed since the machines of the ranks got it", text)
     notebook.ok("small = np.ones(1000)")
     assert "would be sent" not in notebook.ok("%%distributed --explain\nsmall[0]").text
     notebook.ok("%distributed_pool stop")

@@ -84,7 +84,7 @@ def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(OptionsError, match=r"there is no .?nowhere.json"):
         read_config("nowhere.json", {})
-    with pytest.raises(OptionsError, match=r"ds.json holds no JSON: Expecting"):
+    with pytest.raises(OptionsError, match=r"ds.json does not hold JSON: Expecting"):
         read_config(str(tmp_path / "ds.json"), {})
 
 

@@ -5,7 +5,7 @@
     to_interrupt(...)     a KeyboardInterrupt that says where each rank was
     to_early_interrupt(.) a KeyboardInterrupt that says where the kernel was, before there was a run
     to_timeout(...)       a RunTimeout that says where each rank was
-    remote_error(...)     a RemoteError in place of an exception that the kernel cannot have, or must not raise
+    remote_error(...)     a RemoteError in place of an exception that the kernel cannot rebuild, or must not raise
 
 Every exception of this module carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the
 instance (`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception
@@ -92,8 +92,8 @@ def in_brief(record: RunRecord, rank: RankRecord) -> str:
 
 
 def _replaced(record: RunRecord, ended: m.Exited) -> str:
-    """Return a phrase on a rank whose process was ended on purpose: it did not stop within the time for that, or had no
-    such time, because others were lost."""
+    """Return a phrase on a rank whose process was ended on purpose: it did not stop in time, or was given no time
+    because other ranks were lost."""
     soon = [
         rank.rank
         for rank in record.ranks.values()
@@ -282,7 +282,7 @@ def own_traceback(record: RunRecord, rank: RankRecord) -> str:
 
 
 def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
-    """Return the root, and the ranks whose traceback is identical to its."""
+    """Return the root, and the ranks whose traceback is identical to the root's."""
     assert root.failure is not None
     key = fingerprint(root.failure)
     return tuple(

@@ -1,8 +1,8 @@
 """Whether a rank failed only because another rank had gone. Kernel side; pure functions of a `RunRecord`.
 
-Two facts are needed: the exception comes from torch.distributed, its backends or TensorFlow's collectives and says that
-a peer has gone; and another rank did leave. A connection of the user's own that is refused, to a database or a server,
-has messages of the same words.
+Two facts are needed: the exception comes from torch.distributed, its backends or TensorFlow's collectives and says
+that a peer has gone; and another rank did leave. The second is needed because a connection of the user's own that is
+refused, to a database or a server, gives messages with the same words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_consequence(record: RunRecord, rank: RankRecord) -> bool:
 
 
 def reports_lost_peer(failure: m.Failure | None) -> bool:
-    """Return whether an exception, or one of its causes, is of a backend and says that a peer has gone."""
+    """Return whether an exception, or one of its causes, comes from a backend and says that a peer has gone."""
     while failure is not None:
         if _PEER_LOST.search(f"{failure.type_name}: {failure.message}") and _is_of_backend(failure):
             return True

@@ -73,8 +73,8 @@ class Metrics(Sequence[Row]):
         return points
 
     def mean(self, name: str) -> list[tuple[float, float]]:
-        """Return the points `(step, value)` of the mean over the ranks, at the steps that nearly all of them have come
-        to, as the charts of many ranks show it."""
+        """Return the points `(step, value)` of the mean over the ranks, at the steps that nearly all of them have
+        reached, as the charts of many ranks show it."""
         return [(each.step, each.mean) for each in means(self.finite(name))]
 
     def finite(self, name: str) -> dict[int, list[tuple[int, float]]]:

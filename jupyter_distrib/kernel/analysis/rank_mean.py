@@ -15,9 +15,10 @@ from statistics import median
 from typing import NamedTuple
 
 NEARLY_ALL = 0.9
-"""Share of the ranks that must have come to a step."""
+"""Share of the ranks that must have reached a step."""
 TAIL = 0.1
-"""Part of the axis for which a rank that has ended is still missed: ranks rarely end at exactly the same step."""
+"""Part of the axis after a rank's last step in which the rank still counts as missing: ranks rarely end at exactly
+the same step."""
 MOST = 300
 """Maximum number of steps with a mean."""
 
@@ -34,7 +35,7 @@ class Mean(NamedTuple):
 
 
 def means(lines: Mapping[int, Sequence[tuple[float, float]]], ended: Collection[int] = ()) -> list[Mean]:
-    """Return the mean at each step that nearly all ranks have come to; between two reports of a rank its value is
+    """Return the mean at each step that nearly all ranks have reached; between two reports of a rank its value is
     interpolated.
 
     Args:
@@ -50,8 +51,8 @@ def means(lines: Mapping[int, Sequence[tuple[float, float]]], ended: Collection[
 
 
 def stride(count: int, most: int) -> int:
-    """Return the distance of the points to keep, of `count` about `most`: a power of two, so that what ranks keep of
-    different counts is mostly at the same steps."""
+    """Return the distance between the points to keep, about `most` of `count`: a power of two, so that ranks with
+    different counts mostly keep points at the same steps."""
     return 1 << (max(0, -(-count // most) - 1)).bit_length()
 
 

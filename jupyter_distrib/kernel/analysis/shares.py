@@ -5,7 +5,7 @@ run.shares[3]["waiting"]     0.38
 run.shares.sentence          rank 3 waits 38% of its time for rank 7, which is slow in data loading
 
 A rank measures the time of its collectives as a whole. The rank that spends least in them came last, so all of its time
-moves data; what another rank spends beyond that, it waits.
+moves data; the time that another rank spends beyond that is waiting.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ def capture(
 ) -> Captured:
     """Turn the text of a cell into a program and its inputs.
 
-    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` are the
-    names that earlier cells defined on the ranks only. `provided` are the names that ranks have by themselves; the
-    notebook's own value under such a name wins. `transform` is IPython's `shell.transform_cell`, called only for a cell
-    that is not Python.
+    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` are the names that
+    earlier cells defined on the ranks only. `provided` are the names that ranks have by themselves; the notebook's
+    own value under such a name takes precedence. `transform` is IPython's `shell.transform_cell`, called only for a
+    cell that is not Python.
 
     Raises:
         SyntaxError: The cell is not valid; the error has the front end's line and comes before anything is started.

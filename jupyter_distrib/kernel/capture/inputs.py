@@ -172,7 +172,7 @@ def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, obj
     inside = [name for name in namespace if name in source and name not in packed_inputs.values and name[0] != "_"]
     words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
     return {
-        name: f"`{name}` is in the notebook, but the cell only reads it by eval, exec or another text, "
+        name: f"`{name}` is in the notebook, but the cell only reads it through eval, exec or a string, "
         f"which cannot be detected beforehand: add --with {name}"
         for name in inside
         if name in words and name not in PROVIDED and not hasattr(builtins, name)

@@ -1,5 +1,6 @@
-"""Finds out whether a cell or function uses MLflow, and the experiment and store that it names itself. Kernel side, in
-the thread that runs the cell; nothing is executed or imported, and code without the word costs a search for it.
+"""Finds out whether a cell or function uses MLflow, and the experiment and store that it names itself. Kernel side,
+in the thread that runs the cell; nothing is executed or imported, and code that does not contain the word costs only
+a search for it.
 
 A cell counts as using MLflow if its code, the notebook's functions that travel with it, or a module of the user's own
 that these import names it: `import mlflow`, `MLFlowLogger`, `report_to="mlflow"`. Installed packages are not read.
@@ -72,7 +73,7 @@ def _compiled(source: str) -> CodeType | None:
 
 
 def _names_it(code: CodeType) -> bool:
-    """Return whether code names MLflow: as a name or attribute, or as a text that is nothing else."""
+    """Return whether code names MLflow: as a name or attribute, or as a string of just that name."""
     for each in codes_in(code):
         if any(WORD in name.lower() for name in (*each.co_names, *each.co_freevars)):
             return True
@@ -87,7 +88,7 @@ def _is_its_name(constant: object) -> bool:
     return isinstance(constant, str) and constant.lower() == WORD
 
 
-# What the inputs are.
+# What the inputs hold.
 
 
 def _read_by(functions: list[FunctionType]) -> Iterator[object]:
@@ -98,7 +99,7 @@ def _read_by(functions: list[FunctionType]) -> Iterator[object]:
 
 
 def _holds(value: object, depth: int) -> bool:
-    """Return whether a value is of MLflow, or an object with an attribute that names it, such as the arguments of a
+    """Return whether a value comes from MLflow, or has an attribute that names it, such as the arguments of a
     trainer."""
     if isinstance(value, (str, bytes, int, float, type(None))):
         return False
@@ -222,7 +223,8 @@ _OF_CALL = ("PRECALL", "CALL", "KW_NAMES", "CALL_KW")
 
 
 def _named_places(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that code gives `set_experiment` and `set_tracking_uri`: literals, and globals that are texts."""
+    """Yield the strings that code passes to `set_experiment` and `set_tracking_uri`: literals, and globals that are
+    strings."""
     for each in codes_in(code):
         if not _CALLS.keys() & set(each.co_names):
             continue

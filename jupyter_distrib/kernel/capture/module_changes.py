@@ -1,11 +1,11 @@
-"""Finds what the notebook has changed in modules, classes and registries, which ranks have for themselves. Kernel side,
+"""Finds what the notebook has changed in modules, classes and registries, of which each rank has its own. Kernel side,
 in the thread that runs the cell; imports nothing.
 
 It reads the cells that were run: statements that assign to an attribute of something imported (`config.LR = 3`,
 `nn.ReLU.forward = mine`), change a container of a local module, or register something (`@registry.register`,
 `add_safe_globals([P])`). Constants of local modules that a cell reads are also compared with the module's file, and
-functions and classes of the notebook are looked for in these modules, their classes and registries: whatever has put
-them there, a decorator or a function that patches, it was not done on the ranks.
+functions and classes of the notebook are looked for in these modules, their classes and registries: whatever put them
+there, such as a decorator or a function that patches, did not run on the ranks.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ class ModuleChanges:
             return []
         new = [each for each in self._found.values() if self._matters(each, touched, namespace)]
         done = _names_changed_by([source, *setups]) if new else set()
-        found = [self._told(each) for each in new if each.name not in done]
+        found = [self._sentence(each) for each in new if each.name not in done]
         local = _local_modules(touched)
         return [*found, *self._other_constants(local, [source, *setups]), *self._own_definitions(local, setups)]
 
     def _touched(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> set[str]:
         """Return the modules that a cell reads or imports, also in functions of the notebook."""
         values = [each.value for each in inputs]
-        if any(each.key not in self._said for each in self._found.values()):  # it takes longer than the rest
+        if any(each.key not in self._said for each in self._found.values()):  # this takes longer than the rest
             values += [namespace[name] for name in reachable(inputs, namespace)]
         return {name for value in values if (name := _home(value))} | set(_imported_modules(source))
 
@@ -187,7 +187,7 @@ class ModuleChanges:
         name, constants = change.name, self._constants(module) if module is not None else {}
         return name in constants and _same(constants[name], getattr(module, name, None))
 
-    def _told(self, change: Change) -> str:
+    def _sentence(self, change: Change) -> str:
         place = f"{change.cell}, line {change.line}"
         cure = "put that line into a cell with %%distributed_setup"
         if change.registers:
@@ -275,13 +275,13 @@ class _Constants(dict[str, Any]):
         self.bound: set[str] = set()
         """All names that it binds anywhere."""
         self.rebound: set[str] = set()
-        """Constants that a function of it binds anew: they may change all the time."""
+        """Constants that one of its functions binds anew: they may change all the time."""
         self.star = False
         """Whether it imports names that it does not mention."""
 
 
 def _local_modules(touched: set[str]) -> list[ModuleType]:
-    """Return the local modules of these names, and the local ones that those use."""
+    """Return the local modules of these names, and the local modules that those use."""
     found, left = dict[str, ModuleType](), [name for name in touched if _is_local(name)]
     while left:
         name = left.pop()
@@ -374,7 +374,7 @@ def _is_local(module: str) -> bool:
 
 
 def _near(module: str, touched: set[str]) -> bool:
-    """Return whether a cell that touches these modules may come to this one: in the same library, or both local."""
+    """Return whether a cell that touches these modules may reach this one: in the same library, or both local."""
     top, local = _top(module), _is_local(module)
     return any(_top(each) == top or (local and _is_local(each)) for each in touched)
 
@@ -487,8 +487,8 @@ def _imported_modules(source: str) -> Iterator[str]:
 
 
 def _constants_in(tree: ast.Module) -> _Constants:
-    """Return the constants that a module binds by one literal. A number that one of its functions binds anew is none:
-    it is a counter."""
+    """Return the constants that a module binds by one literal. A number that one of its functions binds anew is not a
+    constant, but a counter."""
     bound: dict[str, list[ast.expr | None]] = {}
     found = _Constants()
     for node in ast.walk(tree):

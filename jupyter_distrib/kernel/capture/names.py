@@ -97,7 +97,7 @@ class _Walk:
         needs = tuple(Need(name=name, line=line, certain=certain) for name, (line, certain) in found)
         return Names(needs=needs, defines=tuple(self.module.bound))
 
-    # Names: the scope of each, and whether the module has settled it.
+    # Names: the scope of each, and whether the module has settled the name.
 
     def need(self, name: str, line: int, certain: bool) -> None:
         known = self.needs.get(name)

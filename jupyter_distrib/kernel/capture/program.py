@@ -27,7 +27,9 @@ def without_time(body: str, first_line: int) -> tuple[str, bool]:
         return body, False
     if first.strip() != "%%time":
         line = first_line + body.count("\n", 0, top)
-        raise CaptureError(f"line {line}: %%time stands alone in its line; the code to time begins in the next one")
+        raise CaptureError(
+            f"line {line}: %%time must stand alone in its line; the code to time begins in the next line"
+        )
     return body[:top] + newline + rest, True
 
 
@@ -74,7 +76,7 @@ def _compile(program: ast.Module, source: str, filename: str) -> None:
     try:
         compile(program, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
-        if error.text is None and error.lineno is not None:  # the compiler looks for it in a file
+        if error.text is None and error.lineno is not None:  # the compiler looks for the source in a file
             error.text = "".join(source.splitlines(keepends=True)[error.lineno - 1 : error.lineno])
         raise
 
@@ -123,7 +125,7 @@ def _of_timeit(text: str) -> str:
 
 
 _TIMED: dict[str, Callable[[str], str]] = {"time": str, "timeit": _of_timeit}
-"""The magics whose text is a statement, and what returns it."""
+"""The magics whose text is a statement, and the functions that return the statement."""
 
 
 class MagicsRead(ast.NodeTransformer):
@@ -163,7 +165,7 @@ class MagicsRead(ast.NodeTransformer):
         try:
             parsed = ast.parse(text if self.transform is None else self.transform(text))
         except SyntaxError:
-            return []  # the rank will say so
+            return []  # the rank will report the error
         found: list[ast.stmt] = self.visit(ast.increment_lineno(parsed, line - 1)).body
         return found
 

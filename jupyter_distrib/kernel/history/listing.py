@@ -260,7 +260,7 @@ def _peak_of_tensors(run: SavedRun) -> str:
     peak = size(run.peak_tensor_bytes) if run.peak_tensor_bytes else ""
     if run.deviation is None or run.predicted_bytes is None:
         return peak
-    return f"{peak}, {100 * run.deviation:+.1f}% beside the {size(run.predicted_bytes)} of the dry run"
+    return f"{peak}, {100 * run.deviation:+.1f}% compared with the {size(run.predicted_bytes)} of the dry run"
 
 
 def charts(runs: Sequence[SavedRun]) -> str:

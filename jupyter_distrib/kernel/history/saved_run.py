@@ -65,11 +65,11 @@ class SavedRun:
     peak_tensor_bytes: int | None = None
     """The most memory that tensors had on one GPU; None if unknown, or without GPUs."""
     predicted_bytes: int | None = None
-    """The same by a dry run of the cell before; None without one."""
+    """The same as predicted by a dry run of the cell; None without one."""
     source: str = ""
     """The cell, as the ranks executed it."""
     notes: list[str] = field(default_factory=list)
-    """The sentences that were said about the run."""
+    """The notes about the run."""
     logs: str = ""
     """Folder of its logs; empty if unknown. They are removed before long."""
     path: str = ""
@@ -77,7 +77,7 @@ class SavedRun:
 
     @property
     def deviation(self) -> float | None:
-        """The part by which the real peak was above that of the dry run (0.02 is 2%); None if one is unknown."""
+        """The fraction by which the real peak exceeded that of the dry run (0.02 is 2%); None if either is unknown."""
         if not self.predicted_bytes or not self.peak_tensor_bytes:
             return None
         return self.peak_tensor_bytes / self.predicted_bytes - 1
@@ -147,7 +147,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
 
 
 def notes_of(record: RunRecord) -> list[str]:
-    """Return what was said about a run."""
+    """Return the notes about a run."""
     told: list[tuple[list[int], str]] = [([] if note.rank is None else [note.rank], note.text) for note in record.notes]
     told += [(ranks, text) for text, ranks in record.not_finite.items()]
     texts = [f"{rank_list(ranks)}: {text}" if ranks else text for ranks, text in told]

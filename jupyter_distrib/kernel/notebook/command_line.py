@@ -64,8 +64,8 @@ def status_of(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Run a script, a module or a declared run. Return 0, or the answer of a dry run as a status; raises whatever ends
-    it otherwise."""
+    """Run a script, a module or a declared run. Return its exit status: 0, or that of a dry run. Raises what the
+    script raises."""
     options, (path, *arguments) = session.current().settings.command(words)
     if path.endswith(".toml"):
         from jupyter_distrib.kernel.notebook import declared_run
@@ -83,7 +83,7 @@ def _run(words: list[str]) -> int:
 
 
 def _leave(run: Run) -> None:
-    """Wait until a detached run has its ranks, which it needs this process for, and say how to come back to it."""
+    """Wait until a detached run has its ranks, since this process must start them, and print how to attach to it."""
     while run.state in ("queued", "starting"):
         run.wait_ended(interrupts.HEAR_S)
     if run.refusal is not None:
@@ -113,7 +113,8 @@ def _print(error: BaseException) -> None:
 
 
 def _outside(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame outside this package and the import system; all of it without one."""
+    """Return a traceback from its first frame outside this package and the import system; the whole of it if there is
+    none."""
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename.startswith(
         (PACKAGE, "<frozen ", importlib.__path__[0])
@@ -123,7 +124,8 @@ def _outside(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _status(error: BaseException) -> int:
-    """Return the status of a script that failed: its own, 128 and the signal's number if one killed it, else 1."""
+    """Return the status of a script that failed: its own status, 128 plus the signal's number if a signal killed it,
+    else 1."""
     failure = getattr(error, "failures", {}).get(getattr(error, "rank", None))
     if (code := getattr(failure, "code", None)) is not None:
         return int(code)

@@ -36,7 +36,8 @@ def transform(lines: list[str]) -> list[str]:
 
 
 def body_transformer(shell: InteractiveShell) -> Callable[[str], str]:
-    """Return IPython's translation for the body of a cell that is distributed already."""
+    """Return IPython's translation of cells without this transformer, for the body of a cell that is distributed
+    already."""
 
     def transform_body(source: str) -> str:
         with _suspension():

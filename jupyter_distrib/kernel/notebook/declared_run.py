@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WHAT = ("script", "module", "function", "cell", "notebook")
 """The keys of which a file has exactly one."""
 KEYWORDS = {"pool": "pool", "restarts": "max_restarts", "tracking": "track", "environment": "env"}
-"""The keys that are options of their own, with the keyword of each."""
+"""The keys that each set one option, with the option's keyword."""
 TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(WHAT, (str,)),
     "arguments": (list,),
@@ -77,8 +77,8 @@ def run(path: str, arguments: Sequence[str], given: Options) -> Run | DryRun | D
 
     Args:
         path: The file.
-        arguments: Arguments of the command, which come after those of the file.
-        given: Options of the command, which win over those of the file.
+        arguments: Arguments of the command, which follow those of the file.
+        given: Options of the command, which take precedence over those of the file.
 
     Raises:
         OptionsError: The file or an option is wrong; nothing was started.
@@ -221,7 +221,8 @@ def _execute(sources: Sequence[str]) -> Run | None:
     from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
     shell = InteractiveShell.instance()
-    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: None  # type: ignore[method-assign,assignment]  # raised below
+    # Raised below.
+    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     shell.run_line_magic("load_ext", "jupyter_distrib")
     result: Any = None
     for source in sources:

@@ -134,7 +134,7 @@ class DistributedFunction(Generic[P, R]):
     """A function that can also run on every rank of a pool."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
-        # An object's own attributes stay its own: one of them may be called `submit`.
+        # The attributes of a callable object are not copied: one of them may be called `submit`.
         functools.update_wrapper(self, function, updated=("__dict__",) if inspect.isroutine(function) else ())
         self._path = _path(function)
         self._name = self._path.rpartition(".")[2]
@@ -144,13 +144,13 @@ class DistributedFunction(Generic[P, R]):
         self.called_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         """The arguments that the subject will have; None if this function has the same."""
         self.label = ""
-        """The name of its runs; empty for that of the subject."""
+        """The name of its runs; empty for the subject's name."""
         self.choose_pool: Callable[[], str] | None = None
-        """Returns the pool of a call; None for that of the options."""
+        """Returns the pool of a call; None for the pool that the options name."""
         self.names: dict[str, str] = {}
-        """The names that the caller writes for options, where they are not the keywords: for advice."""
+        """The names that the caller writes for options where they differ from the keywords: for advice."""
         self.tracked_by: tuple[str, ...] = ()
-        """The trackers that record its runs if they are installed, though its code may not use them."""
+        """The trackers that record its runs if they are installed, even if its code does not use them."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
@@ -282,7 +282,7 @@ class DistributedFunction(Generic[P, R]):
         return run
 
     def _arguments_shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the numbers and texts among the arguments that the subject will have, by parameter."""
+        """Return the numbers and strings among the arguments that the subject will have, by parameter."""
         if self.called_with is None:
             return _plain_arguments(self.function, args, kwargs)
         return _plain_arguments(self.subject, *self.called_with)
@@ -327,7 +327,7 @@ def _awaited(function: Any) -> str:
 
 
 def _path(function: Any) -> str:
-    """Return the qualified name of a callable: of a partial that of its function, of an object that of its class."""
+    """Return the qualified name of a callable: for a partial, of its function; for an object, of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     found: str = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -335,7 +335,7 @@ def _path(function: Any) -> str:
 
 
 def _call(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return a call in the form in which one would write it, to tell the runs of several calls apart:
+    """Return a call as one would write it, to tell the runs of several calls apart:
     `train(lr=0.1)`."""
     named = {key: without_secret(key, value) for key, value in kwargs.items()}
     shown = [
@@ -374,7 +374,7 @@ def _source_of(function: Callable[..., Any]) -> str:
 
 
 def _plain_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
-    """Return the numbers and texts among the arguments of a call, defaults included, by parameter; no secrets."""
+    """Return the numbers and strings among the arguments of a call, defaults included, by parameter; no secrets."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -388,7 +388,7 @@ def _plain_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def _brief(value: object) -> str:
-    """Return a value in the form in which one would write it, if it is short: of a dataclass, the fields that differ
+    """Return a value as one would write it in code, if that is short; a dataclass with only the fields that differ
     from their defaults."""
     if isinstance(value, (list, tuple, dict)):
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value

@@ -78,9 +78,9 @@ EXPLAINED = {
 }
 """The page and section of the documentation on each topic that can be wrong."""
 MOST_COMPARED = 200
-"""Number of the last runs of which the peaks are compared with those of dry runs."""
+"""Number of recent runs whose peaks are compared with those of their dry runs."""
 MARGIN = 0.1
-"""The part by which a real peak may be above that of a dry run, which says "tight" from there on."""
+"""The fraction by which a real peak may exceed that of a dry run; a dry run with less room than that is "tight"."""
 _OURS = "JUPYTER_DISTRIB_"
 _ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.told()"
 """The source with which ranks on other machines report where they are."""
@@ -174,20 +174,20 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     yield Finding(topic=CONFINEMENT, text=_of_kernel())
     if kernel is not None:
         quick = hasattr(kernel, "control_handlers")
-        told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
-        yield Finding(topic="Stop button", text=f"comes on {told_on}")
-        yield from _deafness()
+        channel = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
+        yield Finding(topic="Stop button", text=f"comes on {channel}")
+        yield from _ipykernel_fault()
     ours = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_OURS))
     if ours:
         yield Finding(topic="set", text=ours)
 
 
-def _deafness() -> Iterator[Finding]:
+def _ipykernel_fault() -> Iterator[Finding]:
     """Yield a finding for a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
     ipykernel: Any = importlib.import_module("ipykernel")
     if (7,) <= ipykernel.version_info < (7, 4):
         text = f"ipykernel {ipykernel.__version__} may not run a cell that is sent while it answers another request"
-        advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"
+        advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle while a cell shows [*]"
         yield Finding(topic="ipykernel", text=text, advice=advice)
 
 
@@ -241,7 +241,7 @@ def _machines(session: Session) -> Iterator[Finding]:
     with suppress(DistributedError):
         for each in machines.statuses(session.settings):
             if each.state != "ended":
-                cost = f", {each.cost:.2f} until now" if each.price else ""
+                cost = f", {each.cost:.2f} so far" if each.price else ""
                 text = f"{each.pool or each.down}: {each.text}{cost}"
                 yield Finding(topic="machines", text=text, advice=each.problem)
 
@@ -360,7 +360,7 @@ def _dry_runs() -> Iterator[Finding]:
         return
     middle, most = found[len(found) // 2], max(found, key=abs)
     runs = "a run" if len(found) == 1 else f"{len(found)} runs"
-    text = f"in {runs} on GPUs, the real peak of tensors was {100 * middle:+.1f}% beside that of the dry run"
+    text = f"in {runs} on GPUs, the real peak of tensors was {100 * middle:+.1f}% relative to that of the dry run"
     text += "" if len(found) == 1 else f" (the median; at most {100 * most:+.1f}%)"
     advice = ""
     if most > MARGIN:

@@ -32,7 +32,7 @@ CANDIDATES: Candidates = (("ddp", {}), ("fsdp", {}), ("fsdp", {"precision": "bf1
 STEPS = 2
 """Steps that a dry run takes."""
 MOST_TIMES = 4096
-"""The largest batch that is looked for, in batches of the cell."""
+"""The largest batch to try, in batches of the cell."""
 CHECKS = 2
 
 
@@ -78,7 +78,7 @@ class Asked:
 
 
 def with_strategy(options: Options, name: str, own: Mapping[str, str]) -> Options:
-    """Return the options with this strategy, and with these options of it beside the written ones."""
+    """Return the options with this strategy, and with its options added to the written ones."""
     return replace(options, strategy=name, strategy_options={**options.strategy_options, **own})
 
 

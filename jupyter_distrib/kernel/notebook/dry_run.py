@@ -136,7 +136,7 @@ class Play:
 
 
 def play(plays: Sequence[Play]) -> list[DryRun]:
-    """Play rank 0 of each cell in a process of its own, all at once. Return what they have shown."""
+    """Play rank 0 of each cell in a process of its own, all at once. Return their findings."""
     running: list[_Process] = []
     until_s = time.monotonic() + LIMIT_S
     try:
@@ -189,7 +189,7 @@ class _Process:
 
     def __init__(self, command: m.Execute) -> None:
         self.report: dict[str, Any] | None = None
-        """Its report once it has ended, also without one."""
+        """The report, once the process has ended; None if it ended without one."""
         self._command, self._said = command, bytearray()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._sock, theirs = socket.socketpair()
@@ -200,11 +200,11 @@ class _Process:
         return self._sock.fileno()
 
     def send(self) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # `read` tells
+        with suppress(BrokenPipeError, ConnectionResetError):  # `read` notices it
             Link(self._sock).send(self._command)
 
     def read(self) -> None:
-        """Take what it has said; it closes its end after its report."""
+        """Read what the process has sent; it closes its end after its report."""
         piece = b""
         with suppress(ConnectionResetError):
             piece = self._sock.recv(1 << 16)
@@ -219,7 +219,7 @@ class _Process:
         self.report = {"end": "refused", "why": _died(code, self._errors.read())}
 
     def end(self) -> None:
-        """Kill it with all that it has started."""
+        """Kill the process and everything that it has started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

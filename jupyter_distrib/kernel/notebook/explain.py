@@ -93,7 +93,7 @@ class Explanation:
 def _sent(captured: Captured, namespace: dict[str, Any], unchanged_bytes: Callable[[payload.Packed], int]) -> str:
     try:
         packed = payload.pack_inputs({item.name: item.value for item in captured.inputs}, namespace)
-    except PayloadError:  # the table says of which
+    except PayloadError:  # the table names the value
         return ""
     if packed.size_bytes < LARGE_BYTES:
         return ""
@@ -101,8 +101,8 @@ def _sent(captured: Captured, namespace: dict[str, Any], unchanged_bytes: Callab
     if not known_bytes:
         return f"{size(packed.size_bytes)} would be sent: the machines of the ranks have none of it yet."
     return (
-        f"{size(packed.size_bytes - known_bytes)} would be sent; {size(known_bytes)} did not change since the machines "
-        "of the ranks got it, and is not sent again."
+        f"{size(packed.size_bytes - known_bytes)} would be sent; {size(known_bytes)} has not changed since the "
+        "machines of the ranks got it, and is not sent again."
     )
 
 
@@ -143,8 +143,8 @@ def _preview(captured: Captured, namespace: Mapping[str, Any], model: str, data:
 
 
 def _functions(name: str, value: object) -> dict[str, FunctionType]:
-    """Return a function itself, or the methods of a class, through which alone the source of a notebook's class is
-    found."""
+    """Return a function itself, or the methods of a class, since the source of a notebook's class can only be found
+    through them."""
     if isinstance(value, FunctionType):
         return {name: value}
     if not isinstance(value, type) or value.__module__ != "__main__":

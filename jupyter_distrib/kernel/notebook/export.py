@@ -40,12 +40,12 @@ _RANK_NAMES = {
     "device": 'torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")',
 }
 _MISSING = object()
-_NOT_KEPT = "those of a call are kept only if they are short plain values"
+_NOT_KEPT = "a run keeps the arguments of its call only if they are short plain values"
 
 
 def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
-    """Write the program of a run as a script, and values that are not code to a file beside it. Return a sentence on
-    this.
+    """Write the program of a run as a script, and values that are not code to a file beside it. Return a sentence
+    that says where.
 
     Raises:
         OptionsError: The run has no program, or the files cannot be written.
@@ -196,7 +196,7 @@ class _Script:
                 self.refused[name] = f"it is {value.__qualname__} of {value.__module__}"
             return
         source = _source(value)
-        if isinstance(source, _Why):
+        if isinstance(source, _NoSource):
             self.refused[name] = source.text
             return
         for other in sorted({*global_names(value), *_names_in_header(source)} - {own}):
@@ -220,8 +220,8 @@ class _Script:
 
 
 @dataclass(frozen=True, slots=True)
-class _Why:
-    """The reason why a value has no source that could be written."""
+class _NoSource:
+    """The reason why the source of a value cannot be written."""
 
     text: str
 
@@ -240,7 +240,8 @@ def _as_script(source: str) -> str:
     body = ast.parse(source).body
     text = head + textwrap.indent(source, "    ")
     if [ast.dump(each) for each in ast.parse(text).body[0].body[bool(bound) :]] != [ast.dump(each) for each in body]:  # type: ignore[attr-defined]
-        text = head + textwrap.indent("\n".join(map(ast.unparse, body)), "    ")  # an indented text would be another
+        # indentation has changed a string of several lines
+        text = head + textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
     try:
         compile(text, "", "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -258,19 +259,19 @@ def _import(module: ModuleType, name: str) -> str:
     return f"import {own} as {name}"
 
 
-def _source(value: FunctionType | type) -> str | _Why:
+def _source(value: FunctionType | type) -> str | _NoSource:
     if isinstance(value, FunctionType) and value.__closure__:
-        return _Why("a function made in another one, which holds its names")
+        return _NoSource("a function made in another one, which holds its names")
     try:
         text = _class_text(value) if isinstance(value, type) else inspect.getsource(value)
         text = textwrap.dedent(text).strip("\n")
         (statement,) = ast.parse(text).body
     except (OSError, TypeError, SyntaxError, ValueError):
-        return _Why("its source is not known")
+        return _NoSource("its source is not known")
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         first = statement.lineno - 1  # without @distributed, which would need a pool
         return "\n".join([*_other_decorators(statement, text), *text.splitlines()[first:]])
-    return _Why("a lambda")
+    return _NoSource("a lambda")
 
 
 def _class_text(value: type) -> str:
@@ -312,7 +313,7 @@ def _names_in(code: object) -> set[str]:
 
 
 def check_path(path: str) -> None:
-    """Raise `OptionsError` for a path that is not that of a Python script."""
+    """Raise `OptionsError` for a path that does not name a Python script."""
     if not path.endswith(".py"):
         raise OptionsError(f"{path} is not the name of a Python script: write NAME.py")
     if os.path.isdir(path):

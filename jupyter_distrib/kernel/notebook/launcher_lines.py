@@ -36,7 +36,7 @@ _RESTARTS = re.compile(r"--max[-_]restarts")
 
 
 def told(path: str, arguments: Sequence[str], options: str = "") -> str:
-    """Return what to write in place of a launcher's line; empty if the path is none of a launcher.
+    """Return what to write in place of a launcher's line; empty if the path is not a launcher.
 
     Args:
         path: The word at the place of the script.

@@ -93,7 +93,7 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_logs(self, line: str) -> None:
-        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run.
+        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN, of the last run.
 
         `%distributed_logs --json` prints it as one line of JSON.
         """
@@ -114,8 +114,8 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_stack(self, line: str) -> None:
-        """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN of the last
-        run. Ranks at the same place are shown together."""
+        """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN, of the
+        last run. Ranks at the same place are shown together."""
         from jupyter_distrib.kernel.notebook import magic_requests
         from jupyter_distrib.kernel.views import stacks
 
@@ -129,8 +129,8 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_debug(self, line: str) -> None:
-        """Debug the cell that has failed, in the rank that failed: `%distributed_debug [RANK]`; without RANK the rank
-        that failed first.
+        """Debug the cell that has failed, in the rank that failed: `%distributed_debug [RANK]`; without RANK, the
+        rank that failed first.
 
         The prompt is pdb's: frames, variables and expressions are those of the rank, which keeps them until the next
         cell, or until `%distributed_debug --done`.
@@ -153,7 +153,7 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_flame(self, line: str) -> FlameGraph:
-        """Sample where ranks of a run that goes on are, for 5 s: `%distributed_flame [RANK]`."""
+        """Sample the stacks of ranks of a run in progress for 5 s: `%distributed_flame [RANK]`."""
         from jupyter_distrib.kernel.notebook import magic_answers
 
         return magic_answers.sample_stacks(line)
@@ -161,7 +161,7 @@ class LineMagics(Magics):
     @line_magic
     def distributed_runs(self, line: str) -> RunList | Comparison:
         """Return saved runs, also those of earlier kernels: `%distributed_runs [WORD]...` with all of these words,
-        `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more beside one another."""
+        `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more side by side."""
         from jupyter_distrib.kernel.notebook import magic_answers
 
         return magic_answers.find_runs(line)
@@ -176,8 +176,8 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
-        """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
-        notebook, else of any notebook."""
+        """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN, the newest of
+        this notebook, else of any notebook."""
         from jupyter_distrib.kernel.notebook import magic_requests
 
         run = session.current().attach(magic_requests.parse_attach(line).run)
@@ -186,7 +186,8 @@ class LineMagics(Magics):
 
     @line_magic
     def distributed_compat(self, line: str) -> None:
-        """Serve the import names of other platforms by our own parts: `%distributed_compat databricks|spark|horovod`.
+        """Let our own modules serve the import names of other platforms: `%distributed_compat
+        databricks|spark|horovod`.
 
         A package that is installed wins. docs/coming-from.md says what each platform has.
         """

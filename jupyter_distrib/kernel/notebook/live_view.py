@@ -185,11 +185,11 @@ class LiveView(View):
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the final view, once, even if the waiting thread calls again."""
-        show, self._show, self._chart_inside = self._show, None, not self._chart_is_own
+        show, self._show, self._chart_inside = self._show, None, not self._can_add_output
         if show == self._stream:
             self._stream(record, elapsed_s)
             return self._end_of_lines(record, elapsed_s)
-        # What comes late can be added to a display, and not make one.
+        # Late notes can be added to a display, but not make one.
         shown = self._display.exists or self._run.observers.unfinished
         self._put(self._bundle(record, elapsed_s, shown=shown))
         if self._display.exists:
@@ -198,7 +198,7 @@ class LiveView(View):
             self._put_chart(record)
         if self._widget is not None:
             with suppress(Exception):  # as in `_try`, but for the last time
-                self._send()  # pages that draw it by themselves keep it until the cell ends
+                self._send()  # pages that draw the view by themselves keep it until the cell ends
                 self._widget.close()
             self._widget = None
 
@@ -222,7 +222,7 @@ class LiveView(View):
         if not shown and not text_view.is_worth_showing(record, elapsed_s):
             return {}
         if with_chart is None:
-            with_chart = not self._chart_is_own
+            with_chart = not self._can_add_output
         pool, output = self._run.pool, text_view.output_lines(record)
         text = text_view.as_text(record, elapsed_s, pool, always=True, output=output)
         html = _as_html(record, elapsed_s, pool, always=True, output=output, with_chart=with_chart)
@@ -230,7 +230,7 @@ class LiveView(View):
 
     def _put_chart(self, record: RunRecord) -> None:
         """Show the chart as a separate output, so that exports and hosting sites show it too."""
-        if not self._chart_is_own:
+        if not self._can_add_output:
             return
         from jupyter_distrib.kernel.views.html import picture_of
 
@@ -245,7 +245,7 @@ class LiveView(View):
         bridge.keep_final_view(display, model_id=model_id, place=self._place, detached=self._run.detached)
 
     @property
-    def _chart_is_own(self) -> bool:
+    def _can_add_output(self) -> bool:
         """Return whether the cell can have another output: from another thread, it would appear under another cell."""
         return not self._run.detached and threading.current_thread() is threading.main_thread()
 
@@ -329,7 +329,7 @@ class LiveView(View):
         """Show the end below the lines: the table of ranks and, in a kernel, whatever else its client can show."""
         text = text_view.as_text(record, elapsed_s, self._run.pool, output=())
         if text and self._way != "terminal":
-            html = _as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
+            html = _as_html(record, elapsed_s, self._run.pool, with_chart=not self._can_add_output)
             self._put({"text/plain": text, "text/html": html})
             self._put_chart(record)
         elif text:

@@ -39,7 +39,7 @@ from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts, open_files
 from jupyter_distrib.wire import messages as m
 
-if TYPE_CHECKING:  # what few cells need is imported by those
+if TYPE_CHECKING:  # what few cells need is imported where they need it
     from jupyter_distrib.kernel.notebook import sweep
     from jupyter_distrib.kernel.notebook.dry_choice import Asked
     from jupyter_distrib.kernel.notebook.explain import Explanation
@@ -144,7 +144,7 @@ class CellMagics(Magics):
         settings: Settings,
         swept: list[sweep.Configuration],
     ) -> Asked:
-        """Return the cell as a dry run needs it; of a sweep, the first one."""
+        """Return the cell as a dry run needs it; for a sweep, with the first configuration."""
         from jupyter_distrib.kernel.notebook import sweep
         from jupyter_distrib.kernel.notebook.dry_choice import Asked
 

@@ -3,7 +3,7 @@ main thread; all raise `DistributedError`.
 
     change_pools     %distributed_pool     shows the pools or changes one
     find_runs        %distributed_runs     lists, searches and compares saved runs
-    sample_stacks    %distributed_flame    samples the stacks of a run that goes on
+    sample_stacks    %distributed_flame    samples the stacks of a run in progress
     compare_ranks    %distributed_diff     compares a kept value between ranks
 """
 
@@ -67,7 +67,7 @@ def change_pools(line: str) -> PoolTable:
 
 
 def _say_while(act: Callable[[Callable[[str], None]], None]) -> None:
-    """Do something that says what it waits for."""
+    """Do something, and show under the cell what it waits for."""
     line = WaitingLine()
     try:
         act(line.say)

@@ -196,7 +196,7 @@ def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = Mappin
         size=Options(**arguments.values).size if arguments.values else None,
     )
     given = len(arguments.values) + (request.count is not None)
-    _refuse_pool_nonsense(request, given, pools)
+    _check_pool_request(request, given, pools)
     return request
 
 
@@ -221,8 +221,8 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
     return PoolRequest(action="add", name=names[0], kind=kind, values=values)
 
 
-def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
-    """Raise `OptionsError` for a line that makes no sense; `sizes` is the number of sizes in it."""
+def _check_pool_request(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
+    """Raise `OptionsError` for a request that makes no sense; `sizes` is the number of sizes in it."""
     action, name = request.action, request.name
     if action in ("start", "resize"):
         if sizes > 1 or (action == "resize" and not sizes):

@@ -235,12 +235,12 @@ class SubmittedView:
                     self._thread = None
                     break
             self._view.draw()
-            threading.Event().wait(DRAW_EVERY_S)  # so many at once are one drawing
+            threading.Event().wait(DRAW_EVERY_S)  # many changes in this time are drawn once
         self._view.draw()
 
 
 def told_apart(calls: Sequence[str], given: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return what tells each of several calls from the others: the arguments that differ between them, or else the call
+    """Return what distinguishes each of several calls: the arguments that differ between them, or else the call
     itself."""
     given = given[: len(calls)]
     names = [name for name in given[0] if len({each.get(name) for each in given}) > 1] if given else []

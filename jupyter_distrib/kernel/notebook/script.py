@@ -32,7 +32,7 @@ LABEL_CHARACTERS = 60
 
 
 def run_script(path: str | os.PathLike[str], *arguments: object, **options: Unpack[OptionKeywords]) -> Any:
-    """Run a script on every rank of a pool, as torchrun does. Return None; with `dry_run=True` the answer of that.
+    """Run a script on every rank of a pool, as torchrun does. Return None, or the answer of a dry run.
 
     Args:
         path: The script; or `-m`, and the first argument is a module.
@@ -41,7 +41,7 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Unpa
 
     Raises:
         OptionsError: An option is wrong, or there is no such script.
-        RankLost: A rank left with another status than 0.
+        RankLost: A rank exited with a status other than 0.
         BaseException: The exception of the first rank that failed.
     """
     chosen = from_keywords(options, **session.current().settings.possible)

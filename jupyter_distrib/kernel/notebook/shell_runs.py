@@ -51,7 +51,7 @@ def command(name: str, words: Sequence[str], session: Session) -> int:
     line = shlex.join("--follow" if word == "-f" else word for word in words)
     arguments = parse_arguments(line, OPTIONS[name])
     if len(arguments.positionals) > 1:
-        raise OptionsError(f"{arguments.positionals[1]!r} is too much: usage: {USAGE[name]}")
+        raise OptionsError(f"{arguments.positionals[1]!r} is one word too many: usage: {USAGE[name]}")
     run = next(iter(arguments.positionals), None)
     commands: dict[str, Callable[[str | None, Arguments, Session], int]] = {
         "status": _status,

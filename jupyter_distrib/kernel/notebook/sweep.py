@@ -82,8 +82,8 @@ def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input
 class SweepRuns(Sequence[Any]):
     """The runs of a sweep, and their values in the order of the configurations.
 
-    `sweep[0]` is the value of the first run: the rank's value if it has one rank, else its `Results`. In place of the
-    value of a run that failed stands its exception.
+    `sweep[0]` is the value of the first run: the rank's value if it has one rank, else its `Results`. A run that
+    failed has its exception in place of a value.
     """
 
     def __init__(self, configured: Sequence[Configuration], runs: Sequence[Run]) -> None:
@@ -156,7 +156,7 @@ class SweepRuns(Sequence[Any]):
         for run in failed[:1]:
             try:
                 run.result()
-            except CancelledError as error:  # it was still queued, and the cell as a whole was stopped
+            except CancelledError as error:  # the run was still queued when the cell was stopped
                 stopped = KeyboardInterrupt(str(error))
             else:
                 continue
@@ -183,7 +183,7 @@ class SweepRuns(Sequence[Any]):
 
     def __repr__(self) -> str:
         if all(run.done() and _value(run) is None for run in self.runs):
-            return f"{len(self.runs)} runs without a value; to_pandas() of this gives their numbers"
+            return f"{len(self.runs)} runs without a value; to_pandas() gives their numbers"
         return "\n".join(f"{label_of(each)}: {_shown(run)}" for run, each in self._pairs())
 
     def _pairs(self) -> Iterator[tuple[Run, Configuration]]:

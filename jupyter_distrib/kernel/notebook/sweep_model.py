@@ -30,13 +30,13 @@ class SweepWidget(anywidget.AnyWidget):
         self.on_msg(lambda _, content, buffers: on_request(content))
 
     def push(self, new: dict[str, Any]) -> None:
-        """Send this state to the browser if it is another one."""
+        """Send this state to the browser if it has changed."""
         self.state = new
         widget_model.answer_during_cells(self)
 
 
 def state_of(rows: Sequence[RunRow]) -> dict[str, Any]:
-    """Return the state of a sweep as JSON values; the rows, the best first, know their places in the sweep."""
+    """Return the state of a sweep as JSON values; each row, the best first, has its place in the sweep."""
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     places = {row.run: place for place, row in enumerate(rows)}
     points = max(20, state.POINTS // max(1, len(rows)))

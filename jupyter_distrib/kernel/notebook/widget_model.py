@@ -17,10 +17,10 @@ from jupyter_distrib.kernel.views import page_code
 
 
 def answer_during_cells(widget: anywidget.AnyWidget) -> None:
-    """Have what the browser sends to this widget answered also while a cell runs; called after each state is sent.
+    """Let this widget answer the browser also while a cell runs; called after each state is sent.
 
-    ipykernel 7.4 takes it to the thread that published last, which is the one that runs the cell: a press of Stop would
-    wait for its end.
+    ipykernel 7.4 passes messages to the thread that published last, which is the one that runs the cell: a press of
+    Stop would wait for the end of the cell.
     """
     widget.comm.__dict__.pop("_reply_subshell_id", None)
 

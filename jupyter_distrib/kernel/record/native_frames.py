@@ -1,5 +1,5 @@
-"""Leaves out of what is shown the frames of native code that torch's c10d prints, some thirty lines, when a peer has
-gone: its first line says all that a user can use, and the log has the rest. Kernel side; standard library only."""
+"""Hides the frames of native code, some thirty lines, that torch's c10d prints when a peer has gone: its first line
+says all that a user can use, and the log has the rest. Kernel side; standard library only."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -
 
 
 def seconds_left(bars: tuple[Progress, ...]) -> float | None:
-    """Return the seconds until the outermost loop ends, by its pace, or before it has one by that of the innermost loop
-    (`secondsLeft` in `static/state.js`); None if unknown."""
+    """Return the seconds until the outermost loop ends, by its own pace, or by that of the innermost loop while its
+    own is unknown (`secondsLeft` in `static/state.js`); None if unknown."""
     outer, *inner = bars or (None,)
     if outer is None or not outer.total or outer.finished:
         return None
@@ -68,8 +68,8 @@ def with_inner(bars: tuple[Progress, ...], before: tuple[Progress, ...]) -> tupl
 def steps_on(before: tuple[Progress, ...], now: tuple[Progress, ...]) -> float | None:
     """Return the number of steps of a rank's innermost loop between two observations; None if the count has restarted.
 
-    Loops are told apart by their totals, since descriptions change as they go. A loop that another one has followed
-    is taken for done.
+    Loops are told apart by their totals, since descriptions change as they go. A loop counts as done once another
+    loop has followed it.
     """
     old, new = _totals(before), _totals(now)
     if len(old) < len(new) and old == new[: len(old)]:

@@ -12,7 +12,7 @@ from jupyter_distrib.system.formatting import rank_list
 
 @data_class
 class NotFinite:
-    """The steps at which a metric was nan or infinite; only the last such steps, if it was so more than once."""
+    """The steps at which a metric was nan or infinite; only the last such steps, if this happened more than once."""
 
     word: str
     """`nan`, `inf` or `-inf`."""

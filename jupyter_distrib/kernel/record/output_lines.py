@@ -32,7 +32,7 @@ class Line:
     spans: tuple[Span, ...] = ()
     """The parts of the text that have a colour or weight; see `terminal_stream.py`."""
     cleared: bool = False
-    """Whether this is no line but a marker: the rank has cleared the earlier lines of this stream."""
+    """Whether this is not a line but a marker: the rank has cleared the earlier lines of this stream."""
 
 
 class Lines:

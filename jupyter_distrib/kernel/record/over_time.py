@@ -16,7 +16,8 @@ from jupyter_distrib.kernel.record.timeline import COLUMNS, FEWEST_S, NONE, Cour
 BEHIND, BUSY, MEMORY, WAITING = "behind", "busy", "memory", "waiting"
 TOP = 9
 LEAST_WAIT = 0.1
-"""Minimum part of a stretch of time that a rank must have waited longer than another one to count as waiting for it."""
+"""Minimum part of a stretch of time by which a rank must have waited longer than another rank to count as waiting for
+it."""
 _Spent = Sequence[float | None]
 """The seconds that a rank spent in communication, up to the end of each part of the time."""
 
@@ -57,7 +58,7 @@ def over_time(
 
     Args:
         courses: The course of each rank.
-        ended_s: The end of ranks that have ended.
+        ended_s: The time at which each rank ended, if it has.
         gpus: Whether the ranks have GPUs.
         memory_bytes: The memory that a rank can have; None if unknown.
     """

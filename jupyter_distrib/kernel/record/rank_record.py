@@ -96,7 +96,7 @@ class RankRecord:
     peak_tensor_bytes: int | None = None
     """The most memory that its tensors have had on its GPU at once; None if unknown."""
     gpu_memory_of_all: bool = False
-    """Whether the GPU memory is that of all processes since the rank started; see `Sampled`."""
+    """Whether the GPU memory counts all processes on the GPU since the rank started; see `Sampled`."""
     course: Course = field(default_factory=Course)
     displays: Displays = field(default_factory=Displays)
     started_at_s: float | None = None

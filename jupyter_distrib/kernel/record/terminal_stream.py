@@ -32,7 +32,7 @@ _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
 """The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _CONTROL_IN_LINE = re.compile(_CONTROL.pattern.replace("\\x08", "\\x07"))
-"""The same without the backspace, which moves the cursor."""
+"""The same code without the backspace, which moves the cursor."""
 BEGIN, END = "\ufdd0", "\ufdd1"
 """Characters around the parameters of a code in an unfinished line. Unicode has them for internal use; they are removed
 beforehand from the ranks' own text."""
@@ -123,7 +123,7 @@ class Stream:
         """The style at the beginning of the current line; the head of this file describes styles."""
 
     def feed(self, text: str) -> Fed:
-        """Parse text. Return the lines that are complete now, and the changes to tqdm's bars."""
+        """Parse a piece of text. Return the lines that it completes, and the changes to tqdm's bars."""
         lines: list[str] = []
         bars: list[Draw] = []
         text, self._code = self._code + text, ""
@@ -153,7 +153,7 @@ class Stream:
         return True
 
     def _after_clears(self, text: str) -> tuple[str, int]:
-        """Return the text behind the last clearing that takes effect, and the number of that one; 0 if none does."""
+        """Return the text after the last clearing that takes effect, and its number; 0 if none does."""
         first, *parts = _CLEAR.split(text)
         kept, number = "", 0
         for mark, wait, piece in [("", None, first), *zip(parts[::3], parts[1::3], parts[2::3], strict=True)]:
@@ -383,7 +383,7 @@ def _basic(number: int) -> dict[str, str]:
 
 
 def _chosen(numbers: list[int]) -> str:
-    """Consume the parameters of a colour, given by number or by components; empty if they are none."""
+    """Consume the parameters of a colour, given by number or by components; empty if they are not a colour."""
     kind = numbers.pop(0) if numbers else 0
     if kind == 5 and numbers:
         number = min(255, numbers.pop(0))

@@ -1,7 +1,7 @@
 """The course of a run over time: each rank's usage and progress, once a second. Kernel side; no clock.
 
-Kept from the samples that a record folds anyway. Of a long run every second point is dropped when the list is full, so
-that it always spans the whole run.
+Kept from the samples that a record folds anyway. When the list is full, every second point is dropped, so that it
+always spans the whole run.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def levels(
 
     Args:
         courses: The places of each rank.
-        ended_s: The end of ranks that have ended.
-        span: Beginning and end of the time; None for that of the places.
+        ended_s: The time at which each rank ended, if it has.
+        span: Beginning and end of the time; None for the time that the places span.
     """
     courses = {rank: places for rank, places in courses.items() if len(places) > 1}
     if len(courses) < 2:
@@ -139,7 +139,7 @@ def levels(
 
 
 def _step(places: Sequence[Place], at_s: float, ended_s: float | None) -> float | None:
-    """Return a rank's step at a time, interpolated between the samples around it; None if it was not running."""
+    """Return a rank's step at a time, interpolated between the samples around that time; None if it was not running."""
     if at_s < places[0].at_s or (ended_s is not None and at_s > ended_s):
         return None
     index = bisect_right(places, at_s, key=lambda place: place.at_s)

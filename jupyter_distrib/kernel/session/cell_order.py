@@ -114,8 +114,8 @@ class CellRequest:
 
     @property
     def in_words(self) -> Callable[[str], str]:
-        """A function of a sentence about options: the sentence in the words of who began the run. It does not hold the
-        request, whose values are to be freed."""
+        """A function of a sentence about options: the sentence in the words of the caller that began the run. It does
+        not hold the request, whose values are to be freed."""
         return str if self.keywords is None else partial(in_call, names=self.keywords)
 
 

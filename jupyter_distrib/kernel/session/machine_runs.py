@@ -28,7 +28,7 @@ _GOING_ON = ("queued", "starting", "running")
 ENDED_SHOWN = 20
 """Number of ended runs that are listed."""
 ENDED = "ended"
-"""The state of a run that has ended nobody knows how."""
+"""The state of a run that has ended, but nobody knows how."""
 STOP_S = 15.0
 """Seconds to wait for the end of a run that was asked to stop."""
 ASK_EVERY_S = 0.2
@@ -107,7 +107,7 @@ class Listing:
         if name is None:
             runs = [run for run in runs if run.state == "running"] or runs
         found = [run for run in runs if name is None or name == run.run or run.run.endswith(f"-{name}")]
-        going_on = "goes on" if active else "is known"
+        going_on = "is in progress" if active else "is known"
         known = ", ".join(f"{run.run} ({run.label})" for run in runs[-ENDED_SHOWN:])
         if not found:
             what = f"no run {name} {going_on}" if name else f"no run {going_on}"

@@ -41,7 +41,7 @@ class MachineStatus:
     hosts: str
     began_at_s: float
     elapsed_s: float
-    """The time for which they have been there."""
+    """The time since their start."""
     price: float
     """The price of an hour; 0 if unknown."""
     cost: float
@@ -153,6 +153,6 @@ def _machine(session: Session, name: str) -> Machine:
     pool = session.settings.pools[name]
     session.choices.check_trusted(pool)
     if "up" not in pool.options:
-        raise PoolError(f"the pool {name} starts no machines: it has no up.")
+        raise PoolError(f"the pool {name} starts no machines: it has no option `up`.")
     machine_options.check(pool.options)
     return Machine(pool.options)

@@ -1,5 +1,5 @@
-"""The observer that tells of the end of each run, where the user's own settings say how (`notify`). It returns at once;
-a thread of its own tells. The process that holds a detached run tells of that one. Kernel side.
+"""The observer that notifies the user of the end of each run, if the user's own settings say how (`notify`). It
+returns at once; a thread of its own notifies. The process that holds a detached run notifies of its end. Kernel side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLUSH_S = 4.0
 
 
 class Notifier:
-    """Tells of the runs of one kernel.
+    """Notifies the user of the ends of one kernel's runs.
 
     Args:
         settings: Returns the settings as they are now.
@@ -44,7 +44,7 @@ class Notifier:
         return _AtEnd(self, run, settings) if settings.notify and not run.detached else None
 
     def tell(self, run: ObservedRun, record: RunRecord, settings: Settings) -> None:
-        """Tell of a run that has ended."""
+        """Notify the user of a run that has ended."""
         from jupyter_distrib.kernel.history import saved_run
 
         elapsed_s = time.time() - run.began_at_s

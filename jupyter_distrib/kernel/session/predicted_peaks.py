@@ -23,7 +23,7 @@ class PredictedPeaks:
         self._found: dict[_Key, dict[int, int]] = {}
 
     def put(self, cell: m.Cell, inputs: payload.Packed, setting: m.Setting, ranks: int, peak_bytes: int) -> None:
-        """Remember the peak of a cell with these inputs, under a strategy on so many ranks."""
+        """Remember the peak of a cell with these inputs, under a strategy on this many ranks."""
         if len(self._found) >= MOST:
             self._found.pop(next(iter(self._found)))
         key = _key(cell, inputs, setting.strategy, setting.strategy_options)

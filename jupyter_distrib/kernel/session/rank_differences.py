@@ -1,7 +1,8 @@
 """The differences between the values that ranks keep under one name: which parameters, on which ranks, from which
 index. In the thread that runs the cell.
 
-Ranks tell digests; where these differ, digests of 64 pieces of the first one, and so on until one element is left.
+Ranks report digests; where these differ, digests of 64 pieces of the first tensor that differs, and so on until one
+element is left.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Differences:
     left_out: int = 0
     """Number of differing entries that are not listed."""
     sharded: int = 0
-    """Number of parameters that were not compared, since each rank holds another part of them."""
+    """Number of parameters that were not compared, since each rank holds a different part of them."""
 
     def __bool__(self) -> bool:
         return bool(self.found)
@@ -89,7 +90,7 @@ def compare(session: Session, handle: RankValue) -> Differences:
     sharded = [name for name in names if any(told.get(name, {}).get("kind") == "sharded" for told in every.values())]
     names = [name for name in names if name not in sharded]
     if not names:
-        raise PoolError(f"`{handle.name}` is sharded over {rank_list(handle.ranks)}: each rank holds another part.")
+        raise PoolError(f"`{handle.name}` is sharded over {rank_list(handle.ranks)}: each rank holds a different part.")
     differing = [name for name in names if len({_key(told.get(name)) for told in every.values()}) > 1]
     shown = differing[:SHOWN]
     firsts = _firsts(session, handle, every, shown)

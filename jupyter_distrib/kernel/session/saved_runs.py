@@ -1,4 +1,4 @@
-"""Saves runs in the history, as the settings have it: runs that have ended, and detached runs that were lost in a
+"""Saves runs in the history, if the settings say so: runs that have ended, and detached runs that were lost in a
 reboot or to the out-of-memory killer, with every process that knew them. For a lost run, gives the place of its logs
 and checkpoints.
 

@@ -101,7 +101,7 @@ class Session:
 
     def changed(self) -> None:
         if not any(connection.groups for connection in list(self.pools.connections)):
-            self.sent_values.clear()  # there is nobody who has them
+            self.sent_values.clear()  # no ranks hold them any more
         self.on_change()
 
     def changes_for(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> list[str]:

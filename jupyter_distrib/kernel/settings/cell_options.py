@@ -2,7 +2,7 @@
 
 Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
 
-    %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line-->  the equal magic line
+    %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line--> an equivalent magic line
     gpus=2, strategy="ddp"                    --keywords.py-->    Options
 
 An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; everything else in this file
@@ -128,8 +128,12 @@ def _notify(name: str, text: str) -> str:
     return text
 
 
-NOTIFY = Option(flag="--notify", metavar="TARGET", meaning="command or webhook told of each end", read=_notify)
-NOTIFY_AFTER = Option(flag="--notify-after", metavar="S", meaning="only of runs of S seconds", read=at_least_zero)
+NOTIFY = Option(
+    flag="--notify", metavar="TARGET", meaning="command or webhook that is told when a run ends", read=_notify
+)
+NOTIFY_AFTER = Option(
+    flag="--notify-after", metavar="S", meaning="only about runs of at least S seconds", read=at_least_zero
+)
 COMPAT = Option(flag="--compat", metavar="NAMES", meaning="platforms whose import names are served", read=_platforms)
 """The option of the settings files that `%distributed_compat` sets in a notebook."""
 
@@ -140,11 +144,13 @@ class Options:
     """The options of one cell or call; None, empty values and False stand for options that are not given."""
 
     gpus: int | None = _declared(
-        None, "--gpus", "N", "N ranks with one GPU each, or 2:8 for what there is; where the pool has no GPU at all, "
-        "N CPU ranks", read=count_or_range, unasked=True, main=True,
+        None, "--gpus", "N",
+        "N ranks with one GPU each, or 2:8 for as many as there are; where the pool has no GPU at all, N CPU ranks",
+        read=count_or_range, unasked=True, main=True,
         default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
     ranks: int | None = _declared(
-        None, "--ranks", "N", "N CPU ranks, or 2:8 for what there is", read=count_or_range, unasked=True, main=True,
+        None, "--ranks", "N", "N CPU ranks, or 2:8 for as many as there is room for",
+        read=count_or_range, unasked=True, main=True,
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
     gpu_type: str | None = _declared(
         None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
@@ -391,7 +397,7 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the maximum number of restarts")
     if options.min_ranks and options.on:
         raise OptionsError(
-            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks would have other numbers"
+            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks would be numbered differently"
         )
     size = options.gpus or options.ranks
     if isinstance(size, NumberRange):
@@ -428,7 +434,9 @@ def refuse_conflicts_of_range(options: Options, told: str, least: int, named: Ca
     if options.min_ranks:
         raise OptionsError(f"{named('min_ranks')} and {told} exclude each other: {least} is the minimum already")
     if options.on:
-        raise OptionsError(f"{named('on')} and {told} exclude each other: another number of ranks has other numbers")
+        raise OptionsError(
+            f"{named('on')} and {told} exclude each other: the numbers of the ranks depend on how many there are"
+        )
     if options.keep:
         raise OptionsError(f"{named('keep')} and {told} exclude each other: more ranks are new processes, without it")
     if options.sweep:

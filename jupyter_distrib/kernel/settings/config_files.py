@@ -57,7 +57,7 @@ _MOST_LEVELS = 50
 _MOST_BITS = 64
 _NAMING_POOLS = ("pool", "remote", "reserved")
 _ONE_TEXT = ("COMMAND", "OPTIONS", "PATH")
-"""Names of the values that are one text, in which commas do not divide."""
+"""Names of the values that are one string, in which commas do not separate."""
 KEYS_OF_A_POOL = ("kind", "fallback", "id")
 """Keys of a pool that are not options."""
 
@@ -206,7 +206,7 @@ def _check_keys(text: str, shown: str) -> None:
     each part before it."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
-            raise OptionsError(f"{shown}, line {number}: there are more than {_MOST_DOTS} dots in it: divide the line.")
+            raise OptionsError(f"{shown}, line {number}: there are more than {_MOST_DOTS} dots in it: split the line.")
 
 
 def _check_values(content: dict[str, Any], shown: str) -> None:

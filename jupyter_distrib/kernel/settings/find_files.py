@@ -138,8 +138,8 @@ def _file(path: str, *, of_project: bool) -> File | None:
 @lru_cache(maxsize=2)
 def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
     """Return the possible paths of the project's file: in the notebook's folder and its parents, up to the top of the
-    repository or the home folder. A folder that others may write to, such as /tmp, is the last. `when` only makes
-    cached results expire."""
+    repository or the home folder. The search ends with a folder that others may write to, such as /tmp. `when` only
+    makes cached results expire."""
     paths, folder = [os.path.join(directory, PROJECT_FILE)], directory
     while True:
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
@@ -148,7 +148,7 @@ def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
             return tuple(paths)
         folder = parent
         paths.append(os.path.join(folder, PROJECT_FILE))
-        if _writable_by_others(folder):  # the last: a file in it is told, and not read
+        if _writable_by_others(folder):  # the search ends here: a file in it is reported, not read
             return tuple(paths)
 
 

@@ -26,7 +26,8 @@ _GROUPS = {
     "Looking at a run": ("check", "debug", "profile", "track"),
     _REST: (),
 }
-"""The names of the options that every cell accepts, by their headings; the last has all that no other names."""
+"""The names of the options that every cell accepts, by their headings; the last heading has all that no other heading
+names."""
 
 
 def help_text(*, strategies: Declared, pools: Declared) -> str:

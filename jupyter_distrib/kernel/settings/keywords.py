@@ -76,7 +76,7 @@ def _texts(option: Option, value: object) -> list[str]:
     if option.read is variable and isinstance(value, Mapping):
         for key, text in value.items():
             if "=" in str(key) or text is None:
-                raise OptionsError(f"{option.name} must have a text for each name; got {shown(f'{key}: {text}')}")
+                raise OptionsError(f"{option.name} must have a string for each name; got {shown(f'{key}: {text}')}")
         return [f"{key}={text}" for key, text in value.items()]
     if not isinstance(value, list | tuple | set | frozenset | range):
         return [str(value)]

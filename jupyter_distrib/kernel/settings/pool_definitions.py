@@ -64,6 +64,6 @@ def check_name(name: str, kind: str, kinds: Declared) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
         raise OptionsError(f"{name!r} cannot name a pool: use letters, digits, _, . and -, a letter first")
     if name in kinds and not capabilities_of(name).nameable:
-        raise OptionsError(f"{name} has nothing to set: choose another name for this pool")
+        raise OptionsError(f"{name} is a kind of pool without options: choose another name for this pool")
     if name in kinds and kind and name != kind:
         raise OptionsError(f"{name} is itself a kind of pool: choose another name for a pool of the kind {kind}")

@@ -1,8 +1,8 @@
 """Writes pools that are defined in a form into a settings file: the user's own, or that of the notebook's folder.
 Kernel side; any thread.
 
-Notebooks write one after the other, and a file is complete or as it was. It is only replaced by a text that means what
-it meant before, and the pool."""
+Notebooks write one after the other, and a file is either replaced as a whole or left as it was. The new text must
+mean what the old one meant, plus the pool."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def problems(definition: Definition, settings: Settings) -> dict[str, str]:
 
 
 def pool_of(definition: Definition, settings: Settings, path: str) -> NamedPool:
-    """Return the pool that a definition without problems is in the file at this path. Raises `OptionsError`,
+    """Return the pool that a definition without problems describes in the file at this path. Raises `OptionsError`,
     `PoolError` for options that make no sense together."""
     known = {option.name: option for option in options_of(definition.kind, settings.kinds, settings.strategies)}
     values = {key: text if known[key].metavar else True for key, text in definition.values.items()}
@@ -134,7 +134,7 @@ def pool_of(definition: Definition, settings: Settings, path: str) -> NamedPool:
 
 
 def name_taken(definition: Definition, file: SettingsFile, settings: Settings) -> str:
-    """Return where another pool has the name of a new one, as a sentence; empty if none has."""
+    """Return a sentence on the other pool that has the name of a new one; empty if none has."""
     other = settings.pools.get(definition.name)
     if definition.before is not None or other is None or other.origin in (BUILT_IN, file.shown):
         return ""

@@ -1,9 +1,9 @@
 """Accepts from a project's settings file what it may set before the user has trusted it.
 
-That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, up to what
-that has, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS` says it of each key,
-`Option.unasked` of each option of a pool, and `Capabilities.unasked` of each kind, all with No as their default. A cell
-that needs none of what waits runs with the user's own settings. Kernel side, no state."""
+That file comes with the folder. Without trust it may choose the number of ranks of pools on this machine, up to as
+many as the machine has room for, and a strategy, and keep its runs out of the history. Everything else waits: `KEYS`
+says so for each key, `Option.unasked` for each option of a pool, and `Capabilities.unasked` for each kind; all
+default to False. A cell that needs none of what waits runs with the user's own settings. Kernel side, no state."""
 
 from __future__ import annotations
 

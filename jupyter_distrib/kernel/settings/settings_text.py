@@ -1,7 +1,7 @@
 """Changes one pool in the text of a settings file; every other line, and every comment, stays. Pure.
 
-Python reads TOML, but does not write it. What these functions cannot change, because it is written in another way than
-one key a line, comes out wrong: whoever calls them compares what the new text means with what was wanted."""
+Python reads TOML, but does not write it. These functions get a file wrong that has anything but one key a line, so
+their callers compare what the new text means with what was wanted."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `handle` takes a request and answers at once; a longer action goes on in a thread, and its end is news. Requests come
 as `distrib_request` on the kernel's control channel, which is served in a thread of its own, also while a cell runs.
-`control_handlers` is an attribute of ipykernel and no documented interface: where it is missing, requests come on a
+`control_handlers` is an attribute of ipykernel, not a documented interface: where it is missing, requests come on a
 comm on which the kernel never speaks.
 
 News are messages on one comm with a fixed id, sent only when something has changed, from a thread of its own. Only the
@@ -255,7 +255,7 @@ class FrontEnd:
                 size = _size(request["size"]) if "size" in request else None
                 current.choices.pick(pool=pool, strategy=strategy, size=size)
                 self._news.changed()
-                return self._seen()  # the next pick is made on top of this one
+                return self._seen()  # the next choice adds to this one
             case "unpick":
                 current.choices.unpick()
                 self._news.changed()

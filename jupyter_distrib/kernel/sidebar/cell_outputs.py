@@ -155,9 +155,10 @@ class Cells:
         """Return the outputs that no page has saved yet, and saved ones that the requesting page does not have.
 
         Args:
-            live: The runs that the page shows live. Those that are over are over, whoever has saved them.
-            loaded_ms: The time of the file that the page has loaded, by the server's clock. What was saved later is not
-                in it. None: not known.
+            live: The runs that the page shows live. Runs among them that have ended are returned, no matter which
+                page has saved them.
+            loaded_ms: The time of the file that the page has loaded, by the server's clock. Outputs that were saved
+                later are not in it. None: not known.
         """
         saved = list(self._saved)
         newer = [] if loaded_ms is None else [each for each in saved if each.saved_ms > loaded_ms]

@@ -127,7 +127,7 @@ def _where(pool: NamedPool) -> str:
 
 
 def _waits(file: ProjectFile | None) -> dict[str, str] | None:
-    """Return what of a project's file waits for the user's trust; None if nothing does."""
+    """Return the part of a project's file that waits for the user's trust; None if there is none."""
     return None if file is None else {"file": file.shown, "sets": file.sets, "digest": file.digest}
 
 

@@ -1,7 +1,8 @@
 """The forms in which a user defines pools: their fields, what is wrong with an entry, a test of the connection, and the
 settings file into which it goes. Kernel side; requests come in the thread of the front end.
 
-What a form consists of is told by the kernel, from the options that each kind of pool declares; pages know no kind."""
+The kernel tells pages what a form consists of, from the options that each kind of pool declares; pages know no
+kinds."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def _is_main(option: Option, needed: Mapping[str, str]) -> bool:
 
 
 def _written(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a pool into a file, if nothing is wrong with it; return what is, for each field."""
+    """Write a pool into a file, if nothing is wrong with it; else return what is wrong, for each field."""
     current = session.current()
     definition, file, settings = _definition(request), _file(request), current.settings
     found = pool_files.problems(definition, settings)
@@ -149,10 +150,10 @@ def _written(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"errors": found}
     pool_files.pool_of(definition, settings, file.path)
     pool_files.write(definition, file, settings)
-    return {"told": _told(definition.name, file)}
+    return {"told": _written_where(definition.name, file)}
 
 
-def _told(name: str, file: SettingsFile) -> str:
+def _written_where(name: str, file: SettingsFile) -> str:
     """Return a sentence on a pool that has been written."""
     current = session.current()
     pool = current.settings.pools.get(name)

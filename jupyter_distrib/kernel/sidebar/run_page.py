@@ -1,4 +1,5 @@
-"""The content of the page of one run, going on, ended or saved, and of several compared, as JSON values. Kernel side.
+"""The content of the page of one run, in progress, ended or saved, and of several runs compared, as JSON values.
+Kernel side.
 
 Charts are drawn by the code of the live view, from the columns that it gets (`kernel/views/state.py`).
 """
@@ -122,7 +123,7 @@ def _find(session: Session, facts: Mapping[str, ObservedRun], name: str) -> _Sho
 
 
 def _of_session(run: Run, facts: ObservedRun | None, session: Session) -> _Shown:
-    if facts is None:  # it waits for its turn or for ranks
+    if facts is None:  # the run waits for its turn or for ranks
         record = run.record
         waiting = SavedRun(
             number=0, run=run.id, label=record.label, notebook=session.identity.notebook,
@@ -170,7 +171,7 @@ def _of_file(saved: SavedRun, cell: str) -> _Shown:
 
 
 def columns_of(metrics: Metrics, rank: int) -> dict[str, Any]:
-    """Return the numbers of a rank as columns, as `views.state.columns` does for a run that goes on."""
+    """Return the numbers of a rank as columns, as `views.state.columns` does for a run in progress."""
     rows = [row for row in metrics if row["rank"] == rank]
     odd = {name: not_finite.of_points(metrics[name].get(rank, [])) for name in metrics.names}
     return {
@@ -219,7 +220,7 @@ def log_file(session: Session, name: str, rank: int) -> Path:
 
 
 def compared(names: Sequence[str]) -> dict[str, Any]:
-    """Return saved runs beside one another: what differs, their numbers, parameters and code. Raises
+    """Return saved runs side by side: what differs, their numbers, parameters and code. Raises
     `DistributedError`."""
     if not 1 <= len(names) <= MOST_COMPARED:
         raise DistributedError(f"choose 2 to {MOST_COMPARED} runs to compare, not {len(names)}.")

@@ -64,7 +64,7 @@ def context(asked: Collection[str], used: Collection[str] = ()) -> dict[str, obj
     for name in wanted(asked, used):
         tracker = _loaded(name)
         if tracker is not None and tracker.active_run is not None:
-            with suppress(Exception):  # of foreign code; `follow` says what is wrong
+            with suppress(Exception):  # foreign code may raise anything; `follow` says what is wrong
                 found[name] = tracker.active_run()
     return found
 
@@ -87,7 +87,7 @@ def load(name: str) -> Follow:
 
 
 def unrecorded(name: str, run: ObservedRun) -> Mapping[str, str]:
-    """Return the variables for the ranks of a run that a tracker was to follow and cannot."""
+    """Return the variables for the ranks of a run that a tracker was asked to follow but cannot."""
     tracker = _loaded(name) if name in names() else None
     return {} if tracker is None or tracker.unrecorded is None else tracker.unrecorded(run)
 
@@ -141,7 +141,7 @@ def _is_installed(library: str) -> bool:
         return True
     try:
         return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # the spec of the package that contains it
         return False
 
 

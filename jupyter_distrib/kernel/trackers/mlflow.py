@@ -53,7 +53,7 @@ SEND_EVERY_S = 1.0
 MOST_METRICS = 1000
 """Maximum number of values in one message to the server."""
 MOST_WAITING = 100_000
-"""Maximum number of values that wait for a server that does not take them."""
+"""Maximum number of values that wait for a server that does not accept them."""
 MOST_TEXT = 5000
 """Maximum length of a tag that every server accepts."""
 SERVERS = ("http:", "https:", "databricks")
@@ -81,7 +81,7 @@ class Here:
     experiment: str
     """The id of the selected experiment; empty without one."""
     resumed: str
-    """The id of the run to go on with."""
+    """The id of the run to continue."""
 
 
 def follow(run: ObservedRun) -> MLflowObserver | None:
@@ -166,7 +166,7 @@ class MLflowObserver(Observer):
             given["MLFLOW_EXPERIMENT_NAME"] = tracked.experiment_name
         elif self._chosen:
             given = {"MLFLOW_EXPERIMENT_ID": self._chosen}
-        given.setdefault("MLFLOW_RUN_ID", "")  # the rank that finds it sets it
+        given.setdefault("MLFLOW_RUN_ID", "")  # the rank that finds the experiment sets it
         given = {**{name: os.environ.get(name, value) for name, value in RETRIES.items()}, **given}
         return {**given, RUN_VARIABLE: tracked.text(), "MLFLOW_TRACKING_URI": tracked.uri}
 
@@ -248,7 +248,7 @@ class MLflowObserver(Observer):
         self._run.note(self._where(number))
 
     def _resumed(self, client: Any) -> Any:
-        """Return the run that the notebook has named in `MLFLOW_RUN_ID`; None if it has named none that is there."""
+        """Return the run that the notebook has named in `MLFLOW_RUN_ID`; None if it has named none that exists."""
         if not (run_id := self._here.resumed):
             return None
         try:
@@ -307,7 +307,7 @@ class MLflowObserver(Observer):
             self._metrics = metrics[-MOST_WAITING:]
 
     def _takes(self, send: Callable[[], object]) -> bool:
-        """Send something to the store, or to where the cell has moved its run; return whether it was taken."""
+        """Send something to the store, or to where the cell has moved its run; return whether it was accepted."""
         try:
             try:
                 send()
@@ -319,7 +319,9 @@ class MLflowObserver(Observer):
             if not self._is_refused:
                 self._is_refused = True
                 why = without_secrets(reason(error))
-                self._run.note(f"MLflow: the store does not take what the kernel sends ({why}); it is tried again.")
+                self._run.note(
+                    f"MLflow: the store does not accept what the kernel sends ({why}); it will be tried again."
+                )
             return False
         return True
 

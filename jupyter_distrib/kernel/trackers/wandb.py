@@ -51,7 +51,7 @@ class WandbObserver(Observer):
         self._series = run_facts.Series(run)
 
     def begin(self) -> Mapping[str, str]:
-        # The id is ours, since the cell is not to wait for a server.
+        # The id is made here, so that the cell need not wait for a server.
         self._id = secrets.token_hex(4)
         self._mode = os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")
         if self._mode == "offline":

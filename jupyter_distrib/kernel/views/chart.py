@@ -58,7 +58,7 @@ class ChartSeries:
     turned: Mapping[int, NotFinite] = field(default_factory=dict)
     """The lines, by number, whose values were nan or infinite."""
     odd: str = ""
-    """The same in words."""
+    """A phrase on the values that were nan or infinite."""
 
     @property
     def changes(self) -> bool:
@@ -131,7 +131,7 @@ def _drawing(charts: Mapping[str, Sequence[ChartSeries]]) -> Drawing | None:
         marks=tuple(marks),
         left_out=len(changing) - len(shown),
         lines={title: _highlighted(each) for title, each in shown},
-        told=tuple(_told(title, each) for title, each in shown),
+        told=tuple(_described(title, each) for title, each in shown),
     )
 
 
@@ -287,12 +287,14 @@ def _cross(x: float, y: float) -> Iterable[Stroke]:
         yield Stroke(((x - 4, y - up), (x + 4, y + up)), colour="bad", width=1.6)
 
 
-def _told(title: str, series: Sequence[ChartSeries]) -> str:
+def _described(title: str, series: Sequence[ChartSeries]) -> str:
     """Return what a chart shows in one sentence: `loss fell from 2.3 to 0.13 in 153 steps, best 0.12 at step 140`."""
-    return f"{short(title)}: {'; '.join(map(_line_told, series))}" if len(series) > 1 else _line_told(series[0])
+    return (
+        f"{short(title)}: {'; '.join(map(_line_described, series))}" if len(series) > 1 else _line_described(series[0])
+    )
 
 
-def _line_told(series: ChartSeries) -> str:
+def _line_described(series: ChartSeries) -> str:
     points = dict(series.lines)[min(number for number, _ in series.lines)] if series.lines else []
     who = series.label if series.label != series.name else ""
     name = ", ".join(filter(None, [short(series.name), who]))

@@ -13,10 +13,10 @@ from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.system.formatting import size
 
 CONTEXT_BYTES = 1_600_000_000
-"""An estimate of what a GPU's memory holds beside tensors: CUDA's context, the workspaces of cuBLAS, buffers of
+"""An estimate of what a GPU's memory holds besides tensors: CUDA's context, the workspaces of cuBLAS, buffers of
 NCCL."""
 TIGHT = 0.9
-"""The share of a GPU's memory from which a cell only just fits: the allocator's gaps take some percent."""
+"""The share of a GPU's memory above which a cell only just fits: the allocator's gaps take some percent."""
 FITS, IS_TIGHT, NO_FIT = "fits", "tight", "does not fit"
 FAILS, REFUSED, ENDED, UNUSED = "fails", "cannot be run dry", "did not train", "uses no GPU"
 BAR_CHARACTERS = 40
@@ -86,7 +86,7 @@ class DryRun:
     """The files and programs of what the cell has done for real, by the words that say what it did with them."""
     wall_s: float = 0.0
     memory_here_bytes: int = 0
-    """The most memory that the process of the dry run has had itself."""
+    """The peak memory of the dry run's own process."""
 
     @property
     def needed_bytes(self) -> int:
@@ -170,7 +170,7 @@ class DryRun:
             lines.insert(0, f"· {_largest(self)}")
         if self.guesses:
             places = ", ".join(_named(line) for line in sorted(self.guesses))
-            lines.append(f"· values had to be guessed on {places}: what depends on them may go another way.")
+            lines.append(f"· values had to be guessed on {places}: what depends on them may differ in a real run.")
         if self.effects:
             done = "; ".join(f"{what} {', '.join(names)}" for what, names in self.effects.items())
             lines.append(f"· for real, the cell has {done}")

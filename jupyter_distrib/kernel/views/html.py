@@ -1,8 +1,8 @@
 """The view of a run as static HTML, for a saved notebook, years later. Kernel side; pure functions of a `RunRecord`.
 
 No script and no style tag, since front ends and hosting sites take them out, and of our own only tags that nbconvert
-leaves with `--sanitize-html`: it shows others as text. All text that ranks wrote is escaped; a display becomes an image
-that carries its data, harmless markup (`kernel/views/sanitize_html.py`) or text."""
+keeps with `--sanitize-html`: it shows other tags as text. All text that ranks wrote is escaped; a display becomes an
+image that carries its data, harmless markup (`kernel/views/sanitize_html.py`) or text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The state of a run as JSON can carry it: everything that a view in the browser gets of a run; and in pieces, each
-under its own key, so that a browser gets only the pieces that have changed.
+"""The state of a run as JSON can carry it: everything that a view in the browser shows of a run, as a whole and in
+pieces, each under its own key, so that a browser gets only the pieces that have changed.
 
 Kernel side, in the thread that shows the run; no clock. The golden state in `tests/` fixes the shape, for Python and
 for JavaScript. Put together again (`assemble` in `static/state.js`) the pieces are the result of `state_of`, with
@@ -294,7 +294,7 @@ def columns(rank: RankRecord, points: int, origin_s: float = 0.0) -> dict[str, A
     "not_finite": {"loss": ["nan", 2, 2, True]}}`.
 
     About `points` points of all metrics together, evenly spaced and always with the last ones, and the number of
-    metrics left out. Steps that a later attempt has computed again are not among them. `at` is in seconds."""
+    metrics left out. Steps that a later attempt has computed again are left out. `at` is in seconds."""
     most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
     names = list(rank.metrics)[:most]
     kept = [sample for sample in rank.history if not sample.lost]

@@ -176,7 +176,7 @@ class OutputLine:
 
 def output_lines(record: RunRecord) -> list[OutputLine]:
     """Return the lines of output to show: the first ones, at the end of a run those of each rank, and the last ones,
-    with a line between them on the number left out."""
+    with a line between them that says how many are left out."""
     first, last = FINAL_LINES if record.ended else LIVE_LINES
     characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
     folded = _folded_lines([*record.lines_since(), *record.partial_lines()])

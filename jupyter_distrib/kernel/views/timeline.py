@@ -25,7 +25,7 @@ COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d0
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 WIDTH, LEFT, LEGEND = 688, 60, 38
 TALL, SMALL, TALL_UNTIL = 14, 5, 16
-"""Height of a row for up to this many ranks, and with more of them."""
+"""Height of a row for up to this many ranks, and for more ranks."""
 
 
 def levels(record: RunRecord) -> Levels | None:
@@ -48,8 +48,8 @@ def ranks_over_time(record: RunRecord) -> OverTime | None:
 
 
 def state(record: RunRecord) -> dict[str, Any] | None:
-    """Return what the ranks did over the run in the widget's form; None if there is nothing to see: of few ranks the
-    rows and strips show the rest, as long as nobody is behind."""
+    """Return what the ranks did over the run in the widget's form; None if there is nothing to see: with few ranks of
+    which none is behind, the rows and strips show everything."""
     if len(record.ranks) <= TALL_UNTIL and ((found := levels(record)) is None or not found.show_delay):
         return None
     return as_state(ranks_over_time(record))

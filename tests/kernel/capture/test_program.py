@@ -66,7 +66,7 @@ def test_indented_and_prompted_cells_are_translated() -> None:
             "line 2: %%distributed cannot stand inside a distributed cell; put it in a cell of its own",
         ),
         ("\n%%capture\nx", "line 3: %%capture cannot stand inside a distributed cell; put it in a cell of its own"),
-        ("\n%%time f()\nx", "line 3: %%time stands alone in its line; the code to time begins in the next one"),
+        ("\n%%time f()\nx", "line 3: %%time must stand alone in its line; the code to time begins in the next line"),
         (
             "%%timeit -n 3\nx",
             "line 2: %%timeit cannot stand inside a distributed cell; write %timeit before the statement to time",

@@ -97,7 +97,7 @@ def test_the_real_peak_of_a_run_stands_beside_that_of_its_dry_run() -> None:
 
     saved = run_files.find("a-1")
     assert saved.deviation == pytest.approx(0.03)
-    assert "1.0 GB, +3.0% beside the 1.0 GB of the dry run" in repr(listing.Comparison((saved,)))
+    assert "1.0 GB, +3.0% compared with the 1.0 GB of the dry run" in repr(listing.Comparison((saved,)))
 
 
 def test_only_the_user_can_read_it(home: Path) -> None:

@@ -56,7 +56,9 @@ def test_real_peaks_stand_beside_those_of_dry_runs(monkeypatch: pytest.MonkeyPat
     others = [a_run_with(5000, None), a_run_with(None, 1000)]
     monkeypatch.setattr(run_files, "load", lambda: [*near, *others])
     (finding,) = doctor._dry_runs()
-    assert finding.text.startswith("in 3 runs on GPUs, the real peak of tensors was +1.0% beside that of the dry run")
+    assert finding.text.startswith(
+        "in 3 runs on GPUs, the real peak of tensors was +1.0% relative to that of the dry run"
+    )
     assert "at most +2.0%" in finding.text
     assert finding.advice == ""
     monkeypatch.setattr(run_files, "load", lambda: [*near, a_run_with(1250, 1000)])
@@ -121,7 +123,7 @@ def test_an_ipykernel_that_may_lose_a_cell_is_named(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], told: int
 ) -> None:
     monkeypatch.setattr("ipykernel.version_info", version)
-    assert len(list(doctor._deafness())) == told
+    assert len(list(doctor._ipykernel_fault())) == told
 
 
 def test_html_of_a_report_is_escaped() -> None:

@@ -105,7 +105,7 @@ def test_a_node_without_what_a_node_can_do_is_refused_when_it_is_reached(monkeyp
     closed: list[str] = []
     node = SimpleNamespace(send=lambda *_: None, close=lambda: closed.append("closed"))
 
-    with pytest.raises(PoolError, match=r"SimpleNamespace is no jupyter_distrib\.extend\.Node\.$"):
+    with pytest.raises(PoolError, match=r"SimpleNamespace is not a jupyter_distrib\.extend\.Node\.$"):
         reached(monkeypatch, node)
 
     assert closed == ["closed"]

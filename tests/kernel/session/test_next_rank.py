@@ -24,7 +24,7 @@ def node(name: str = "a", **more: object) -> m.NodeStatus:
         ((node(free_cpus=4.0, state="drained"),), "no node can be used now"),
         (
             (node(gpus=1, free_gpus=0, holders=("ada, 1 GPU",)), node("b", free_cpus=4.0)),
-            "the GPU is held (ada, 1 GPU): wait for one by --wait S, or give back yours by %distributed_pool stop",
+            "the GPU is held (ada, 1 GPU): wait for one with --wait S, or give back yours with %distributed_pool stop",
         ),
     ],
 )
@@ -39,4 +39,4 @@ def test_the_engine_knows_better() -> None:
 def test_the_holders_of_one_machines_gpus_are_named() -> None:
     held = m.GpuStatus(index=0, number="0", name="A10", memory_bytes=1, used_bytes=1, holder="b.ipynb since 12:31")
     told = next_rank(m.ServerStatus(state="", nodes=(node(gpus=2, free_gpus=0),), gpus=(held, held)))
-    assert told.startswith("all 2 GPUs are held (b.ipynb since 12:31): wait for one by --wait S")
+    assert told.startswith("all 2 GPUs are held (b.ipynb since 12:31): wait for one with --wait S")

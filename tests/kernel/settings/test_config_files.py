@@ -505,9 +505,7 @@ def test_nonsense_in_a_file_is_one_sentence(place: Place, text: str) -> None:
 def test_a_key_of_very_many_parts_is_refused_at_once(place: Place, dots: str) -> None:
     place.write(place.repository / "jupyter_distrib.toml", f"history = 0\n{dots}\n")
 
-    assert place.refused().endswith(
-        "jupyter_distrib.toml, line 2: there are more than 300 dots in it: divide the line."
-    )
+    assert place.refused().endswith("jupyter_distrib.toml, line 2: there are more than 300 dots in it: split the line.")
 
 
 def test_control_characters_of_a_file_do_not_reach_the_screen(place: Place) -> None:

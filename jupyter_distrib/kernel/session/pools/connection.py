@@ -150,7 +150,7 @@ def _whole(node: Any, kind: str) -> Node:
     if isinstance(node, Node):
         return node
     node.close()
-    raise PoolError(f"the {kind} pool cannot be used: its {type(node).__name__} is no jupyter_distrib.extend.Node.")
+    raise PoolError(f"the {kind} pool cannot be used: its {type(node).__name__} is not a jupyter_distrib.extend.Node.")
 
 
 class Connection:
@@ -182,7 +182,7 @@ class Connection:
         self.pid = 0
         """Id of the process at the other end, once it has answered; 0 if it is not visible from here."""
         self.process = ("", 0)
-        """Id of that process in its own namespace, with the namespace."""
+        """Id of the process in its own namespace, with the namespace."""
         self.state = ConnectionState.REACHED
         self._loss = ""
         """The reason why the pool was lost."""
@@ -253,7 +253,8 @@ class Connection:
             case m.NotAttached():
                 self._requests.not_attached(event)
             case m.Leaving():
-                self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
+                # The next cell makes a new connection; requests that are on their way over this one are still answered.
+                self._on_lost(self)
             case m.Welcomed():
                 self.process = event.pid_namespace, event.pid
                 self.pid = event.pid if event.pid_namespace in ("", confinement.pid_namespace()) else 0

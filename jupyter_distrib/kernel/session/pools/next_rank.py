@@ -33,7 +33,7 @@ def _availability(what: str, total: float, free: float, holders: Sequence[str]) 
         return f"at once: {free:g} of {total:g} {what}{'s' * (total != 1)} {'are' if free != 1 else 'is'} free"
     held = f" ({'; '.join(holders)})" if holders else ""
     which = f"all {total:g} {what}s are" if total != 1 else f"the {what} is"
-    return f"{which} held{held}: wait for one by --wait S, or give back yours by %distributed_pool stop"
+    return f"{which} held{held}: wait for one with --wait S, or give back yours with %distributed_pool stop"
 
 
 def _holders(server: m.ServerStatus, nodes: Sequence[m.NodeStatus]) -> list[str]:

@@ -1,5 +1,6 @@
-"""The packages of the notebook's environment that ranks under another Python must have as well (`--environment`), and
-for a module that a rank cannot import, which side lacks which package. Kernel side, standard library only.
+"""The packages of the notebook's environment that ranks under another Python must have as well (`--environment`),
+and, for a module that a rank cannot import, an explanation of which side lacks which package. Kernel side, standard
+library only.
 
 These are the packages that somebody has asked for, and what they need in turn; not torch, which comes with the ranks'
 Python, nor the notebook's front end. The package of a module is looked for only after a failure, since that takes a
@@ -28,12 +29,12 @@ from jupyter_distrib.system.distributions import Distribution
 from jupyter_distrib.wire import messages as m
 
 WHEEL_LIMIT_BYTES = 64 << 20
-"""Size of the largest package that is sent itself."""
+"""Size of the largest package whose files are sent."""
 _THEIR_OWN = frozenset({"torch", "triton", "cloudpickle", "threadpoolctl", "nvidia-ml-py", "jupyter-distrib"})
 """Packages that come with the ranks' Python, or with this package."""
 _TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "distribute", "pkg-resources"})
 _FRONT_END = re.compile(r"(jupyter|ipy|notebook|nb|voila|papermill|debugpy)")
-"""Name prefixes of packages that run the notebook and are not computed with."""
+"""Name prefixes of packages that run the notebook and take no part in computations."""
 _REQUIREMENT = re.compile(r"Requires-Dist:\s*([A-Za-z0-9._-]+)(.*)")
 _NO_MODULE = re.compile(r"No module named '([^'.]+)")
 
@@ -122,7 +123,7 @@ def origin(each: Distribution) -> dict[str, object]:
 
 
 def is_editable(each: Distribution) -> bool:
-    """Return whether a package is a source folder, which ranks get with the notebook's path."""
+    """Return whether a package is installed as a source folder, which ranks get with the notebook's path."""
     info = origin(each).get("dir_info")
     return isinstance(info, dict) and bool(info.get("editable"))
 

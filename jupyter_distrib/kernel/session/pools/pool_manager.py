@@ -76,10 +76,10 @@ class Connections:
         Args:
             pool: Its name.
             options: The options of its kind; None: those of its definition.
-            group: The name of the worker group that is wanted, for which a pool counts that has moved since.
+            group: The name of the worker group that is wanted, for which a pool that has moved since counts as well.
         """
         for connection in list(self._open):
-            connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
+            connection.wait_if_gone()  # the connection is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
                 is_meant = connection.facts.pool == pool and connection.facts.options == options
@@ -109,7 +109,7 @@ class Connections:
 
         thread = threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True)
         thread.start()
-        thread.join(_HEAD_START_S)  # it would take three times as long beside the imports that follow
+        thread.join(_HEAD_START_S)  # it would take three times as long while the imports that follow run
 
     def reach(self, run: ListedRun) -> Connection:
         """Return a connection to the process that holds this detached run. Raises `PoolError`."""

@@ -16,7 +16,7 @@ from jupyter_distrib.system.formatting import rank_list
 
 
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Return whether these ranks meet the request and have the packages of now."""
+    """Return whether these ranks meet the request and have the packages as they are now."""
     return _meets(group, request) and not group.packages.changes
 
 

@@ -6,15 +6,15 @@ import sys
 
 
 class WaitingLine:
-    """Prints what is waited for. News of the same thing, such as the last line of a command, replaces its last news in
-    place: the texts have the same words before a colon."""
+    """Prints what is waited for. A text about the same thing, such as the last line of a command, replaces the
+    previous text in place: both have the same words before a colon."""
 
     def __init__(self) -> None:
         self._open = ""
         """The text of the last line, which has no end yet."""
 
     def say(self, text: str) -> None:
-        """Print a text; every one is complete by itself."""
+        """Print a text, which is complete by itself."""
         parts = text.split(": ", 2)
         thing = ": ".join(parts[:2]) if len(parts) > 2 else ""
         if self._open and thing and self._open.startswith(f"{thing}: "):

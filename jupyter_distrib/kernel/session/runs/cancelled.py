@@ -8,7 +8,7 @@ from jupyter_distrib.errors import DistributedError
 
 
 class RunCancelled(DistributedError, CancelledError):
-    """A run was cancelled while it was queued, so no rank has executed anything of it. `except Exception` catches it,
+    """A run was cancelled while it was queued, so no rank has executed any of it. `except Exception` catches it,
     as it does the error of a cancelled future."""
 
 

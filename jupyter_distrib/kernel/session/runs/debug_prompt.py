@@ -182,10 +182,7 @@ class Conversation:
 
     def _wait(self, rank: int, prompt: m.DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
         """Call `first`, and wait until the rank has answered or resumed; stop the run if the user has quit. An
-        interrupt at any point of the wait is for the rank.
-
-        An interrupt is for the rank, at whatever step of the wait it comes.
-        """
+        interrupt at any point of the wait is for the rank."""
         is_told = False
         while True:
             try:
@@ -223,7 +220,7 @@ def _read(prompt: str, is_wanted: Callable[[], bool]) -> str:
 
     Raises:
         Withdrawn: `is_wanted` has become false meanwhile.
-        KeyboardInterrupt: The user has pressed Stop; who handles interrupts has been told.
+        KeyboardInterrupt: The user has pressed Stop; whoever handles interrupts has been told.
     """
     with _interruptible() as question:
         watcher = threading.Thread(

@@ -24,7 +24,7 @@ READ_BYTES = 1 << 20
 Event = dict[str, Any]
 
 
-class FollowedRun(json_lines.ToldRun, Protocol):
+class FollowedRun(json_lines.ReportedRun, Protocol):
     """The part of a run that is needed to follow it."""
 
     def done(self) -> bool: ...
@@ -65,7 +65,7 @@ class LogTail:
 
 
 class Feed(Observer):
-    """A queue of what has happened and happens in a run, as far as its logs do not tell it.
+    """A queue of the past and coming events of a run that are not in its logs.
 
     Args:
         record: The record of the run, whose lock is held.
@@ -80,7 +80,7 @@ class Feed(Observer):
         self._queue.put(_told(event))
 
     def wait(self, timeout_s: float) -> Iterator[Event]:
-        """Yield what has come, and wait for it up to this time."""
+        """Yield the events that have come; wait for one until this time."""
         with suppress(queue.Empty):
             event = interrupts.take(self._queue, timeout_s)
             while True:
@@ -98,7 +98,7 @@ def lines(run: FollowedRun, rank: int | None) -> Iterator[str]:
 
 
 def events(run: FollowedRun) -> Iterator[Event]:
-    """Yield what has happened in a run and what happens, each as JSON values; return after its end."""
+    """Yield the past and coming events of a run, each as JSON values; return after its end."""
     with run.feeding() as feed:
         for event in _events(run, feed, None):
             yield {"run": run.id, "elapsed_s": round(run.elapsed_s, 3), **event}

@@ -43,8 +43,8 @@ def interrupts_as_orders(order: Callable[[], object], *, stopped: Callable[[], b
 class LateInterrupts:
     """A signal handler that swallows presses meant for a run that has just stopped, then gives way to `successor`.
 
-    A press that reached ipykernel (7.4) while it shows the first one would cost the cell its reply: the front end would
-    wait for ever. ipykernel sets its own handler for each cell.
+    A press that reached ipykernel (7.4) while it shows the first press would cost the cell its reply: the front end
+    would wait for ever. ipykernel sets its own handler for each cell.
     """
 
     def __init__(self, successor: Handler) -> None:

@@ -1,6 +1,6 @@
 """Runs as lines of JSON, for programs: `%distributed_status --json`, `%distributed_logs --json`, the shell's command.
 
-One line for each run. The keys are documented in docs/headless.md: more may come, those that are there stay. Kernel
+One line for each run. The keys are documented in docs/headless.md: more may be added, but none is removed. Kernel
 side.
 """
 
@@ -27,7 +27,7 @@ class Clock(Protocol):
     def began_at_s(self) -> float: ...
 
 
-class ToldRun(Protocol):
+class ReportedRun(Protocol):
     """The part of a run that these lines need."""
 
     record: RunRecord
@@ -53,19 +53,19 @@ class ToldRun(Protocol):
     def logs(self, rank: int | None = None) -> str: ...
 
 
-def status_line(run: ToldRun) -> str:
+def status_line(run: ReportedRun) -> str:
     """Return the state of a run, with its values and errors, in one line."""
     return line(status_of(run))
 
 
-def logs_line(run: ToldRun, rank: int | None) -> str:
+def logs_line(run: ReportedRun, rank: int | None) -> str:
     """Return the state of a run with the complete output of one rank, or of all of them, in one line."""
     ranks = list(run.record.ranks) if rank is None else [rank]
     logs = {str(each): without_codes(run.logs(each)) for each in ranks}
     return line({"run": run.id, "state": run.state, "logs": logs})
 
 
-def status_of(run: ToldRun) -> dict[str, Any]:
+def status_of(run: ReportedRun) -> dict[str, Any]:
     """Return the state of a run as JSON values."""
     record = run.record
     refusal = run.refusal

@@ -74,7 +74,7 @@ def _is_short(value: object) -> bool:
 
 
 def is_literal(value: object) -> bool:
-    """Return whether Python reads the text of a value back as an equal one."""
+    """Return whether Python reads the text of a value back as an equal value."""
     if isinstance(value, float):
         return isfinite(value)
     if _is_short(value):

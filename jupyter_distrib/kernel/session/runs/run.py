@@ -86,7 +86,7 @@ class Run:
         link: Its connection to the pool.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
-        in_words: Returns a sentence about options in the words of who began the run.
+        in_words: Returns a sentence about options in the words of the caller that began the run.
         awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
     """
 
@@ -308,7 +308,7 @@ class Run:
         return folder / f"rank{rank}.log"
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return an iterator over what has happened and what happens in the run, which ends with the run.
+        """Return an iterator over the past and coming events of the run, which ends with the run.
 
         Each event is a dictionary of JSON values with its kind as `event`: `state`, `output`, `metrics`, `progress`,
         `rank`, `note`, `stall`, `restart`, and `ended` as the last one.
@@ -319,7 +319,7 @@ class Run:
 
     @contextmanager
     def feeding(self) -> Iterator[Feed]:
-        """Provide a feed with what is known of the run and what happens in it, within the block."""
+        """Provide a feed of the past and coming events of the run, within the block."""
         from jupyter_distrib.kernel.session.runs.following import Feed
 
         with self._lock:
@@ -334,7 +334,7 @@ class Run:
     def stacks(self, timeout_s: float = STACKS_S) -> dict[int, m.StackSeen]:
         """Return the Python stack of each rank that is executing the cell, as soon as all have answered.
 
-        A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
+        A rank that ends meanwhile, or whose pool does not answer within `timeout_s` seconds, is left out."""
         ranks = self.record.ranks
         before = {rank: state.stack for rank, state in ranks.items() if not state.finished}
         self.link.ask_stacks()
@@ -420,7 +420,7 @@ class Run:
                 if at_end or not self.record.ended:
                     try:
                         view.draw(self.record, self.elapsed_s)
-                    except OSError as error:  # no file is left for the import of a view: the cell goes on without
+                    except OSError as error:  # no file descriptor is left to import a view: the cell goes on without it
                         if not open_files.told(error):
                             raise
 
@@ -446,7 +446,7 @@ class Run:
                 self.observers.notify(event, self.record)
 
     def _worded(self, event: m.RunEvent) -> m.RunEvent:
-        """Return the event with advice on options in the words of who began the run."""
+        """Return the event with advice on options in the words of the caller that began the run."""
         if isinstance(event, m.Noted):
             return replace(event, text=self._in_words(event.text))
         if isinstance(event, m.Failed) and event.failure.notes:
@@ -592,7 +592,7 @@ class StopOrder:
         self.kill_asked, self.late = self.kill_asked or force, self.late or late
         now_s = time.monotonic()
         if self._killed_at_s is not None and now_s - self._killed_at_s >= _UNANSWERED_S and not late:
-            # In a thread: a signal handler may have come amid a lock that this needs.
+            # In a thread: a signal handler may have interrupted code that holds a lock needed here.
             threading.Thread(target=self._link.abandon, name="jupyter_distrib-abandon", daemon=True).start()
         elif force:
             self._killed_at_s = self._killed_at_s or now_s

@@ -33,7 +33,8 @@ class RunHistory:
             self.all = tuple(each for each in self.all if each is not run)
 
     def last(self, name: str | None, *, detached: bool = False) -> Run | None:
-        """Return the last run with this id or number, or with any for None; if `detached`, the last such run."""
+        """Return the last run with this id or number, or the last of all for None; if `detached`, only detached runs
+        count."""
         for run in reversed(self.all):
             if (run.detached or not detached) and (name is None or name in (run.id, run.id.rpartition("-")[2])):
                 return run

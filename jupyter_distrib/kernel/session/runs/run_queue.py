@@ -3,8 +3,9 @@
     submit --> queued (place n) --> starting --> running
 
 Runs of one pool begin in the order in which they were submitted, as many at once as the pool has room for. A run that
-fails does not hold up the next one. Nothing here waits: who submits a run, or ends one, lets others begin, each in a
-thread of its own, because that may have to wait for processes and GPUs. The queue is the kernel's, and ends with it.
+fails does not hold up the next one. Nothing here waits: submitting a run, or ending one, lets others begin, each in a
+thread of its own, because a beginning may have to wait for processes and GPUs. The queue is the kernel's, and ends
+with it.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class RunQueue:
     Args:
         capacity_of: Returns what a pool has room for, by its name and the options with which the run reaches it, and
             may ask it; in a thread that starts a run.
-        on_change: Called when a run has another place or state; from any thread.
-        tell: Called with the runs that are queued or starting, when these are others; from any thread.
+        on_change: Called when the place or state of a run has changed; from any thread.
+        tell: Called with the runs that are queued or starting, when these have changed; from any thread.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class RunQueue:
                 beginning.append(first)
             for place, each in enumerate(pool.waiting, 1):
                 each.run.move_on("queued", f"queued, place {place} of {len(pool.waiting)}", place)
-            self._tell_if_others()
+            self._tell_changes()
         for each in beginning:
             if each is not here:
                 name = f"jupyter_distrib-{each.run.id}"
@@ -159,11 +160,12 @@ class RunQueue:
         if here is not None and here in beginning:
             self._start(here, here=True)
 
-    def _tell_if_others(self) -> None:
+    def _tell_changes(self) -> None:
         told, waiting = dict(self._told), []
         for pool in self._pools.values():
             starting = [each for each in pool.begun if each.run.state == "starting"]
-            waiting += [each for each in starting if pool.waiting or each.run.id in told]  # not one that begins at once
+            # without a run that begins at once
+            waiting += [each for each in starting if pool.waiting or each.run.id in told]
             waiting += pool.waiting
         places = [(each.run.id, each.run.place) for each in waiting]
         if places != self._told:

@@ -62,7 +62,7 @@ class TraceWriter(Observer):
             self._write(tuple(record.ranks))
 
     def _write(self, ranks: tuple[int, ...]) -> None:
-        """Write the files, and announce it first, since a program may not wait until the end."""
+        """Write the files, after a note that they will come, since a program may not wait until the end."""
         folder = f"{FOLDER}/{self._run.id}"
         try:
             if not any(part.trace for part in self._parts.values()):
