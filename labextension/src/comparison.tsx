@@ -1,4 +1,4 @@
-/** Saved runs beside one another in the main area: a chart for each metric, what differs, and the code. */
+/** Saved runs side by side in the main area: a chart for each metric, the differences, and the code. */
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
@@ -17,7 +17,7 @@ export class ComparedRuns extends ReactWidget {
     this.addClass('jp-Distributed-compared');
   }
 
-  /** What the lines of the charts are. */
+  /** The names of the lines in the charts. */
   private readonly runs = {
     name: (run: number): string => this.t('run %1', run)
   };

@@ -38,7 +38,7 @@ export function OverTime({ code, over }: { code: Code; over: object | null }): R
   );
 }
 
-/** A node that other code paints: `make` is called once, and what it returns whenever this is rendered. */
+/** A node that other code paints: `make` is called once, and the function that it returns at each rendering. */
 function Painted({ className, code, make }: { className: string; code: Code; make: (drawing: Drawing, root: HTMLElement) => () => void }): React.JSX.Element {
   const root = React.useRef<HTMLDivElement>(null);
   const paint = React.useRef<(() => void) | null>(null);

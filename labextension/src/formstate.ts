@@ -12,7 +12,7 @@ export interface Form {
   errors: Record<string, string>;
 }
 
-/** The form of a new pool, or of the one that is changed. */
+/** The form of a new pool, or of the pool that is being changed. */
 export function opened(kinds: PoolKind[], files: SettingsFile[], edited?: EditedPool): Form {
   if (edited) {
     return { ...edited, values: { ...edited.values }, before: edited.values, errors: {} };
@@ -21,19 +21,19 @@ export function opened(kinds: PoolKind[], files: SettingsFile[], edited?: Edited
   return { name: '', kind: kinds[0]?.kind ?? '', file: file?.key ?? '', values: {}, before: null, errors: {} };
 }
 
-/** The form with what was found on the machine of the kernel. */
+/** The form with the possible pools that were found on the kernel's machine. */
 export function filled(form: Form, found: FoundPool, names: string[]): Form {
   return { ...form, kind: found.kind, name: unused(found.name, names), values: { ...found.options }, errors: {} };
 }
 
-/** The form for another kind; what both kinds ask for stays. */
+/** The form for another kind; fields that both kinds have keep their content. */
 export function ofKind(form: Form, kind: PoolKind): Form {
   const known = new Set(kind.fields.map(field => field.name));
   const values = Object.fromEntries(Object.entries(form.values).filter(([name]) => known.has(name)));
   return { ...form, kind: kind.kind, values, errors: {} };
 }
 
-/** The form with another text in a field; what was wrong there is not shown any more. */
+/** The form with another text in a field; an earlier error there is no longer shown. */
 export function typed(form: Form, name: string, text: string): Form {
   const errors = without(form.errors, name);
   if (name === 'name') {
@@ -60,13 +60,13 @@ export function unused(name: string, names: string[]): string {
   return chosen;
 }
 
-/** The fields that are shown at once, and the others. One with an error is never among the others. */
+/** The fields that are shown at once, and the others. A field with an error is never among the others. */
 export function parted(fields: FormField[], filled: Record<string, string>, errors: Record<string, string>): [FormField[], FormField[]] {
   const shown = (field: FormField): boolean => field.main || field.name in filled || field.name in errors;
   return [fields.filter(shown), fields.filter(field => !shown(field))];
 }
 
-/** The test that this form has asked for; null if it is another one's, or there is none. */
+/** The test that this form has requested; null if there is none, or if it belongs to another form. */
 export function trialOf(trial: Trial | null | undefined, id: string): Trial | null {
   return trial && trial.id === id ? trial : null;
 }

@@ -1,13 +1,13 @@
-/** The runs that were saved: a list that is searched, and runs that are chosen to be compared. */
+/** The saved runs: a list that can be searched, and runs that are chosen to be compared. */
 import * as React from 'react';
 
 import { Button, COMMANDS, Doer } from './panel.js';
 import { Answer } from './protocol.js';
 import * as view from './view.js';
 
-/** The time in which more may be typed before the kernel is asked. */
+/** The time to wait for further typing before the kernel is asked. */
 const TYPING_MS = 300;
-/** As many lines as can be told apart in a chart. */
+/** The number of lines that can be told apart in a chart. */
 export const MOST_COMPARED = 20;
 
 export function History({ doer }: { doer: Doer }): React.JSX.Element {
@@ -51,7 +51,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
   );
 }
 
-/** What the kernel has of saved runs with these words, asked for while somebody looks, and again when a run has ended; null until it has answered. */
+/** The kernel's saved runs with these words, requested while the section is visible, and again when a run has ended; null until it has answered. */
 export function useSaved({ model }: Doer, op: 'history' | 'history_table', words: string, isSeen: boolean): Answer | null {
   const [answer, setAnswer] = React.useState<Answer | null>(null);
   const ended = model.overview && `${model.overview.session} ${model.overview.runs.filter(run => run.elapsed_s !== null).length} ${model.overview.runs[0]?.run}`;
@@ -65,7 +65,7 @@ export function useSaved({ model }: Doer, op: 'history' | 'history_table', words
   return answer;
 }
 
-/** Whether the node is in sight; a section that is closed is not. */
+/** Whether the node is visible; in a closed section it is not. */
 export function useSeen(node: React.RefObject<HTMLElement>): boolean {
   const [isSeen, setSeen] = React.useState(false);
   React.useEffect(() => {

@@ -139,7 +139,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.stop, {
     label: t('Stop the Distributed Run'),
-    caption: t('Stop the run that is going on; a second time kills its ranks'),
+    caption: t('Stop the run in progress; a second time kills its ranks'),
     icon: stopIcon,
     isEnabled: args => typeof args['run'] === 'string' || view.currentRuns(model.overview).length > 0,
     describedBy: described({ run: { type: 'string' }, force: { type: 'boolean' } }),
@@ -154,7 +154,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.stopAll, {
     label: t('Stop All Distributed Runs'),
-    caption: t('Stop all runs and take those that wait out of the queue; the ranks stay'),
+    caption: t('Stop all runs and take waiting runs out of the queue; the ranks stay'),
     icon: stopIcon,
     isEnabled: () => view.currentRuns(model.overview).length > 0,
     describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Only these; without them, all of this notebook.' } }),
@@ -163,7 +163,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
       const runs = view.currentRuns(model.overview).filter(({ run }) => !Array.isArray(only) || only.includes(run));
       const loss = t.n('%1 run ends; what it has not saved is lost.', '%1 runs end; what they have not saved is lost.', runs.length);
       if (runs.length && (runs.length === 1 || !options.confirmStop || (await confirm(t('Stop all runs'), loss, t)))) {
-        // Those that wait go first: none of them is to begin when the one in front of it has ended.
+        // Queued runs go first: none of them must begin when the run in front of it has ended.
         for (const { run, stopping } of runs.reverse()) {
           await stop(doer, link, run, stopping !== '');
         }
@@ -172,7 +172,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.moveUp, {
     label: t('Move a Queued Run Up'),
-    caption: t('Let the last queued run, or the one that is given, begin before the one in front of it'),
+    caption: t('Let the last queued run, or the given one, begin before the run in front of it'),
     icon: caretUpIcon,
     isEnabled: args => typeof args['run'] === 'string' || view.currentRuns(model.overview).some(run => (run.place ?? 0) > 1),
     describedBy: described({ run: { type: 'string' } }),
@@ -183,7 +183,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.start, {
     label: args => (isUp(poolOf(args)) ? t('Resize Ranks') : t('Start Ranks')),
-    caption: t('Have ranks up before a cell asks for them, as many as are picked'),
+    caption: t('Start ranks before a cell asks for them, as many as are chosen'),
     icon: runIcon,
     isEnabled: ready,
     describedBy: poolArgs,
@@ -200,7 +200,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.restart, {
     label: t('Restart Ranks'),
-    caption: t('New processes in place of those that are up'),
+    caption: t('New processes in place of the present ones'),
     isEnabled: args => isUp(poolOf(args)),
     describedBy: poolArgs,
     execute: async args => {
@@ -222,7 +222,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.insert, {
     label: t('Insert the Magic Line'),
-    caption: t('Put the line that says what is picked on top of the current cell'),
+    caption: t('Put the line with the chosen options on top of the current cell'),
     isEnabled: ready,
     describedBy: described({ here: { type: 'boolean', description: 'Into the cell whose menu is open.' } }),
     execute: args => {
@@ -237,7 +237,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.copy, {
     label: t('Copy the Magic Line'),
-    caption: t('Copy the line that says what is picked'),
+    caption: t('Copy the line with the chosen options'),
     icon: copyIcon,
     isEnabled: ready,
     execute: () => Clipboard.copyToSystem(model.overview?.next.line ?? '')
@@ -251,21 +251,21 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.logs, {
     label: t('Show the Log of a Run'),
-    caption: t('All that a rank wrote'),
+    caption: t('Everything that a rank wrote'),
     isEnabled: args => typeof args['run'] === 'string' || newest() !== undefined,
     describedBy: described({ run: { type: 'string', description: 'The run; without it, the newest.' } }),
     execute: args => showLog(app, doer, text(args['run']) || (newest()?.run ?? ''))
   });
   put(COMMANDS.compare, {
     label: t('Compare Saved Runs'),
-    caption: t('Options, results, code and charts of saved runs beside one another: the chosen ones, or the two newest'),
+    caption: t('Options, results, code and charts of saved runs side by side: the chosen ones, or the two newest'),
     isEnabled: ready,
     describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Their numbers, as %distributed_runs lists them.' } }),
     execute: args => compare(app, doer, Array.isArray(args['runs']) ? args['runs'].map(String) : [])
   });
   put(COMMANDS.page, {
     label: t('Show the Page of a Run'),
-    caption: t('Charts, ranks over time, log, configuration, code and notes of a run, going on or saved'),
+    caption: t('Charts, ranks over time, log, configuration, code and notes of a run, in progress or saved'),
     isEnabled: args => typeof args['run'] === 'string' || newest() !== undefined,
     describedBy: described({ run: { type: 'string', description: 'Its id, or the number of a saved run; without it, the newest.' } }),
     execute: args => showRun(app, doer, text(args['run']) || (newest()?.run ?? ''))
@@ -290,7 +290,7 @@ function selectedCell({ home }: Model): string {
   return home instanceof NotebookPanel ? (home.content.activeCell?.model.id ?? '') : '';
 }
 
-/** The run that a command means which names none: asked for if it can be several. */
+/** The run that a command without a run means: the user is asked if there are several. */
 async function chosen({ model, t }: Doer, cell: string): Promise<Run | undefined> {
   const runs = view.stoppable(model.overview, cell);
   if (runs.length < 2) {
@@ -317,7 +317,7 @@ function described(properties: ReadonlyJSONObject): { args: ReadonlyJSONObject }
   return { args: { type: 'object', properties } };
 }
 
-/** Whether a pool's ranks may end: what would be lost is asked for. */
+/** Whether a pool's ranks may end: the user is asked if something would be lost. */
 async function agrees({ t }: Doer, options: Options, pool: Pool | undefined, what: string): Promise<boolean> {
   const loss = view.lossText(pool, t);
   return !loss || !options.confirmStop || (await confirm(what, loss, t));
@@ -373,7 +373,7 @@ function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = m
   app.shell.add(log, 'main', { mode: 'split-bottom' });
 }
 
-/** Open the page of a run. What is asked first is shown at once; a run that is not known is told in the panel. */
+/** Open the page of a run. The first answer is shown at once; for an unknown run, the panel shows an error. */
 async function showRun(app: JupyterFrontEnd, doer: Doer, run: string, link = doer.model.link): Promise<void> {
   const { model, t } = doer;
   const first = (await model.attempt(async () => ask(link, { op: 'page', run, against: '' })))?.page;
@@ -389,7 +389,7 @@ function drawing(link: KernelLink | null): () => Promise<Drawing | null> {
   return () => (link ? drawingOf(link) : Promise.resolve(null));
 }
 
-/** The answer of this kernel. Rejects with what it says if it cannot. */
+/** The answer of this kernel. Rejects with the kernel's error. */
 async function ask(link: KernelLink | null, request: Request): Promise<Answer> {
   const answer = await link?.request(request);
   if (!answer?.ok) {
@@ -398,7 +398,7 @@ async function ask(link: KernelLink | null, request: Request): Promise<Answer> {
   return answer;
 }
 
-/** Compare these saved runs; without any, the two newest. Of a single one its page is shown. */
+/** Compare these saved runs; without any, the two newest. For a single run, show its page. */
 async function compare(app: JupyterFrontEnd, doer: Doer, given: string[]): Promise<void> {
   const { model, t } = doer;
   const newest = async (): Promise<string[]> => ((await model.ask({ op: 'history', words: '' }))?.saved ?? []).slice(0, 2).map(({ run }) => run).reverse();
@@ -435,7 +435,7 @@ function goToCell(app: JupyterFrontEnd, home: Home | null, id: string): void {
 
 // ---------------------------------------------------------------------------------------------------- cells
 
-/** Requests of the widget in a cell: events that bubble up to the page; catching one says that it is dealt with. */
+/** Requests of the widget in a cell: events that bubble up to the page; catching one means that it is handled. */
 function catchRequests(app: JupyterFrontEnd, doer: Doer): void {
   const { model } = doer;
   const take = (name: string, act: (link: KernelLink, detail: { run: string; force?: boolean }) => unknown): void =>
@@ -472,7 +472,7 @@ function repairOutputs(doer: Doer, options: Options): void {
     }
     live.end(home, runs);
   };
-  /** What ended while no page was open, while this one was being loaded, or while it slept. */
+  /** Handle runs that ended while no page was open, while this one was being loaded, or while it slept. */
   const ask = async (home: Home, link: KernelLink): Promise<void> => {
     const shown = home instanceof NotebookPanel ? { live: [...liveRuns(home), ...live.runs(home)], loaded_ms: fileMs(home) } : { live: [], loaded_ms: null };
     const { settled } = await link.request({ op: 'settled', ...shown });
@@ -514,7 +514,7 @@ function repairOutputs(doer: Doer, options: Options): void {
   });
 }
 
-/** Once for each kernel and notebook: views of runs that the kernel does not know show what was saved; others are saved. */
+/** Once for each kernel and notebook: views of runs that the kernel does not know show the saved state; others are saved. */
 function savedViews({ model, t }: Doer): (home: NotebookPanel, link: KernelLink) => void {
   const looked = new WeakSet<KernelLink>();
   const saving = new WeakSet<NotebookPanel>();
@@ -538,7 +538,7 @@ function savedViews({ model, t }: Doer): (home: NotebookPanel, link: KernelLink)
   };
 }
 
-/** Have each kernel forget what stands in the notebook's file; returns the runs whose views will stand there next. */
+/** Let each kernel forget the outputs that are in the notebook's file; returns the runs whose views will be there next. */
 function tellOfSaving(model: Model): WeakMap<Home, string[]> {
   const unsaved = new WeakMap<Home, string[]>();
   model.changed.connect(() => {

@@ -1,5 +1,5 @@
 /**
- * One page's link to one kernel: it listens, and it asks.
+ * One page's link to one kernel: it listens, and it sends requests.
  *
  * The kernel speaks on a comm with a fixed id that nobody opens; the page only looks at what passes on iopub. It asks
  * on the control channel, which is served while a cell runs. Nothing is sent to a kernel that has not spoken, so that
@@ -41,7 +41,7 @@ export class KernelLink implements IDisposable {
     return this._overview;
   }
 
-  /** Something that is shown has changed. */
+  /** Something visible has changed. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -69,22 +69,22 @@ export class KernelLink implements IDisposable {
     return Date.now() / 1000 + this._aheadS;
   }
 
-  /** Whether what this execution shows does not come to this page by itself: another asked for it, before this one looked. */
+  /** Whether the outputs of this execution do not reach this page by themselves: another page requested it, before this one looked. */
   missed(place: Place): boolean {
     return !this.askedFor(place) && (place.asked_at_s ?? 0) < this._since;
   }
 
-  /** Whether this page may have missed what its own execution shows, since it did not hear the kernel for a while after it asked. */
+  /** Whether this page may have missed outputs of its own execution, since it did not hear the kernel for a while after the request. */
   sleptThrough(place: Place): boolean {
     return this.askedFor(place) && (place.asked_at_s ?? Infinity) < this._deafUntil;
   }
 
-  /** Whether this page has asked for the execution. */
+  /** Whether this page has requested the execution. */
   askedFor({ session }: Place): boolean {
     return session === this.kernel.clientId;
   }
 
-  /** Whether this page is the one, of all that hear of it, that repairs what a cell shows; an older kernel lets all of them. */
+  /** Whether this page, of all open ones, is the one that repairs the outputs of a cell; an older kernel allows all of them. */
   async repairs({ views }: Settled): Promise<boolean> {
     const request: Request = { op: 'repair', runs: views.map(each => each.run), page: this.kernel.clientId };
     const answer = await this.request(request).catch(() => null);
@@ -184,7 +184,7 @@ export class KernelLink implements IDisposable {
     }, ANSWER_MS);
     this.askForComms(present => {
       if (open() && present) {
-        void this.request({ op: 'overview' }).catch(() => undefined); // then the next probe tells
+        void this.request({ op: 'overview' }).catch(() => undefined); // then the next probe shows it
       } else if (open()) {
         clearTimeout(this._probing);
         this._probing = setTimeout(() => open() && this.enter('absent'), ABSENT_AFTER_MS);
@@ -201,13 +201,13 @@ export class KernelLink implements IDisposable {
       content: { target_name: EVENTS }
     });
     try {
-      // The reply is enough: that the kernel is idle again may have been told before this page could hear it.
+      // The reply is enough: the kernel may have reported that it is idle before this page could hear it.
       this.kernel.sendShellMessage(message, true).onReply = reply => {
         const content = reply.content as KernelMessage.ICommInfoReplyMsg['content'];
         told(content.status === 'ok' && EVENTS in content.comms);
       };
     } catch {
-      // A kernel that is dead says so by its status.
+      // A dead kernel is known by its status.
     }
   }
 
@@ -218,7 +218,7 @@ export class KernelLink implements IDisposable {
     const news = message.content.data as unknown as News;
     switch (news.kind) {
       case 'overview':
-        // A kernel that is restarted still tells of its end when the page knows of it already.
+        // A kernel that is restarted still reports its end when the page knows of it already.
         if (this._state !== 'connecting' || news.overview?.session !== this._gone) {
           this.take(news);
         }
@@ -240,7 +240,7 @@ export class KernelLink implements IDisposable {
 
   private take(told: Answer): void {
     const atS = told.now_s ?? Date.now() / 1000;
-    // An answer may overtake news of what was before; a clock that is put back is another thing.
+    // An answer may overtake older news; a clock that is set back is a different case.
     if (told.overview && !this._isDisposed && !(atS < this._atS && atS > this._atS - OVERTAKEN_S)) {
       const known = told.overview.protocol === PROTOCOL;
       this._overview = known ? told.overview : null;
@@ -307,9 +307,9 @@ export class KernelLink implements IDisposable {
     }
   }
 
-  /** Since when this page looks, by its own clock. */
+  /** The time since which this page has been listening, by its own clock. */
   private readonly _since = Date.now() / 1000;
-  /** Until when it did not hear the kernel, by its own clock. */
+  /** The time until which it did not hear the kernel, by its own clock. */
   private _deafUntil = 0;
   /** Whether it does not hear the kernel although it once did. */
   private _deaf = false;
@@ -317,13 +317,13 @@ export class KernelLink implements IDisposable {
   private _state: LinkState = 'connecting';
   private _overview: Overview | null = null;
   private _aheadS = 0;
-  /** When the overview was true, by the kernel's clock. */
+  /** The time of the overview, by the kernel's clock. */
   private _atS = 0;
   /** Grows with every start of the kernel. */
   private _generation = 0;
-  /** Of the kernel as it was before it was restarted. */
+  /** The session of the kernel before it was restarted. */
   private _gone = '';
-  /** How often this start of the kernel was asked. */
+  /** Number of requests to this start of the kernel. */
   private _probes = 0;
   private _probing: ReturnType<typeof setTimeout> | undefined;
   private _comm: Kernel.IComm | null = null;

@@ -29,7 +29,7 @@ const HIDDEN = 'jp-Distributed-replaced';
 
 /** All views that this page draws by itself. */
 export class LiveViews {
-  /** `wanted` says whether the user wants what was missed. */
+  /** `wanted` says whether the user wants missed outputs. */
   constructor(
     private readonly model: Model,
     private readonly wanted: () => boolean
@@ -47,7 +47,7 @@ export class LiveViews {
     return [...(this.views.get(home)?.keys() ?? [])];
   }
 
-  /** The cell shows what has become of these runs. */
+  /** The cell shows the final views of these runs. */
   end(home: Home, runs: string[]): void {
     const views = this.views.get(home);
     for (const run of runs) {
@@ -93,7 +93,7 @@ export class LiveViews {
     try {
       await view.draw();
     } catch {
-      this.end(home, [view.shown.run]); // a kernel that did not answer is asked again when it tells of the view again
+      this.end(home, [view.shown.run]); // a kernel that did not answer is asked again when it mentions the view again
       return;
     }
     this.update();
@@ -118,7 +118,7 @@ class LiveView implements IDisposable {
     return this.model.isDisposed;
   }
 
-  /** Stand below the outputs, in place of the dead view. */
+  /** Place the view below the outputs, in place of the dead one. */
   place(area: OutputArea | undefined): void {
     if (!area || !this.leave) {
       return;

@@ -1,4 +1,4 @@
-/** The log of a run in the main area: what one rank or all of them wrote, in the same box as in the view of the run. */
+/** The log of a run in the main area: the output of one rank or of all of them, in the same box as in the view of the run. */
 import { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
@@ -11,15 +11,15 @@ import * as view from './view.js';
 const ALL = 'all';
 /** The interval of looking for more while the log is followed. */
 const FOLLOW_MS = 2000;
-/** What a page can show at once; the others are found by searching. */
+/** The number of lines that a page can show at once; the others are found by searching. */
 const MOST_LINES = 5000;
 
 export interface Loaded {
   lines: LogLine[];
-  /** What comes before these lines. */
+  /** The number of bytes before these lines. */
   skippedBytes: number;
   path: string;
-  /** Why there are none. */
+  /** The reason why there are none. */
   error: string;
 }
 
@@ -75,7 +75,7 @@ export class Log extends Widget {
     await this.look(true);
   }
 
-  /** Show what has been written by now; at once if the user has asked for it. */
+  /** Show the output so far; at once if the user has asked for it. */
   private async look(isAsked = false): Promise<void> {
     const { run, load, ranks, goesOn, t } = this.source;
     const [asked, whole] = [this.rank.value, this.isWhole];

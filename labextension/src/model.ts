@@ -50,7 +50,7 @@ export class Model {
     return this.link?.overview ?? null;
   }
 
-  /** A sentence on what the user asked last and could not be had. */
+  /** A sentence on the user's last request, if it failed. */
   get error(): string {
     return this._error;
   }
@@ -59,7 +59,7 @@ export class Model {
     return this._changed;
   }
 
-  /** What a cell of this notebook shows in the end. */
+  /** The final outputs of a cell of this notebook. */
   get settled(): ISignal<this, { home: Home; settled: Settled }> {
     return this._settled;
   }
@@ -92,12 +92,12 @@ export class Model {
     return [...this._links.keys()].find(home => home.node.contains(node)) ?? null;
   }
 
-  /** Every link and whose it is. */
+  /** Every link, with its notebook or console. */
   links(): [Home, KernelLink][] {
     return [...this._links];
   }
 
-  /** Ask the kernel; what goes wrong is shown in the panel. */
+  /** Ask the kernel; the panel shows an error. */
   async ask(request: Request): Promise<Answer | null> {
     return this.attempt(async () => {
       const answer = await this.link?.request(request);
@@ -108,7 +108,7 @@ export class Model {
     });
   }
 
-  /** Pick for the next runs. One pick is made after the other, on top of what the kernel holds by then. */
+  /** Choose options for the next runs. One choice is made after another, on top of the kernel's state by then. */
   pick(change: (next: Next) => Pick): void {
     this._picking = this._picking.then(async () => {
       const next = this.overview?.next;
@@ -138,7 +138,7 @@ export class Model {
     return this.link.request(request);
   }
 
-  /** Have what is shown measured anew, after something in it has opened or closed. */
+  /** Let the panel be measured anew, after something in it has opened or closed. */
   repaint(): void {
     this._changed.emit();
   }

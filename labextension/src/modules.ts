@@ -1,4 +1,4 @@
-/** Code that the kernel sends for what it shows, so that both are of the same version. */
+/** Code that the kernel sends for its views, so that both have the same version. */
 import { KernelLink } from './link.js';
 
 const modules = new Map<string, Promise<unknown>>();
@@ -20,14 +20,14 @@ export interface Drawing {
   Heat: new (root: HTMLElement) => { paint(over: object | null): void };
 }
 
-/** What the lines of charts are called that stand for a run each. */
+/** The names of the lines in charts where each line stands for a run. */
 export interface Runs {
   name: (rank: number) => string;
 }
 
 const drawings = new WeakMap<KernelLink, Promise<Drawing | null>>();
 
-/** What draws charts and tables of ranks; null where pages may not load it. It is asked for once. */
+/** The module that draws charts and tables of ranks; null where pages may not load it. It is requested once. */
 export function drawingOf(link: KernelLink): Promise<Drawing | null> {
   let drawing = drawings.get(link);
   if (!drawing) {
@@ -40,7 +40,7 @@ export function drawingOf(link: KernelLink): Promise<Drawing | null> {
       document.head.append(style);
       return moduleOf<Drawing>(code.script);
     });
-    drawing.catch(() => drawings.delete(link)); // it is asked again
+    drawing.catch(() => drawings.delete(link)); // the next call requests it again
     drawings.set(link, drawing);
   }
   return drawing;

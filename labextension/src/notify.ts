@@ -9,7 +9,7 @@ import { Run } from './protocol.js';
 import { TabTitle } from './tabtitle.js';
 import * as view from './view.js';
 
-/** `afterS` is the least time of a run that is told of, in seconds; 0 for detached ones only. */
+/** `afterS` is the minimum duration of a run whose end is reported, in seconds; 0 for detached runs only. */
 export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home, run: Run) => void, t: view.Say): void {
   const goingOn = new Set<string>();
   const title = new TabTitle(document);

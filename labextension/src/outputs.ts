@@ -1,4 +1,4 @@
-/** Which of a cell's outputs is the view of a run, and what a cell's outputs should be. Pure. */
+/** Finds the view of a run among a cell's outputs, and determines the outputs that a cell should have. Pure. */
 import { OutputLike, Settled, SettledView } from './protocol.js';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
@@ -23,7 +23,7 @@ export function liveRun(output: OutputLike): string | null {
   return mark(output).settled === true ? null : (mark(output).run ?? null);
 }
 
-/** A live view that is dead, as it was saved: without the widget, which no kernel has any more. The same output otherwise. */
+/** A dead live view in its saved form: without the widget, which no kernel has any more. Any other output unchanged. */
 export function withoutDead(output: OutputLike, goesOn: (run: string) => boolean): OutputLike {
   const run = liveRun(output);
   if (run === null || goesOn(run) || !output.data || !(WIDGET in output.data)) {
@@ -32,7 +32,7 @@ export function withoutDead(output: OutputLike, goesOn: (run: string) => boolean
   return { ...output, data: Object.fromEntries(Object.entries(output.data).filter(([kind]) => kind !== WIDGET)) };
 }
 
-/** A live view with what was seen last of its run, for front ends that do not find the widget. The same output otherwise. */
+/** A live view with the last known state of its run, for front ends that do not find the widget. Any other output unchanged. */
 export function withLastSeen(output: OutputLike, lastSeen: (run: string) => OutputLike | null): OutputLike {
   const run = liveRun(output);
   const seen = run === null ? null : lastSeen(run);
@@ -50,7 +50,7 @@ export function withLastSeen(output: OutputLike, lastSeen: (run: string) => Outp
 export function mended(outputs: OutputLike[], count: number | null, settled: Settled, missed: boolean): OutputLike[] {
   const views = settled.views;
   const own = outputs.some(output => views.some(view => isSettled(output, view.run) || isLive(output, view)));
-  // Outputs beside a number belong to that execution; else to the one that was going on.
+  // Outputs beside a number belong to that execution, others to the execution that was in progress.
   const before = own || count === settled.count ? outputs : count === null ? outputs.filter(output => !mark(output).run) : [];
   const kept = before.map(output => views.find(view => isLive(output, view))?.output ?? output);
   const lost = missed ? views.filter(view => !kept.some(output => isSettled(output, view.run))).map(view => view.output) : [];

@@ -1,4 +1,4 @@
-/** The panel at the side. What is said comes from `view.ts`; what is done is a command or a request. */
+/** The panel at the side. Texts come from `view.ts`; actions are commands or requests. */
 import { CommandRegistry } from '@lumino/commands';
 import { HTMLSelect, PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
@@ -19,7 +19,7 @@ export interface Doer {
   chooseKernel: (home: Home) => void;
 }
 
-/** Names of the commands; each also stands in the palette. */
+/** Names of the commands; each is also in the palette. */
 export const COMMANDS = {
   open: 'jupyter-distrib:open',
   load: 'jupyter-distrib:load',
@@ -39,11 +39,11 @@ export const COMMANDS = {
   refresh: 'jupyter-distrib:refresh'
 } as const;
 
-/** Of the sections until it is known what they need; each scrolls by itself. */
+/** The height of sections until their needs are known; each scrolls by itself. */
 const SIZES = [5, 3, 4, 3];
-/** How many sections are open before the user has chosen. */
+/** The number of sections that are open by default. */
 const OPEN_AT_FIRST = 3;
-/** Of the title of a section, in pixels. */
+/** The height of a section's title, in pixels. */
 const TITLE_HEIGHT = 33;
 
 export class DistributedPanel extends SidePanel {
@@ -126,7 +126,7 @@ export class DistributedPanel extends SidePanel {
   /** Give each section the height that it needs, in proportion, until the user moves one of the edges between them. */
   private share(): void {
     const content = this.content;
-    // What is pressed stays where it is, else it would not be clicked.
+    // A pressed element must stay in place, else it would not be clicked.
     if (this.moved || this.pressed || !this.isVisible || !(content instanceof AccordionPanel)) {
       return;
     }
@@ -138,7 +138,7 @@ export class DistributedPanel extends SidePanel {
     }
   }
 
-  /** Devices and their holders are asked for when groups have come or gone and somebody looks; never on a clock. */
+  /** Devices and their holders are requested when groups have come or gone and the section is visible; never on a clock. */
   private refreshWhenNew(): void {
     const overview = this.doer.model.overview;
     const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.groups.map(group => [group.name, group.state])), overview.runs[0]?.state]);
@@ -254,7 +254,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
       <div className="jp-Distributed-line">
         <code>{words(next.line)}</code>
         <span className="jp-Distributed-buttons">
-          <Button name={t('Insert')} title={t('Put this line on top of the current cell, so that the notebook itself says it')} onClick={() => void commands.execute(COMMANDS.insert)} />
+          <Button name={t('Insert')} title={t('Put this line on top of the current cell, so that the notebook itself has it')} onClick={() => void commands.execute(COMMANDS.insert)} />
           <Button name={t('Copy')} title={t('Copy this line')} onClick={() => void commands.execute(COMMANDS.copy)} />
         </span>
       </div>
@@ -283,7 +283,7 @@ function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
   const [form, setForm] = React.useState<{ pool: string } | null>(null);
   const [told, setTold] = React.useState('');
   const session = overview?.session ?? '';
-  React.useEffect(() => setForm(null), [model.home]); // it was another notebook's; a restart of the kernel leaves it
+  React.useEffect(() => setForm(null), [model.home]); // the form was for another notebook; a restart of the kernel keeps it
   React.useEffect(() => setTold(''), [session]);
   React.useEffect(() => model.repaint(), [form, told]);
   if (form) {
@@ -356,7 +356,7 @@ function PoolItem({ doer, overview, pool, edit }: { doer: Doer; overview: Overvi
       <div className="jp-Distributed-buttons">
         {waits && <Button name={t('Trust this file')} title={t('Follow %1 until it changes', waits.file)} onClick={() => void model.ask({ op: 'trust_pool', pool: pool.name, digest: waits.digest })} />}
         {!used && !waits && <Button name={t('Use this')} title={t('Cells that name no pool run here')} onClick={() => model.pick(() => ({ pool: pool.name }))} />}
-        {!starting && !waits && <Button name={up ? t('Resize') : t('Start')} title={up ? t('New ranks as picked above') : t('Have ranks up before a cell asks for them')} onClick={() => void commands.execute(COMMANDS.start, { pool: pool.name })} />}
+        {!starting && !waits && <Button name={up ? t('Resize') : t('Start')} title={up ? t('New ranks as picked above') : t('Start ranks before a cell asks for them')} onClick={() => void commands.execute(COMMANDS.start, { pool: pool.name })} />}
         {up && !starting && <Button name={t('Restart')} title={t('New processes in place of these')} onClick={() => void commands.execute(COMMANDS.restart, { pool: pool.name })} />}
         {(up || starting) && <Button name={t('Stop ranks')} title={t('End the ranks and free their memory')} onClick={() => void commands.execute(COMMANDS.stopRanks, { pool: pool.name })} />}
         {pool.editable && <Button name={t('Edit')} title={t('Change its options in %1', pool.origin)} onClick={edit} />}
@@ -440,7 +440,7 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
       {queue && (
         <div className="jp-Distributed-row jp-Distributed-queue">
           <span>{queue}</span>
-          <Button name={t('Stop all')} title={t('Stop all runs and take those that wait out of the queue; the ranks stay')} onClick={() => void doer.commands.execute(COMMANDS.stopAll)} />
+          <Button name={t('Stop all')} title={t('Stop all runs and take waiting runs out of the queue; the ranks stay')} onClick={() => void doer.commands.execute(COMMANDS.stopAll)} />
         </div>
       )}
       <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
@@ -452,7 +452,7 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
   );
 }
 
-/** The runs of a sweep or of one cell, as one thing: how many are where, a line for each, and Stop for all that are left. */
+/** The runs of a sweep or of one cell, as one entry: their number by state, a line for each, and Stop for the remaining ones. */
 function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; title: string; starts: Map<string, number> }): React.JSX.Element {
   const { model, commands, t } = doer;
   const left = runs.filter(run => run.elapsed_s === null);
@@ -490,19 +490,19 @@ function RunGroup({ doer, runs, title, starts }: { doer: Doer; runs: Run[]; titl
         </ul>
       </details>
       <div className="jp-Distributed-buttons">
-        {left.length > 0 && <Button name={t('Stop all')} title={t('Stop these runs and take those that wait out of the queue; the ranks stay')} onClick={stopAll} main />}
+        {left.length > 0 && <Button name={t('Stop all')} title={t('Stop these runs and take waiting runs out of the queue; the ranks stay')} onClick={stopAll} main />}
         {model.hasCell(cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell })} />}
       </div>
     </li>
   );
 }
 
-/** Of a run that has begun: its page. */
+/** The button of a run that has begun, which opens its page. */
 function OpenRun({ doer: { commands, t }, run }: { doer: Doer; run: Run }): React.JSX.Element | null {
   return run.place ? null : <Button name={t('Open')} title={t('Open the page of this run: charts, ranks over time, log, code')} onClick={() => void commands.execute(COMMANDS.page, { run: run.run })} />;
 }
 
-/** Of a run that waits behind another one. */
+/** The button of a run that waits behind another run. */
 function MoveUp({ doer: { commands, t }, run }: { doer: Doer; run: Run }): React.JSX.Element | null {
   const name = t('Move %1 up', run.label);
   return (run.place ?? 0) < 2 ? null : (
@@ -535,7 +535,7 @@ function RunItem({ doer, run, starts }: { doer: Doer; run: Run; starts: Map<stri
         {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
         <MoveUp doer={doer} run={run} />
         <OpenRun doer={doer} run={run} />
-        {!run.place && <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
+        {!run.place && <Button name={t('Log')} title={t('Everything that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />}
         {model.hasCell(run.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>
       {run.members.length > 0 && (
@@ -617,7 +617,7 @@ function Count({ label, value, onPick, t }: { label: string; value: number; onPi
         max={1000}
         value={text}
         onChange={event => {
-          setRefused(false); // not when the field is left: what is pressed then would move away
+          setRefused(false); // not when the field is left: the element that was pressed would move away
           setText(event.target.value);
         }}
         onBlur={done}

@@ -12,11 +12,11 @@ import * as view from './view.js';
 interface Props {
   /** The pool to change; empty for a new one. */
   pool: string;
-  /** null while the kernel restarts: what is typed stays. */
+  /** null while the kernel restarts: the typed text stays. */
   overview: Overview | null;
   /** Rejects if the kernel does not answer. */
   ask: (request: Request) => Promise<Answer>;
-  /** `told`: what was done; empty if nothing was. */
+  /** `told`: a sentence on what was done; empty if nothing was. */
   close: (told: string) => void;
   /** The height of the form has changed. */
   resized: () => void;
@@ -39,7 +39,7 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
   const trial = trialOf(overview?.trial, trialId);
   const names = overview?.pools.map(each => each.name) ?? [];
 
-  /** Ask the kernel; what it refuses, and that it does not answer, stands in the form. */
+  /** Ask the kernel; the form shows a refusal or a missing answer. */
   const attempt = async (request: Request): Promise<Answer | null> => {
     setTrouble('');
     setBusy(true);
@@ -86,7 +86,7 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
   const change = (next: Form): void => {
     setForm(next);
     setTrouble('');
-    void endTrial(); // it was of something else
+    void endTrial(); // the test was for the earlier content
   };
   const test = async (): Promise<void> => {
     const id = `${Date.now()}-${Math.random()}`;
@@ -137,7 +137,7 @@ export function PoolForm({ pool, overview, ask, close, resized, t }: Props): Rea
           ) : (
             trouble && <Act name={t('Ask again')} onClick={() => void load()} />
           )}
-          {form && trial?.state !== 'running' && <Act name={t('Test the connection')} title={t('Reach what the pool is made of; no ranks are started')} disabled={busy} onClick={() => void test()} />}
+          {form && trial?.state !== 'running' && <Act name={t('Test the connection')} title={t('Reach the parts of the pool; no ranks are started')} disabled={busy} onClick={() => void test()} />}
           {trial?.state === 'running' && <Act name={t('Cancel the test')} onClick={() => void endTrial()} />}
           <Act name={t('Close')} title={t('Close the form; nothing is written')} onClick={() => void leave('')} />
         </div>
@@ -155,7 +155,7 @@ interface FieldsProps {
 }
 
 function Fields({ asked: { kinds, files, found }, form, names, change, t }: FieldsProps): React.JSX.Element {
-  // Which fields stand above is settled when the kind is chosen, so that none moves away while it is filled in.
+  // The fields at the top are fixed when the kind is chosen, so that none moves away while it is filled in.
   const [above, setAbove] = React.useState(form.values);
   const replace = (next: Form): void => {
     setAbove(next.values);

@@ -3,7 +3,7 @@
  * `jupyter_distrib/frontend.py`.
  */
 
-/** Of the overview that this page understands. */
+/** The version of the overview that this page understands. */
 export const PROTOCOL = 3;
 export const EVENTS = 'jupyter_distrib-events';
 export const REQUEST = 'distrib_request';
@@ -20,14 +20,14 @@ export interface Overview {
   pools: Pool[];
   /** Newest first. */
   runs: Run[];
-  /** What is being started. */
+  /** The ranks that are being started. */
   doing: { op: string; pool: string } | null;
   trouble: { text: string; at_s: number } | null;
-  /** The test of a connection; a kernel with an older version does not tell. */
+  /** The test of a connection; missing in kernels with an older version. */
   trial?: Trial | null;
-  /** What of the settings file of this folder waits for trust. */
+  /** The part of this folder's settings file that waits for trust. */
   waits?: Waits | null;
-  /** What stands live under cells, in the order of the runs; a kernel with an older version does not tell. */
+  /** The live views under cells, in the order of the runs; missing in kernels with an older version. */
   views?: Shown[];
   /** The cell that waits for ranks that are still starting; empty if none does. */
   starting_in?: string;
@@ -36,9 +36,9 @@ export interface Overview {
 /** One execution of a cell. */
 export interface Place {
   cell: string;
-  /** The number of the execution, as it stands beside the cell. */
+  /** The number of the execution, as shown beside the cell. */
   count: number;
-  /** Of the page that asked for it, and when it did by its clock; a kernel with an older version does not tell. */
+  /** The session of the page that requested it, and the time by that page's clock; missing in kernels with an older version. */
   session?: string;
   asked_at_s?: number;
 }
@@ -47,12 +47,12 @@ export interface Place {
 export interface Shown extends Place {
   /** The name of the view: the run, if it shows one. */
   run: string;
-  /** The runs that it shows; a kernel with an older version does not tell. */
+  /** The runs that it shows; missing in kernels with an older version. */
   runs?: string[];
   model: string;
 }
 
-/** What a bare `%%distributed` uses. */
+/** The options that a bare `%%distributed` uses. */
 export interface Next {
   pool: string;
   strategy: string;
@@ -67,7 +67,7 @@ export interface Pool {
   name: string;
   kind: string;
   origin: string;
-  /** Its address or hosts; empty if there is nothing to say. A kernel with an older version does not tell. */
+  /** Its address or hosts; empty if it has none. Missing in kernels with an older version. */
   where?: string;
   /** Whether a settings file defines it. */
   editable?: boolean;
@@ -78,11 +78,11 @@ export interface Pool {
   node: Node | null;
 }
 
-/** What of a settings file waits until the user trusts it. */
+/** The part of a settings file that waits until the user trusts it. */
 export interface Waits {
   file: string;
   sets: string;
-  /** Of the content, so that nothing else is trusted than what was shown. */
+  /** The digest of the content, so that only the shown content is trusted. */
   digest: string;
 }
 
@@ -96,13 +96,13 @@ export interface Trial {
 export interface FormField {
   name: string;
   meaning: string;
-  /** What happens without it. */
+  /** The effect of leaving it out. */
   default: string;
   choices: string[];
   switch: boolean;
-  /** Whether it stands before the others. */
+  /** Whether it is shown before the others. */
   main: boolean;
-  /** Of a value that is needed; empty if it may be left out. */
+  /** An example of a value that is required; empty if it may be left out. */
   example: string;
 }
 
@@ -115,7 +115,7 @@ export interface PoolKind {
 export interface SettingsFile {
   key: string;
   shown: string;
-  /** Why it cannot be chosen; empty if it can. */
+  /** The reason why it cannot be chosen; empty if it can. */
   problem: string;
 }
 
@@ -134,7 +134,7 @@ export interface EditedPool {
   file: string;
 }
 
-/** What a form says; `before`: the values with which it was opened, of a pool that is changed. */
+/** The content of a form; `before`: the values with which it was opened, for a pool that is being changed. */
 export interface PoolDefinition {
   name: string;
   kind: string;
@@ -151,7 +151,7 @@ export interface WorkerGroup {
   kept: string[];
   run: string | null;
   ranks: Worker[];
-  /** How far the start is, if it takes a while. */
+  /** The progress of the start, if it takes a while. */
   starting?: Starting | null;
 }
 
@@ -174,16 +174,16 @@ export interface Worker {
 }
 
 export interface Node {
-  /** When the pool was asked, since the epoch by the kernel's clock. */
+  /** The time of the pool's answer, since the epoch by the kernel's clock. */
   at_s: number;
   name: string;
   cpus: number | null;
   memory_bytes: number | null;
   gpus: Gpu[];
-  /** Of which machines it is made; a kernel with an older version does not tell. */
+  /** The machines of the pool; missing in kernels with an older version. */
   nodes?: Machine[];
   others: { holder: string; ranks: number; running: string }[];
-  /** What the next rank takes; empty if nobody knows. */
+  /** The resources for the next rank; empty if unknown. */
   next_rank?: string;
   waiting?: { holder: string; ranks: number; gpus: boolean; reason: string }[];
 }
@@ -191,15 +191,15 @@ export interface Node {
 export interface Machine {
   name: string;
   cpus: number;
-  /** What is free is null if nobody knows. */
+  /** Free amounts are null if unknown. */
   free_cpus: number | null;
   memory_bytes: number;
   gpus: number;
   free_gpus: number | null;
   gpu_type: string;
-  /** Those of this notebook. */
+  /** The ranks of this notebook. */
   ranks: number[];
-  /** Why nobody can have ranks there now; empty if they can. */
+  /** The reason why it can run no ranks now; empty if it can. */
   state?: string;
   holders?: string[];
 }
@@ -209,7 +209,7 @@ export interface Gpu {
   /** `3`, or `3:1` for a slice. */
   number: string;
   name: string;
-  /** null where the driver does not tell. */
+  /** null where the driver does not report it. */
   memory_bytes: number | null;
   used_bytes: number | null;
   holder: string;
@@ -226,7 +226,7 @@ export interface Run {
   pool: string;
   strategy: string;
   ranks: number;
-  /** Which ranks those are. */
+  /** The numbers of those ranks. */
   numbers: number[];
   world_size: number;
   gpus: boolean;
@@ -234,15 +234,15 @@ export interface Run {
   began_at_s: number;
   elapsed_s: number | null;
   stop_asked_at_s: number | null;
-  /** How far a stop has come. */
+  /** The stage of a stop. */
   stopping: '' | 'asked' | 'killed';
   peak_rss_bytes: number;
   peak_gpu_memory_bytes: number | null;
   stall: string;
   trouble: string;
-  /** The place in the queue, from 1; 0 if it does not wait. A kernel with an older version does not tell. */
+  /** The place in the queue, from 1; 0 if it does not wait. Missing in kernels with an older version. */
   place?: number;
-  /** What the runs of one sweep, or those submitted by one cell, have in common; empty of others. */
+  /** The name shared by the runs of one sweep, or by runs submitted by one cell; empty for others. */
   group?: string;
   progress: { label: string; step: number; total: number | null; left_s?: number | null } | null;
   line: string;
@@ -261,11 +261,11 @@ export interface Member {
   /** Memory of the rank's tensors, as its framework counts; null if unknown. */
   gpu_tensor_bytes: number | null;
   gpu_reserved_bytes: number | null;
-  /** Whether the GPU memory is what all processes have taken since the rank began. */
+  /** Whether the GPU memory counts all processes since the rank began. */
   gpu_memory_of_all: boolean;
 }
 
-/** What a cell shows when its runs have ended; outputs as a notebook file holds them. */
+/** The outputs of a cell after the end of its runs, as a notebook file holds them. */
 export interface Settled extends Place {
   /** In the order of the runs. */
   views: SettledView[];
@@ -275,7 +275,7 @@ export interface Settled extends Place {
 
 export interface SettledView {
   run: string;
-  /** Of the widget that stood there; empty if none did. */
+  /** The id of the widget that was there; empty if there was none. */
   model: string;
   output: OutputLike;
 }
@@ -292,7 +292,7 @@ export interface Size {
   gpu_type?: string;
 }
 
-/** What is picked for the next runs; what is left out stays as it is. An empty size is what the pool gives by itself. */
+/** The choices for the next runs; anything left out stays unchanged. An empty size stands for the pool's default. */
 export interface Pick {
   pool?: string;
   strategy?: string;
@@ -312,7 +312,7 @@ export interface SavedRun {
   time: string;
 }
 
-/** A saved run with what it can be sorted by. */
+/** A saved run with the values by which it can be sorted. */
 export interface TableRun extends SavedRun {
   began_at_s: number;
   elapsed_s: number;
@@ -323,7 +323,7 @@ export interface TableRun extends SavedRun {
   parameters: Record<string, string>;
 }
 
-/** Saved runs beside one another. */
+/** Saved runs side by side. */
 export interface Comparison {
   /** `run`, and the numbers of the runs. */
   head: string[];
@@ -332,23 +332,23 @@ export interface Comparison {
   ranks: RankNumbers[];
   /** Of each run: arguments, and values of a sweep. */
   parameters: Record<string, string>[];
-  /** Of each run: the last value of each metric, where it is finite. */
+  /** For each run, the last value of each metric, if it is finite. */
   last: Record<string, number>[];
-  /** For each run behind the first one, how its code differs; of a single run its code. */
+  /** For each run after the first, the difference of its code; for a single run, its code. */
   code: string[][];
 }
 
-/** What a rank has reported, as the view of a run gets it (`columns` in `kernel/views/state.py`). */
+/** The numbers that a rank has reported, as the view of a run gets them (`columns` in `kernel/views/state.py`). */
 export interface RankNumbers {
   rank: number;
   state: string;
   columns: Record<string, unknown> | null;
 }
 
-/** All that is known of a run, going on or saved. */
+/** Everything known about a run, in progress or saved. */
 export interface Page {
   run: string;
-  /** Of the saved run; empty if it is not saved yet. */
+  /** The number of the saved run; empty if it is not saved yet. */
   number: string;
   label: string;
   cell: string;
@@ -364,7 +364,7 @@ export interface Page {
   configuration: [string, string][];
   environment: [string, string][];
   code: string[];
-  /** How the code differs from that of the run that was named. */
+  /** The difference of the code from that of the run that was named. */
   difference: string[];
   notes: string[];
   files: [string, string][];
@@ -408,12 +408,12 @@ export interface Answer {
   settled?: Settled[];
   /** This page is the one that repairs the outputs that it has asked about. */
   granted?: boolean;
-  /** All that the model of a view holds, with its code (`_esm`) and its style sheet (`_css`). */
+  /** The whole content of a view's model, with its code (`_esm`) and its style sheet (`_css`). */
   view?: Record<string, unknown>;
   lines?: LogLine[];
   saved?: SavedRun[];
   table?: TableRun[];
-  /** How many further runs are like that. */
+  /** The number of further runs that match. */
   more?: number;
   comparison?: Comparison;
   page?: Page;
@@ -423,13 +423,13 @@ export interface Answer {
   files?: SettingsFile[];
   found?: FoundPool[];
   edited?: EditedPool;
-  /** What is wrong, by the name of the field. */
+  /** The errors, by the name of the field. */
   errors?: Record<string, string>;
-  /** What was done, as a sentence. */
+  /** A sentence on what was done. */
   told?: string;
   skipped_bytes?: number;
   path?: string;
 }
 
-/** The ways in which a page can stand to the kernel of the current notebook. */
+/** The states of a page's link to the kernel of the current notebook. */
 export type LinkState = 'no-notebook' | 'no-kernel' | 'connecting' | 'absent' | 'ready' | 'lost' | 'other-version';

@@ -31,13 +31,13 @@ export class RemoteModel implements IDisposable {
     link.kernel.iopubMessage.connect(this.onMessage, this);
   }
 
-  /** Ask for all of it. Rejects if the kernel does not answer, or does not have it any more. */
+  /** Request the whole state. Rejects if the kernel does not answer, or no longer has the view. */
   async load(): Promise<void> {
     const { view, error } = await this.link.request({ op: 'view', run: this.shown.run });
     if (!view) {
       throw new Error(error ?? '');
     }
-    // What has come meanwhile is newer, or will come again.
+    // Updates that have come meanwhile are newer, or will come again.
     this.state = { ...view, ...this.state };
     this.loaded = true;
   }

@@ -13,17 +13,17 @@ import { ISharedCodeCell } from '@jupyter/ydoc';
 import { isLive, liveRun, mended, withLastSeen, withoutDead } from './outputs.js';
 import { OutputLike, Settled, SettledView } from './protocol.js';
 
-/** What came on the ordinary way is in the cell by then. */
+/** Outputs that came in the ordinary way are in the cell by then. */
 const ORDINARY_MS = 500;
 
-/** What the page that repairs has written is in a notebook that several pages share by then. */
+/** The repairs of another page have reached a notebook shared by several pages by then. */
 const SHARED_MS = 1500;
 
-/** The cells that were run in this page, and when: what they show came here on the ordinary way. */
+/** The cells that were run in this page, and when: their outputs came here in the ordinary way. */
 const executed = new WeakMap<object, number>();
 NotebookActions.executionScheduled.connect((_, { cell }) => executed.set(cell.model.sharedModel, Date.now()));
 
-/** How a page has come to miss what a cell shows: another page asked for it; or it asked itself, and did not hear the kernel. */
+/** The reason why a page has missed the outputs of a cell: another page ran it, or this page did and did not hear the kernel. */
 export type Missed = '' | 'elsewhere' | 'asleep';
 
 /** Put the last view of a run, whose kernel is gone, in place of the live one; into its cell if `drawn` by the page itself. */
@@ -40,19 +40,19 @@ export function replaceLive(panel: NotebookPanel, view: SettledView, cell: strin
   }
 }
 
-/** The runs whose live views stand in the notebook. */
+/** The runs whose live views are in the notebook. */
 export function liveRuns(panel: NotebookPanel): string[] {
   const cells = [...(panel.content.model?.sharedModel.cells ?? [])].filter((each): each is ISharedCodeCell => each.cell_type === 'code');
   return cells.flatMap(cell => (cell.getOutputs() as OutputLike[]).map(liveRun).filter(run => run !== null));
 }
 
-/** The time of the file that the page shows, by the server's clock; null if nobody knows. */
+/** The time of the file that the page shows, by the server's clock; null if unknown. */
 export function fileMs(panel: NotebookPanel): number | null {
   const ms = Date.parse(panel.context.contentsModel?.last_modified ?? '');
   return Number.isNaN(ms) ? null : ms;
 }
 
-/** Have views of runs that no kernel knows show what they were saved with, and no error about a widget. */
+/** Let views of runs that no kernel knows show their saved state, and no error about a widget. */
 export async function showSaved(panel: NotebookPanel, goesOn: (run: string) => boolean): Promise<void> {
   await panel.context.ready;
   for (const each of panel.isDisposed ? [] : (panel.content.model?.sharedModel.cells ?? [])) {
@@ -66,7 +66,7 @@ export async function showSaved(panel: NotebookPanel, goesOn: (run: string) => b
   }
 }
 
-/** Have the file hold what was seen last of a run that goes on while it is saved; what the page shows stays as it is. */
+/** Put the last known state of a run that is in progress into the file that is saved; the page itself does not change. */
 export function saveLastSeen(panel: NotebookPanel, lastSeen: (run: string) => OutputLike | null): void {
   const model = panel.context.model;
   const toJSON = model.toJSON.bind(model);

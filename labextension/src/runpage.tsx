@@ -1,4 +1,4 @@
-/** The page of one run in the main area: going on, ended or saved. */
+/** The page of one run in the main area: in progress, ended or saved. */
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { Widget } from '@lumino/widgets';
 import * as React from 'react';
@@ -17,14 +17,14 @@ const ASK_OF_MANY_MS = 5000;
 const MANY = 16;
 
 export interface PageSource {
-  /** What was known when the page was opened. */
+  /** The state of the run when the page was opened. */
   first: Page;
-  /** What is known now, with the difference of its code to that of another run. */
+  /** The present state, with the difference of its code from that of another run. */
   load: (against: string) => Promise<Page | undefined>;
   /** The runs that it can be compared with. */
   others: () => Promise<SavedRun[]>;
   log: () => Log;
-  /** What draws its charts. */
+  /** The module that draws its charts. */
   code: () => Promise<Drawing | null>;
   doer: Doer;
   link: KernelLink | null;
@@ -169,7 +169,7 @@ function Pairs({ name, pairs }: { name: string; pairs: [string, string][] }): Re
   );
 }
 
-/** The code, or how it differs from that of another run. */
+/** The code, or its difference from that of another run. */
 function Code({ source, page, against, onPick }: { source: PageSource; page: Page; against: string; onPick: (run: string) => void }): React.JSX.Element | null {
   const { t } = source.doer;
   const [others, setOthers] = React.useState<SavedRun[]>([]);

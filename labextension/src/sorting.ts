@@ -7,7 +7,7 @@ export interface Column {
   title: string;
   kind: 'fact' | 'parameter' | 'metric';
   text: (run: TableRun) => string;
-  /** What it is sorted by; null where the run has none. */
+  /** The value by which it is sorted; null where the run has none. */
   value: (run: TableRun) => number | string | null;
 }
 
@@ -16,7 +16,7 @@ export interface Order {
   down: boolean;
 }
 
-/** What a run is, the parameters and the metrics of any of them, then what else is known; columns without content are left out. */
+/** The columns: identity of a run, all parameters and metrics, then other facts; columns without content are left out. */
 export function columnsOf(runs: TableRun[], t: Say): Column[] {
   const fact = (key: keyof SavedRun, title: string, value?: Column['value']): Column => {
     const text = (run: TableRun): string => run[key];
@@ -55,7 +55,7 @@ function numberOr(text: string | undefined): number | string | null {
   return !text ? null : Number.isNaN(Number(text)) ? text : Number(text);
 }
 
-/** The runs in this order; those that have nothing in the column come last, whichever way it goes. */
+/** The runs in this order; runs without a value in the column come last in either direction. */
 export function sorted(runs: TableRun[], { value }: Pick<Column, 'value'>, down: boolean): TableRun[] {
   const compared = (a: number | string, b: number | string): number =>
     typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
@@ -65,7 +65,7 @@ export function sorted(runs: TableRun[], { value }: Pick<Column, 'value'>, down:
   });
 }
 
-/** The order after a click on the head of a column: the other way round if it was sorted by it already. */
+/** The order after a click on the head of a column: reversed if the table was sorted by it already. */
 export function clicked(before: Order, key: string): Order {
   return before.key === key ? { key, down: !before.down } : { key, down: false };
 }

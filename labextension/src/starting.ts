@@ -1,4 +1,4 @@
-/** A line in the cell that waits for ranks which take long to start. Nothing of it is in the notebook. */
+/** A line in the cell that waits for ranks which take long to start. It is not part of the notebook. */
 import type { CodeCell } from '@jupyterlab/cells';
 import { NotebookPanel } from '@jupyterlab/notebook';
 

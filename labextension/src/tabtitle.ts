@@ -1,12 +1,12 @@
-/** What stands before the title of the browser tab: how a run has ended that nobody saw end, or how long one still takes. */
+/** The text before the title of the browser tab: how a run ended while nobody was looking, or how long a run will still take. */
 
 export class TabTitle {
   constructor(private readonly page: Pick<Document, 'title'>) {}
 
-  /** Put this before the title in place of what stood there before; empty text leaves the title as it is by itself. */
+  /** Put this before the title in place of an earlier text; an empty text restores the plain title. */
   show(prefix: string): void {
     const { title } = this.page;
-    // JupyterLab writes the title anew whenever it saves the layout, without what was put before it.
+    // JupyterLab writes the title anew whenever it saves the layout, without this text.
     const bare = this.prefix && title.startsWith(this.prefix) ? title.slice(this.prefix.length) : title;
     this.prefix = prefix;
     if (prefix + bare !== title) {
@@ -14,7 +14,7 @@ export class TabTitle {
     }
   }
 
-  /** Put it there again if it is gone. */
+  /** Put the text there again if it is gone. */
   again(): void {
     this.show(this.prefix);
   }

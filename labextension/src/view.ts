@@ -13,7 +13,7 @@ export interface Say {
 
 export type Act = 'load' | 'open-notebook' | 'choose-kernel' | null;
 
-/** A process of somebody else that uses less is the desktop or the driver. */
+/** Another user's process that uses less memory is the desktop or the driver. */
 const FOREIGN_BYTES = 1e9;
 
 export function size(bytes: number): string {
@@ -25,7 +25,7 @@ export function size(bytes: number): string {
   return `${bytes} B`;
 }
 
-/** What a rank's memory is made of, for a tooltip; empty without a GPU. */
+/** The parts of a rank's GPU memory, for a tooltip; empty without a GPU. */
 export function memoryOf(member: Member, t: Say): string {
   if (member.gpu_memory_bytes === null) {
     return '';
@@ -50,7 +50,7 @@ export function clock(seconds: number): string {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
-/** Of what is over: `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min` (`duration` in `jupyter_distrib/system/formatting.py`). */
+/** The duration of an ended run: `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min` (`duration` in `jupyter_distrib/system/formatting.py`). */
 export function duration(seconds: number): string {
   if (seconds < 9.95) {
     return `${seconds.toFixed(1).replace(/\.0$/, '')} s`;
@@ -80,7 +80,7 @@ export function rankList(ranks: number[]): string {
   return runs.map(([first, last]) => (last > first ? `${first}-${last}` : `${first}`)).join(', ');
 }
 
-/** What stands instead of the panel's content, and what can be done about it; null when there is content. */
+/** The text in place of the panel's content, and what can be done about it; null when there is content. */
 export function explanation(state: LinkState, name: string, t: Say): { text: string; act: Act } | null {
   switch (state) {
     case 'no-notebook':
@@ -104,7 +104,7 @@ export function ranksText(count: number, gpus: boolean, t: Say): string {
   return gpus ? t.n('%1 GPU rank', '%1 GPU ranks', count) : t.n('%1 CPU rank', '%1 CPU ranks', count);
 }
 
-/** `2 CPU ranks, idle`, and what they keep. */
+/** `2 CPU ranks, idle`, and the values that they keep. */
 export function groupText(group: WorkerGroup, t: Say): string {
   if (group.state === 'opening') {
     return group.starting ? startingText(group.starting, t) : t('starting…');
@@ -120,7 +120,7 @@ export function startingText({ up, size, waits_for: waitsFor }: Starting, t: Say
   return waitsFor ? t('%1: %2, waiting for %3', what, far, waitsFor) : t('%1: %2', what, far);
 }
 
-/** What stands in the cell that waits for ranks; empty if none does. */
+/** The text in the cell that waits for ranks; empty if none does. */
 export function startingIn(overview: Overview | null, t: Say): { cell: string; text: string } | null {
   const group = overview?.pools.flatMap(pool => pool.groups).find(each => each.state === 'opening' && each.starting);
   return overview?.starting_in && group?.starting ? { cell: overview.starting_in, text: startingText(group.starting, t) } : null;
@@ -132,7 +132,7 @@ export function tooManyText(pool: Pool | undefined, ranks: number | null, t: Say
   return ranks !== null && cores !== null && ranks > Math.max(8, 4 * cores) ? t.n('%2 ranks on %1 CPU core: they will be slow, and may not fit into memory.', '%2 ranks on %1 CPU cores: they will be slow, and may not fit into memory.', cores, ranks) : '';
 }
 
-/** What is told at the end of a run, if anything is: of long and of detached ones. */
+/** The notification at the end of a run, if there is one: for long and for detached runs. */
 export function endText(run: Run, afterS: number, t: Say): { text: string; good: boolean } | null {
   if (run.elapsed_s === null || !(run.detached || (afterS > 0 && run.elapsed_s >= afterS))) {
     return null;
@@ -142,7 +142,7 @@ export function endText(run: Run, afterS: number, t: Say): { text: string; good:
   return { text: row.detail ? `${what}\n${row.detail}` : what, good: run.state === 'done' };
 }
 
-/** Whether something is picked in the sidebar, so that there is a way back. */
+/** Whether something was chosen in the sidebar and can be undone. */
 export function isPicked(next: Next): boolean {
   return next.origins.includes('sidebar');
 }
@@ -202,13 +202,13 @@ export function roomTexts(pool: Pool, t: Say): string[] {
   return [...machines, ...next, ...(pool.node?.waiting ?? []).map(each => t('%1 waits: %2', each.holder, each.reason))];
 }
 
-/** Whether it is known that there is none. */
+/** Whether the pool is known to have no GPU. */
 export function hasNoGpu(pool: Pool | undefined): boolean {
   const node = pool?.node;
   return node ? node.gpus.length === 0 && !node.nodes?.some(machine => machine.gpus) : false;
 }
 
-/** GPU types that can be asked for, each by the shortest words that tell it from the others. */
+/** GPU types that can be requested, each by the shortest words that distinguish it from the others. */
 export function gpuTypes(pool: Pool | undefined): string[] {
   const node = pool?.node;
   const there = node?.gpus.length ? node.gpus.map(gpu => gpu.name) : (node?.nodes ?? []).flatMap(machine => machine.gpu_type.split(', '));
@@ -226,9 +226,9 @@ export interface RunRow {
   /** Ranks, strategy, pool, memory. */
   facts: string;
   time: string;
-  /** What is happening, or what went wrong. */
+  /** The current activity, or the error. */
   detail: string;
-  /** Between 0 and 1; null if it is not known. */
+  /** Between 0 and 1; null if unknown. */
   fraction: number | null;
   progress: string;
   ended: boolean;
@@ -254,7 +254,7 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
   };
 }
 
-/** Runs as the panel lists them: those that run, those that wait in the order of the queue, and those that are over, newest first; the runs of a sweep or of one cell are together. */
+/** Runs as the panel lists them: running ones, queued ones in their order, and ended ones, newest first; the runs of a sweep or of one cell are together. */
 export function inOrder(runs: Run[]): { title: string; runs: Run[] }[] {
   const groups = new Map<string, Run[]>();
   for (const run of runs) {
@@ -290,7 +290,7 @@ export function startsIn(runs: Run[], nowS: number): Map<string, number> {
       const known = ends.filter(end => end !== null).sort((a, b) => a - b);
       const [next] = known;
       if (next === undefined || known.length < ends.length) {
-        break; // who comes later begins later than nobody knows
+        break; // later runs begin after one whose start is unknown
       }
       found.set(run.run, next);
       const whole = typical(run);
@@ -300,7 +300,7 @@ export function startsIn(runs: Run[], nowS: number): Map<string, number> {
   return found;
 }
 
-/** `starts in about 3 min`; empty if nobody knows. */
+/** `starts in about 3 min`; empty if unknown. */
 export function startsText(seconds: number | undefined, t: Say): string {
   return seconds === undefined ? '' : seconds < 1 ? t('starts soon') : t('starts in about %1', seconds < 60 ? t('%1 s', Math.round(seconds)) : seconds < 5400 ? t('%1 min', Math.round(seconds / 60)) : t('%1 h', Math.round(seconds / 3600)));
 }
@@ -313,13 +313,13 @@ export function queueText(overview: Overview | null, t: Say): string {
   return current.length < 2 ? '' : texts.filter(Boolean).join(', ');
 }
 
-/** What tells a run from the others below the title of its group: without the cell, which that names. */
+/** The text that distinguishes a run below the title of its group: without the cell, which the title names. */
 export function titleInGroup({ label, group }: Run): string {
   const cell = (group ?? '').replace(/^Sweep of /, '');
   return group && label.startsWith(`${cell}, `) ? label.slice(cell.length + 2) : label;
 }
 
-/** A group of runs in a line: how many are in which state. */
+/** A group of runs in a line: the number of runs in each state. */
 export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: string; done: number } {
   const counts = new Map<string, number>();
   for (const run of runs) {
@@ -334,7 +334,7 @@ export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: str
   };
 }
 
-/** `0:22 left`; empty if nobody knows. */
+/** `0:22 left`; empty if unknown. */
 function leftText(run: Run, t: Say): string {
   const left = run.progress?.left_s ?? null;
   return left === null ? '' : t('%1 left', clock(left));
@@ -403,7 +403,7 @@ function detail(run: Run, t: Say): string {
   return run.trouble || run.stall || (run.elapsed_s === null ? run.line : '');
 }
 
-/** How far a stop has come: asked, then the ranks that still hold on, then that they are killed. */
+/** The stage of a stop: requested, then the ranks that still run, then that they are killed. */
 export function stopStage(members: Member[], stage: 'asked' | 'killed', t: Say): string {
   const left = members.filter(each => !['done', 'failed', 'lost', 'interrupted'].includes(each.state)).map(each => each.rank);
   if (!left.length) {
@@ -421,7 +421,7 @@ function isWaiting(run: Run): boolean {
   return run.state === 'queued';
 }
 
-/** The runs that are not over, those that run first, each kind in the order of their starts. */
+/** The runs that have not ended, running ones first, each kind in the order of their starts. */
 export function currentRuns(overview: Overview | null): Run[] {
   const current = (overview?.runs ?? []).filter(run => run.elapsed_s === null).reverse();
   return [...current.filter(run => !isWaiting(run)), ...current.filter(isWaiting)];
@@ -439,24 +439,24 @@ export function stoppable(overview: Overview | null, cell: string): Run[] {
   return running.length ? running : among;
 }
 
-/** The runs that a live view shows, from its name: that of its run if it is of one. */
+/** The runs that a live view shows, from its name: the name of its run if it shows one. */
 export function runsOf(overview: Overview | null, name: string): Run[] {
   const runs = overview?.views?.find(each => each.run === name)?.runs ?? [name];
   return (overview?.runs ?? []).filter(each => runs.includes(each.run)).reverse();
 }
 
-/** What a cell shows in place of a live view whose kernel has ended in the middle of its runs, as an output of a notebook file. */
+/** The output that replaces a live view whose kernel has ended in the middle of its runs, as a notebook file holds it. */
 export function lastSeen(name: string, runs: Run[], nowS: number, t: Say): OutputLike {
   const detached = runs.find(run => run.detached && run.elapsed_s === null);
   const went = detached
     ? t('The kernel has ended. The run goes on: %distributed_attach %1 shows it.', detached.run)
     : runs.length > 1
-      ? t('The kernel has ended, or was restarted, in the middle of these runs. This is what was seen last.')
-      : t('The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.');
+      ? t('The kernel has ended, or was restarted, in the middle of these runs. This is the last known state.')
+      : t('The kernel has ended, or was restarted, in the middle of this run. This is the last known state.');
   return seen(name, runs, nowS, went, t);
 }
 
-/** What a notebook file that is saved in the middle of the runs of a view holds of them. */
+/** The output for the runs of a view in a notebook file that is saved in the middle of them. */
 export function seenWhenSaved(name: string, runs: Run[], nowS: number, t: Say): OutputLike {
   const time = new Date(1000 * nowS).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
   const went =
@@ -511,7 +511,7 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
   return count ? t('%1 idle', ranksText(count, groups.some(group => group.gpus), t)) : '';
 }
 
-/** How long the runs of the first of these kernels still take of which that is known, as the beginning of a title: `0:22 left · `. */
+/** The time left for the runs of the first of these kernels for which it is known, as the beginning of a title: `0:22 left · `. */
 export function leftInTitle(overviews: (Overview | null)[], t: Say): string {
   for (const overview of overviews) {
     const known = currentRuns(overview).flatMap(run => run.progress?.left_s ?? []);
@@ -522,7 +522,7 @@ export function leftInTitle(overviews: (Overview | null)[], t: Say): string {
   return '';
 }
 
-/** What is about to be lost if the ranks of a pool end; empty if nothing is. */
+/** The values that would be lost if the ranks of a pool end; empty if there are none. */
 export function lossText(pool: Pool | undefined, t: Say): string {
   const groups = pool?.groups ?? [];
   const kept = groups.flatMap(group => group.kept);
@@ -536,7 +536,7 @@ export function lossText(pool: Pool | undefined, t: Say): string {
   return parts.join(' ');
 }
 
-/** How many ranks, as the panel's two fields have it. */
+/** The number of ranks, as in the panel's two fields. */
 export function picked(next: Next): { kind: 'auto' | 'gpus' | 'ranks'; count: number } {
   if (next.gpus) {
     return { kind: 'gpus', count: next.gpus };
@@ -544,13 +544,13 @@ export function picked(next: Next): { kind: 'auto' | 'gpus' | 'ranks'; count: nu
   return next.ranks ? { kind: 'ranks', count: next.ranks } : { kind: 'auto', count: 2 };
 }
 
-/** A magic or the comment that stands for one; other words behind the colon make it a comment like any other. */
+/** A magic or the comment that stands for one; other words after the colon make it an ordinary comment. */
 const MAGIC = /^(%%distrib(?:uted)?(?=\s|$)|#\s*distributed:(?=\s*(?:--|$)))(.*)$/;
-/** As a shell takes words apart. */
+/** Split into words as a shell does. */
 const WORD = /(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*')+/g;
 const PICKED = ['--gpus', '--ranks', '--gpu-type', '--strategy', '--pool'];
 
-/** A cell's text that begins with this magic line; what the line there says beside the picks stays. */
+/** The cell's text with this magic line at its beginning; other options of an existing line stay. */
 export function withLine(source: string, line: string): string {
   const lines = source.split('\n');
   const index = lines.findIndex(each => each.trim());
@@ -564,7 +564,7 @@ export function withLine(source: string, line: string): string {
   return lines.join('\n');
 }
 
-/** The words of a magic line without what can be picked; a comment ends it. */
+/** The words of a magic line without those that the panel sets; a comment ends it. */
 function others(options: string): string[] {
   const words = options.match(WORD) ?? [];
   const comment = words.findIndex(word => word.startsWith('#'));
@@ -575,7 +575,7 @@ function others(options: string): string[] {
 
 // ---------------------------------------------------------------------------------------------------- saved runs
 
-/** How a line of a difference is drawn. */
+/** The style of a line of a difference. */
 export function lineKind(line: string): string {
   if (/^(---|\+\+\+|@@) /.test(line)) {
     return 'jp-mod-place';

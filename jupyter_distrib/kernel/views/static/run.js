@@ -17,7 +17,7 @@ import { Tools } from "./tools.js";
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
 const STATUS_EVERY_MS = 1000;
 const FAILURE_LINES = 3; // of a message; further ones are folded
-const gone = () => t("The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.");
+const gone = () => t("The kernel has ended, or was restarted, in the middle of this run. This is the last known state.");
 
 const RUNS = 20; // whose stores are kept
 
