@@ -39,7 +39,8 @@ def context_parallel(mesh: DeviceMesh, *tensors: torch.Tensor, dim: int = 1) -> 
     for each in tensors:
         if each.shape[dim] % parts:
             raise DistributedError(
-                f"context_parallel divides a sequence into {parts} parts, and one has {each.shape[dim]} places: pad it."
+                f"context_parallel divides a sequence into {parts} parts, and one has {each.shape[dim]} positions: pad "
+                "it."
             )
     if on_gpu:
         with _by_torch(mesh, [each.clone() for each in tensors], dim) as own:

@@ -84,7 +84,7 @@ class Experts(nn.Module):
 
 def average_expert_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Scale the gradients to those of the mean loss over all ranks, after the backward pass: an expert already has
-    those of all its tokens, and the gradients of all other parameters are averaged over the ranks."""
+    the gradients of all its tokens, and the gradients of all other parameters are averaged over the ranks."""
     layers = [each for each in model.modules() if isinstance(each, Experts)]
     of_experts = list({id(one): one for layer in layers for one in layer.parameters()}.values())
     own = {id(one) for one in of_experts}

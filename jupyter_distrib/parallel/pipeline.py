@@ -79,7 +79,8 @@ class Pipeline:
         """Run the forward and backward passes of a batch, and return the mean loss on every rank. The optimizer steps
         afterwards.
 
-        Ranks that differ in `pp` only give the same batch: the first stage reads the inputs, the last one the target.
+        Ranks that differ in `pp` only are given the same batch: the first stage reads the inputs, the last one the
+        target.
         """
         losses: list[torch.Tensor] = []
         inputs = inputs.to(self._device)

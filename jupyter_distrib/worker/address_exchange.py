@@ -23,7 +23,7 @@ _FIRST_WORD_S = 5.0
 _LINE_BYTES = 1 << 20
 """Longest text of a rank, which limits what a stranger can send."""
 _MOST_WAITING = 256
-"""Most connected peers that have sent nothing yet; beyond that, the oldest is closed."""
+"""Maximum number of connected peers that have sent nothing yet; beyond that, the oldest is closed."""
 
 
 class PlainGroups:
@@ -125,7 +125,7 @@ class _Caller:
 
 
 class _Callers:
-    """The connecting peers. None of them blocks another one that has sent data."""
+    """The connecting peers. None of them blocks a peer that has sent data."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._waiting = listener, dict[socket.socket, _Caller]()
@@ -157,12 +157,12 @@ class _Callers:
             self._waiting[sock] = _Caller(until_s=time.monotonic() + _FIRST_WORD_S)
             self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(sock))
         if len(self._waiting) > _MOST_WAITING:
-            self._drop(next(iter(self._waiting)))  # a rank speaks at once
+            self._drop(next(iter(self._waiting)))  # a rank sends its text at once
 
     def _read(self, sock: socket.socket) -> tuple[socket.socket, bytes] | None:
         """Return a peer and its line once it is complete. A peer that has left, or sends too much, is dropped."""
         if (caller := self._waiting.get(sock)) is None:
-            return None  # it was dropped a moment ago
+            return None  # the peer was dropped a moment ago
         part = b""
         with suppress(OSError):
             part = sock.recv(_LINE_BYTES - len(caller.line))

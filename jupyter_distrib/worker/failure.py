@@ -35,17 +35,17 @@ _NO_NCCL = (
 )
 _NO_CUDA = "These ranks have no GPU: use torch.device('cuda' if torch.cuda.is_available() else 'cpu')."
 _BROKEN_HOROVOD = (
-    "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "
-    "import horovod.torch is served here."
+    "Horovod does not build with this torch: uninstall horovod, and run %distributed_compat horovod in the notebook, "
+    "which then serves import horovod.torch."
 )
 _OUT_OF_MEMORY = (
-    "The GPU is out of memory: torch reports it in this way where the driver does not tell the use of the GPU, as on a "
-    "MIG slice. Use smaller batches, or delete what you do not need."
+    "The GPU is out of memory: torch reports it in this way where the driver does not report the use of the GPU, as on "
+    "a MIG slice. Use smaller batches, or delete what you do not need."
 )
 _NO_LOOP = (
     "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
 )
-_NO_FILE = "A cell is no file: run the script by %distributed_run, or by %run in the cell."
+_NO_FILE = "A cell is not a file: run the script with %distributed_run, or with %run in the cell."
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
@@ -85,7 +85,7 @@ def describe(
     parcel = None
     if packed is not None:
         parcel, fd = payload.to_parcel(packed)
-        if fd is not None:  # an exception that carries megabytes: only its text is sent
+        if fd is not None:  # for an exception that carries megabytes, only its text is sent
             os.close(fd)
             parcel = None
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -163,13 +163,13 @@ def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
         names = frames[-1].f_globals if frames else {}
         if (
             names.get("__name__", names.get("__module__")) == "__main__"
-        ):  # `get_type_hints` reads texts among a class's names
+        ):  # `get_type_hints` evaluates strings among a class's names
             yield story
 
 
 _IN_PLACE = {
     "module": "leave out `.module`",
-    "no_sync": "leave it out, since the gradients of several backward passes add up without it",
+    "no_sync": "leave it out: the gradients of several backward passes add up without it",
     "clip_grad_norm_": "write torch.nn.utils.clip_grad_norm_(model.parameters(), ...)",
     "backward": "write loss.backward()",
     "step": "write optimizer.step()",
@@ -177,14 +177,15 @@ _IN_PLACE = {
     "load_checkpoint": "write jupyter_distrib.load(folder, model=model)",
     **dict.fromkeys(
         ("join", "register_comm_hook", "state_dict_type", "summon_full_params"),
-        "wrap the model in the cell yourself to have it, which is left as it is",
+        "wrap the model in the cell yourself to have it: such a model is left unchanged",
     ),
 }
 """Names that models have once they are wrapped in torch's classes or DeepSpeed's, with what a cell writes instead."""
 
 
 def _plain_model(error: BaseException) -> Iterator[str]:
-    """Yield what to write for an attribute of a wrapper that the cell asks of a model which a strategy distributes."""
+    """Yield what to write in place of an attribute of a wrapper, for a cell that expects it of a model which a
+    strategy distributes."""
     if not isinstance(error, AttributeError) or (instead := _IN_PLACE.get(error.name or "")) is None:
         return
     module = getattr(sys.modules.get("torch.nn"), "Module", None)

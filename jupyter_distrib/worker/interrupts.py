@@ -15,7 +15,7 @@ from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.messenger import Messenger
 
 ASKED_GRACE_S = 2.0
-"""Most seconds by which a SIGINT may arrive before the command that explains it."""
+"""Maximum seconds by which a SIGINT may arrive before the command that explains it."""
 
 
 class Interrupts:
@@ -26,7 +26,7 @@ class Interrupts:
         self.allowed = False
         """Whether an interrupt may be raised, because a cell is running."""
         self.postponed = False
-        """Whether one arrived while a library was being imported or an event sent; it is repeated later."""
+        """Whether an interrupt arrived while a library was being imported or an event sent; it is repeated later."""
         self._stopping = threading.Event()
         self._raised = False
         """Whether an interrupt was raised in the current run."""

@@ -60,7 +60,7 @@ class Messenger:
         try:
             with self._lock:
                 started, self._start = self._start, None
-                # `Returned` tells when the cell began: one event less on the path of a warm cell (benchmarks, `noop`).
+                # `Returned` says when the cell began: one event less on the path of a warm cell (benchmarks, `noop`).
                 earlier = () if started is None or isinstance(event, m.Returned) else (started,)
                 self._send(event, fds, after=earlier)
         finally:

@@ -1,5 +1,5 @@
-"""Measures the network between the nodes of a worker group, for the doctor. In each rank, in the thread that executes
-cells and one that answers.
+"""Measures the network between the nodes of a worker group, for the doctor. In each rank, in the thread that
+executes cells and in a thread that answers.
 
 The first rank of each node measures the connection to the next node; all at the same time, as in a ring of collectives.
 Standard library only.
@@ -21,7 +21,7 @@ PINGS = 20
 SEND_S = 0.4
 """Seconds of sending at full speed."""
 WAIT_S = 3.0
-"""Most seconds to wait for a node that does not answer."""
+"""Maximum seconds to wait for a node that does not answer."""
 _CHUNK = bytes(1 << 20)
 _PING = b"p"
 

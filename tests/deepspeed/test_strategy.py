@@ -170,7 +170,7 @@ REFUSED = {
         "SGD (line 3) trains 0 models and 1 tensors that belong to no model",
     "--zero 1" + UNCHANGED + "nn.parallel.DistributedDataParallel(model)":
         "Sequential is trained by DeepSpeed already: leave out DistributedDataParallel, or use --strategy ddp",
-    "--zero 0" + TWO_MODELS: "ZeRO stage 0 trains one model with one loss in a cell: take --zero 1, 2 or 3",
+    "--zero 0" + TWO_MODELS: "ZeRO stage 0 trains one model with one loss in a cell: use --zero 1, 2 or 3",
     "--config with_optimizer" + UNCHANGED: "AdamW (line 3) is built by the cell, and DeepSpeed's configuration names an optimizer",
     "--config eights" + UNCHANGED: "the loader of line 5 gives each rank batches of 4, and DeepSpeed's configuration says 8",
     "--zero 1 --on 0\n1": "--strategy deepspeed trains on all ranks, and --on runs the cell on some of them",

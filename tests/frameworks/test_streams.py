@@ -63,7 +63,7 @@ def test_webdataset_is_divided_by_its_shards_and_read_whole_for_an_evaluation(bo
 def test_webdataset_with_fewer_shards_than_ranks_is_refused(book: Notebook) -> None:
     refused = book.fails(READ.replace("nodesplitter=wds.split_by_node, ", "").replace("{0..3}", "0"))
 
-    assert "WebDataset has 1 of the at least 2 shards that 2 ranks need" in refused.evalue
+    assert "WebDataset has too few shards (1): 2 ranks need at least 2, one for each" in refused.evalue
 
 
 def test_a_stream_that_cannot_be_divided_by_shards_is_named_as_read_by_all(book: Notebook) -> None:

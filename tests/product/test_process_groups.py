@@ -41,7 +41,7 @@ def test_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strateg
     refused = book.fails(f"%%distributed --ranks 2 --strategy {strategy}\n{asking}")
 
     assert outcome.result == "ranks 0-1: (2, 'gloo')"
-    assert outcome.view.count("the ranks have no GPU: this process group is one of gloo") == 1
+    assert outcome.view.count("the ranks have no GPU: this process group uses gloo") == 1
     assert strategy == "ddp" or "--backend-fallback" in refused.text
 
 

@@ -184,7 +184,7 @@ def test_what_a_cell_returns_is_whole_on_rank_0_and_said_to_be_there_on_the_othe
     )
 
     assert shown.stdout == "True torch.Size([2, 33]) Parameter True 1 torch.Size([2, 2]) True\n"
-    assert "it is sharded over the ranks, and whole in the value of rank 0" in text
+    assert "it is sharded over the ranks; the value of rank 0 has all of it" in text
     assert "FSDPNet" not in book.ok("repr(model)").result
 
 

@@ -50,7 +50,7 @@ def test_a_batch_that_nobody_can_split_is_refused() -> None:
     part = ShardChoice(rank=0, size=2, batch="global")
 
     with pytest.raises(
-        DistributedError, match="cannot split what this data loader gives, since its batch_size is None"
+        DistributedError, match="cannot split the batches of this data loader, since its batch_size is None"
     ):
         batch_size(DataLoader([1, 2], batch_size=None), part)
     with pytest.raises(DistributedError, match="the batch size 3 does not divide by 2 ranks; take 2 or 4"):

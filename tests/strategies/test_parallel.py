@@ -59,7 +59,7 @@ def test_a_pipeline_trains_as_the_whole_model(shared_notebook: Notebook, ranks: 
     shared_notebook.ok(STAGES)
     line = f"%%distributed --ranks {ranks} --strategy tp --mesh {mesh} --out losses\n"
     told = shared_notebook.ok(line + TRAIN.format(schedule=schedule)).text
-    assert "the mesh has a dimension pp: the cell spreads its model and its data itself" in told
+    assert "the mesh has a dimension pp: the cell distributes its model and its data itself" in told
     close = "all(abs(a - b) < 1e-6 for mine in losses for a, b in zip(mine, alone(), strict=True)), len(losses)"
     assert shared_notebook.ok(close).result == f"(True, {ranks})"
 
@@ -172,7 +172,7 @@ sorted({{name.split(".")[1] for name in ours if "experts" in name}}), max((ours[
         ("ep=2", "Experts(mesh, [torch.nn.Identity()] * 3)", "Experts was given 3 experts, which 2 ranks along ep cannot divide evenly: give a multiple."),
         ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(torch.ones(3, 1), i.long(), i)", "there are 3 tokens, and the shapes are (2, 1) and (2, 1)."),
         ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(i, 2 * i.long(), i)", "Experts has 2 experts, and number 2 was chosen."),
-        ("cp=2", "with context_parallel(mesh['cp'], torch.ones(1, 3)): pass", "context_parallel divides a sequence into 2 parts, and one has 3 places: pad it."),
+        ("cp=2", "with context_parallel(mesh['cp'], torch.ones(1, 3)): pass", "context_parallel divides a sequence into 2 parts, and one has 3 positions: pad it."),
         ("cp=2", "q = torch.ones(1, 1, 2, 4)\nwith context_parallel(mesh['cp']):\n    torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)",
          "attention over a divided sequence takes neither attn_mask nor dropout_p"),
     ],

@@ -89,7 +89,7 @@ def test_a_machine_with_one_node_has_all_its_processors(system: Path) -> None:
     ("mode", "addresses", "allowed", "text"),
     [
         ("node", (), ALLOWED, "this rank has no GPU"),
-        ("node", ("",), ALLOWED, "the driver does not tell the PCI address of the GPU"),
+        ("node", ("",), ALLOWED, "the driver does not report the PCI address of the GPU"),
         ("socket", ("0000:ff:00.0",), ALLOWED, "numa_node cannot be read (No such file or directory)"),
         ("node", GPUS[:1], frozenset({40}), "may use none of the processors of NUMA node 0, where its GPU is"),
         ("exclusive", GPUS[:2], frozenset({0, 6}), "NUMA node 0 has 1 cores for 2 ranks"),

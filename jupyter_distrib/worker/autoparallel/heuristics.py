@@ -40,7 +40,7 @@ HEURISTICS: Mapping[Name, Heuristic] = {
     "divided-data": Heuristic(
         what="a cell whose code has a name such as `world_size` in it may have divided its data before the loader was "
         "made; the ranks then compare samples of what they hold",
-        without="data of which the ranks hold different samples is divided once more, without a word",
+        without="data of which the ranks hold different samples is divided once more, without a note",
         place="data/fingerprint.py: _asks_size",
         test="strategies/test_ddp.py: test_what_is_done_by_hand_already_is_left_alone",
     ),
@@ -57,21 +57,21 @@ HEURISTICS: Mapping[Name, Heuristic] = {
         test="worker/autoparallel/test_heuristics.py: test_attributes_tell_that_a_sampler_knows_of_ranks",
     ),
     "order": Heuristic(
-        what="of ranks that wait for one another at two loaders, those at the line further up go on",
-        without="they wait 10 s, then all go on",
+        what="if ranks wait for one another at two loaders, the ranks at the line further up continue",
+        without="they wait 10 s, then all continue",
         place="data/consensus.py: _order",
         test="strategies/test_ddp.py: test_a_loader_that_one_rank_reads_keeps_nobody_waiting",
     ),
     "old-optimizers": Heuristic(
-        what="optimizers that were there before the cell are found through the garbage collector, and are the cell's "
-        "if one of its variables leads to them",
+        what="optimizers that were there before the cell are found through the garbage collector, and belong to the "
+        "cell if one of its variables leads to them",
         without="only those that the cell builds, or gives to `prepare`, train together",
         place="training/hooks.py: look_around",
         test="strategies/test_ddp.py: test_kept_models_go_on_where_they_were_and_epochs_too",
     ),
     "local-variables": Heuristic(
-        what="local variables of functions that are being executed get the sharded parameters, before Python 3.13 by "
-        "its C interface",
+        what="local variables of functions that are being executed get the sharded parameters, before Python 3.13 "
+        "through its C interface",
         without="they keep the old ones, which no gradient reaches",
         place="training/replace_references.py: _replace_locals",
         test="worker/autoparallel/test_replace_references.py: test_every_holder_gets_the_new_one",

@@ -24,8 +24,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class OtherRanks:
-    """The other ranks, which this one asks. In a dry run they are not there, and others answer in their place
-    (`dry_run/world.py`)."""
+    """The other ranks, which this rank asks. A dry run has none, and `dry_run/world.py` answers in their place."""
 
     have_values = True
     """Whether tensors have contents, so that they can be compared between ranks."""

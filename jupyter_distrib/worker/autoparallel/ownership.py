@@ -1,7 +1,7 @@
 """Finds the owners of an optimizer's parameters among the modules alive in this rank, through the garbage collector.
 
-Objects that the forkserver has imported are frozen (`gc.freeze`) and not searched. What a rank has imported since is
-searched, which takes some 10 ms with a collection of garbage.
+Objects that the forkserver has imported are frozen (`gc.freeze`) and not searched. Objects that the rank has
+imported since are searched, which takes some 10 ms with a collection of garbage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 REACH = 200_000
 holders: WeakSet[nn.Module] = WeakSet()
-"""The modules that this package has put around the user's, to average gradients. They own nothing."""
+"""The modules that this package has wrapped around the user's, to average gradients. They own nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
     Gives up on a heap of more than `REACH` objects, and then returns all of the things.
     """
     if not things:
-        return []  # the rest takes a new rank 0.1 s
+        return []  # in a new rank, the rest takes 0.1 s
     wanted, reached = {id(thing) for thing in things}, set[int]()
     # A function's globals lead to its whole library, which may hold things of earlier cells, on some of the ranks.
     loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
@@ -126,7 +126,7 @@ def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is sharded, by `fully_shard` or by a plan for tensor parallelism."""
-    loaded = sys.modules.get("torch.distributed.tensor")  # a second of imports, if it is not loaded yet
+    loaded = sys.modules.get("torch.distributed.tensor")  # its import takes a second, if it is not loaded yet
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 

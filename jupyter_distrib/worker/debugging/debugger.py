@@ -22,7 +22,7 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 
 MAX_TEXT = 100_000
-"""Most characters sent in one answer."""
+"""Maximum number of characters sent in one answer."""
 
 
 class _Text(io.StringIO):

@@ -164,7 +164,7 @@ def is_expected(cell: m.Cell) -> bool:
 
 
 current: DebuggerChannel | None = None
-"""The channel of this rank; None in a process that is no rank."""
+"""The channel of this rank; None in a process that is not a rank."""
 
 
 class _PdbFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

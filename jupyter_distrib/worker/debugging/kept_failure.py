@@ -21,8 +21,8 @@ from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 
 _ROOM = 32
-"""Number of files that a cell may open for its group and more; without room for them, the failed cell's files are
-closed first."""
+"""Number of files that the next cell may open, for its group among others; without room for them, the failed cell's
+files are closed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class KeptFailure:
 LEFT_BYTES = 256 << 20
 """Device memory that a failure may keep for the debugger: enough for the batch and the loss."""
 _MANY = 200_000
-"""Most objects to inspect inside one value."""
+"""Maximum number of objects to inspect inside one value."""
 _OPAQUE = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
 
 

@@ -2,8 +2,8 @@
 groups; `stack_of_main_thread` returns its whole Python stack.
 
 The prober runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it
-reads the frames of the main thread and its clock. Only when that thread has not moved for a while, or when another rank
-waits, the framework reads the state of the groups, which may take tens of milliseconds.
+reads the frames of the main thread and its clock. The framework reads the state of the groups, which may take tens
+of milliseconds, only when that thread has not moved for a while, or when another rank waits.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def execute(
     if cell.timed:
         with timing.print_times():
             _execute(code, namespace)
-    else:  # no context manager: an interrupt that C code has held up would be raised in it, not in the cell
+    else:  # not a context manager: an interrupt that C code has held up would be raised in it, not in the cell
         _execute(code, namespace)
     if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
         linecache.cache.pop(cell.filename, None)  # no function or class is left that could need its source
@@ -67,7 +67,7 @@ def execute(
 
 
 def _place_in(tree: ast.Module, shown: str) -> None:
-    """Make the whole of a line the place of a program of one line, for which it is shown."""
+    """Give all of a program the place of the one line for which it is shown."""
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.stmt | ast.keyword):
             node.col_offset, node.end_col_offset = 0, len(shown.encode())

@@ -45,7 +45,7 @@ _READ_BY_TORCH = (
 
 @cache
 def _can_render() -> bool:
-    """Return whether the packages are there that plotly needs for a display in a notebook."""
+    """Return whether the packages that plotly needs for a display in a notebook are installed."""
     return all(find_spec(name) is not None for name in ("IPython", "nbformat"))
 
 
@@ -59,7 +59,8 @@ class CellEnvironment:
         self._libraries = settings.Applied()
         self._variables: dict[str, str] = {}
         self._of_setups: dict[str, tuple[str | None, str]] = {}
-        """The variables that set-ups have set differently from the kernel: the kernel's value then, and theirs."""
+        """The variables that set-ups have set differently from the kernel: the kernel's value then, and the set-ups'
+        value."""
         self._inputs: object = None
         """The inputs from which `_variables` was computed."""
 
@@ -74,11 +75,11 @@ class CellEnvironment:
         return [*problems, *(f"{path} has changed and is imported again" for path in self.modules.refresh())]
 
     def without_effect(self, cell: m.Cell) -> list[str]:
-        """Return a sentence for each variable that the cell has set and torch had read before. Libraries set some, too
-        (scikit-learn), and mean nobody by it."""
+        """Return a sentence for each variable that the cell has set and torch had read before. Libraries such as
+        scikit-learn set some, too, which needs no note."""
         known = {**self._variables, **{name: value for name, (_, value) in self._of_setups.items()}}
         return [
-            f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: give it by "
+            f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: set it with "
             f"--env {name}={shlex.quote(value)}"
             for name, value in process_environment.variables().items()
             if name.startswith(_READ_BY_TORCH) and known.get(name) != value and _is_in_users_code(name, cell)
@@ -107,7 +108,7 @@ class CellEnvironment:
             # The kernel's own backend would find no kernel in a rank.
             if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
                 self._variables["MPLBACKEND"] = displaying.BACKEND
-            if _can_render():  # plotly finds no renderer in a program, and then shows nothing without a word
+            if _can_render():  # plotly finds no renderer in a program, and then silently shows nothing
                 self._variables.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
         own = {
             name: value for name, (of_kernel, value) in self._of_setups.items() if setting.env.get(name) == of_kernel
@@ -168,7 +169,7 @@ class SignalHandlers:
 def forget_singletons() -> None:
     """Reset the shared states of libraries for the next cell."""
     for cls in _singletons():
-        cls._shared_state = {}  # a new dict: kept values of an earlier cell go on with the old one
+        cls._shared_state = {}  # a new dict: kept values of an earlier cell continue to use the old one
 
 
 def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:

@@ -1,14 +1,14 @@
 """The processes that a cell starts: spawned ones (`get_context("spawn")` or `"forkserver"`) get the definitions of
 notebook and cell, and forked ones exit at the end of the cell.
 
-A spawned process begins as a new program and runs the main file of its parent, so that functions and classes are found
-there by name. A cell has no such file, and to run it again would train again: its rank gives out one that unpickles the
-definitions of the cell's module instead.
+A spawned process begins as a new program and runs the main file of its parent, so that functions and classes are
+found there by name. A cell has no such file, and to run it again would train again: its rank provides a file that
+unpickles the definitions of the cell's module instead.
 
     rank:  multiprocessing asks for the main file  ->  a file in memory, with the pickled definitions
     child: multiprocessing runs that file as `__mp_main__`  ->  `define`
 
-A forked process that comes to the end of the cell is no rank: it leaves as it would leave a script.
+A forked process that comes to the end of the cell is not a rank: it exits as it would at the end of a script.
 """
 
 from __future__ import annotations
@@ -58,19 +58,20 @@ def install() -> None:
         return data
 
     spawn.get_preparation_data = with_definitions
-    if "fork" in multiprocessing.get_all_start_methods():  # the default only: the method itself is the cell's to choose
+    if "fork" in multiprocessing.get_all_start_methods():  # only the default: the cell may choose the method itself
         default: Any = multiprocessing.context._default_context  # noqa: SLF001
         default._default_context = multiprocessing.get_context("fork")  # noqa: SLF001
 
 
 def begin_cell() -> None:
-    """Forget what the previous cell chose, and its main files, which the processes that it spawned have read."""
+    """Forget the start method that the previous cell chose, and its main files, which the processes that it spawned
+    have read."""
     for fd in _open:
         os.close(fd)
     _open.clear()
     for name in _PACKAGES:
         if (package := sys.modules.get(name)) is not None:
-            package.set_start_method(None, force=True)  # it may be chosen once in the life of a program
+            package.set_start_method(None, force=True)  # the method may be chosen once in the life of a program
             package.process.ORIGINAL_DIR = os.getcwd()  # where spawned processes look for a relative main file
 
 
@@ -142,7 +143,7 @@ def _pickled(namespace: dict[str, object]) -> tuple[bytes, dict[str, str]]:
     defined = {name: value for name, value in namespace.items() if _is_definition(value)}
     try:
         return _dumped(defined, namespace), {}
-    except Exception:  # noqa: BLE001 - foreign code; below it is found out whose
+    except Exception:  # noqa: BLE001 - foreign code; the name is found below
         failed = {name: problem for name in defined if (problem := _problem(name, namespace))}
     refused = {name: _sentence(name, problem, namespace) for name, problem in failed.items()}
     return _dumped({name: value for name, value in defined.items() if name not in failed}, namespace), refused

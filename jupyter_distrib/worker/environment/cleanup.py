@@ -112,5 +112,5 @@ class Cleanup:
         assert self._imports is not None
         try:
             next(self._imports)
-        except Exception:  # noqa: BLE001 - StopIteration, or the cell that needs it says why it cannot be imported
+        except Exception:  # noqa: BLE001 - StopIteration, or an error that the cell which needs the library will report
             self._imports = None

@@ -38,13 +38,13 @@ _told: set[int] = set()
 
 
 def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
-    """Warn of the tasks of a loop that ends with the cell before they have. In a notebook's kernel they would go on.
+    """Warn of tasks that have not ended when their loop ends with the cell. In a notebook's kernel they would go on.
 
     Args:
-        loop: The loop; None for that in which `asyncio.ensure_future` puts tasks where none runs, if there is one.
+        loop: The loop; None for the loop to which `asyncio.ensure_future` adds tasks where none runs, if there is one.
     """
     if loop is None:
-        # No public way to ask for it but by making one.
+        # The only public function for it would make a loop.
         policy = asyncio.get_event_loop_policy() if sys.version_info < (3, 14) else None
         loop = getattr(getattr(policy, "_local", None), "_loop", None)
     if loop is None or loop.is_running():  # the kernel's own, of an inline pool
@@ -52,7 +52,7 @@ def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
     for task in asyncio.all_tasks(loop):
         coroutine = task.get_coro()
         code = getattr(coroutine, "cr_code", None)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it would be said once more, later
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - else asyncio would warn once more, later
         if code is None:
             continue
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
 
 
 def begin_cell() -> None:
-    """Forget the event loop of the previous cell, after which `asyncio.get_event_loop` would find none and make none;
+    """Forget the event loop of the previous cell, which `asyncio.get_event_loop` would neither find nor replace;
     a policy that the user has set stays."""
     if sys.version_info < (3, 14) and type(asyncio.get_event_loop_policy()) is asyncio.DefaultEventLoopPolicy:
         asyncio.set_event_loop_policy(None)

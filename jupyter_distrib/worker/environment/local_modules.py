@@ -91,7 +91,7 @@ _GENERATED = ("transformers_modules", "datasets_modules", "evaluate_modules", "d
 
 
 def _is_generated(name: str, path: str) -> bool:
-    """Return whether a library has written this module into its cache, and no user will change it there."""
+    """Return whether a library has written this module into its cache, where no user will change it."""
     if name.partition(".")[0] in _GENERATED:
         return True
     folders = [os.path.expanduser("~/.cache"), *filter(None, map(os.environ.get, _CACHES))]

@@ -1,7 +1,7 @@
 """Binds a rank to the processors near its GPU, as torchrun's `--numa-binding` does. Rank's main thread.
 
 On a machine with several NUMA nodes, memory of another node is slower to reach, for the processors and for the GPU.
-Which node a GPU and a processor belong to stands in /sys. The modes and their rules are those of
+/sys says which node a GPU and a processor belong to. The modes and their rules are those of
 `torch.numa.binding`, which needs the program numactl and can bind a process only once, when it begins.
 """
 
@@ -24,7 +24,7 @@ _all: Cpus = frozenset()
 
 
 class UnknownTopologyError(Exception):
-    """The system does not tell where the GPU or the processors are; the text begins with a small letter."""
+    """The system does not say where the GPU or the processors are; the text begins with a small letter."""
 
 
 def bind(mode: str, order: m.WorkerOrder) -> list[str]:
@@ -52,7 +52,7 @@ def _bind_threads(cpus: Cpus) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             if os.sched_getaffinity(int(thread)) == before:
                 os.sched_setaffinity(int(thread), cpus)
 
@@ -90,7 +90,7 @@ def near(mode: str, addresses: Collection[str], own: int, allowed: Cpus) -> Cpus
 
 
 def _share(cores: list[Cpus], place: int, count: int, node: int) -> Cpus:
-    """Return an equal share of the cores; the first ranks have one more where they cannot be divided."""
+    """Return an equal share of the cores; the first ranks have one more if the cores cannot be divided evenly."""
     each, more = divmod(len(cores), count)
     if not each:
         raise UnknownTopologyError(f"NUMA node {node} has {len(cores)} cores for {count} ranks")
@@ -110,7 +110,7 @@ def _grouped(cpus: Cpus, key: Callable[[int], int]) -> dict[int, Cpus]:
 
 def _node_of_gpu(address: str) -> int:
     if not address:
-        raise UnknownTopologyError("the driver does not tell the PCI address of the GPU")
+        raise UnknownTopologyError("the driver does not report the PCI address of the GPU")
     return max(0, int(_read(SYS / "bus/pci/devices" / address / "numa_node")))  # -1 where there is one node only
 
 
@@ -132,7 +132,7 @@ def _last_cache(cpu: int) -> int:
     caches = (SYS / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")
     levels = [(int(_read(each / "level")), each) for each in caches if _read(each / "type") in {"Unified", "Data"}]
     if not levels:
-        raise UnknownTopologyError(f"the system does not tell the caches of processor {cpu}")
+        raise UnknownTopologyError(f"the system does not report the caches of processor {cpu}")
     return min(_numbers(_read(max(levels)[1] / "shared_cpu_list")))
 
 

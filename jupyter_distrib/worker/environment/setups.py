@@ -28,7 +28,7 @@ _SLOW_S = 1.0
 class _Done:
     digest: str
     module: types.ModuleType
-    """The module as whose body it ran, which its functions need."""
+    """The module as whose body the set-up ran, which its functions need."""
     uses: dict[str, types.ModuleType]
     """The local modules that it uses, by name."""
 
@@ -54,7 +54,7 @@ class Setups:
         return [each for each in command.setups if each.name not in done or not done[each.name].holds(each.digest)]
 
     def run(self, setup: m.Setup, run: str) -> None:
-        """Run a set-up. What it raises has a note with its name; it then counts as not run."""
+        """Run a set-up. An exception gets a note with the set-up's name, and the set-up counts as not run."""
         self._done.pop(setup.name, None)
         module = cell.fresh_module()
         sys.modules["__main__"] = module

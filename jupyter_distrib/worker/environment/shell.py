@@ -2,7 +2,7 @@
 `%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, naming its line. Runs in the rank's main
-thread. `%run` executes a file or module as IPython does it: in a fresh `__main__` with its own arguments, whose names
+thread. `%run` executes a file or module as IPython does: in a fresh `__main__` with its own arguments, whose names
 the cell has afterwards."""
 
 from __future__ import annotations

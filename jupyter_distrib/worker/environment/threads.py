@@ -54,5 +54,5 @@ def use(count: int, given: Mapping[str, str]) -> None:
 
 
 def _number(text: str | None) -> int:
-    """Parse a number; 0 for a text that is not one."""
+    """Parse a number; 0 for a text that is not a number."""
     return int(text) if text is not None and text.isdigit() else 0

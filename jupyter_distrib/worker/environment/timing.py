@@ -114,7 +114,8 @@ def _loops(timer: timeit.Timer, agreed: Callable[[str, str], str]) -> int:
 
 
 def _agreement(statement: str) -> Callable[[str, str], str]:
-    """Return a function that takes the name of a decision and this rank's own, and returns that of the first rank."""
+    """Return a function that takes the name of a decision and this rank's own decision, and returns that of the
+    first rank."""
     groups: Any = framework.current.groups if framework.current is not None else None
     board = groups.board() if hasattr(groups, "board") else None
     if board is None:

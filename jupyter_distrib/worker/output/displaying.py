@@ -1,9 +1,9 @@
 """The function `display(...)` on a rank: an object that is more than text becomes a MIME bundle for the notebook.
 
-Runs in the rank, in the thread that displays. A rank is no IPython kernel, so IPython's own `display`, `update_display`
-and `clear_output` are replaced in it by the functions of this file when a cell first imports IPython. IPython's
-formatters give the representation of an object. In the same way the widgets of `tqdm.notebook` become bars that the
-record can parse.
+Runs in the rank, in the thread that displays. A rank is not an IPython kernel, so IPython's own `display`,
+`update_display` and `clear_output` are replaced in it by the functions of this file when a cell first imports
+IPython. IPython's formatters give the representation of an object. In the same way the widgets of `tqdm.notebook`
+become bars that the record can parse.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_BYTES = 10_000_000
 """Largest display in bytes; larger ones slow the browser down."""
 SEND_EVERY_S = 0.1
 MAX_WAITING = 100
-"""Most displays that may wait; if they come faster, the notebook gets the newest ones."""
+"""Maximum number of displays that may wait; if they come faster, the notebook gets the newest ones."""
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 """MIME types not sent to the notebook: code that must not run on behalf of a rank, and widgets whose model is not in
 the kernel."""
 _PLAIN = ("application/json", "application/pdf")
-"""MIME types of which the plain text says enough."""
+"""MIME types whose plain text says enough."""
 BACKEND = "module://jupyter_distrib.worker.output.matplotlib_backend"
 """Matplotlib's name for the ranks' backend."""
 Event = m.Displayed | m.Cleared | m.Noted
@@ -231,7 +231,7 @@ def _content(value: Any) -> str:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, default=str, allow_nan=False)
-    except (TypeError, ValueError):  # keys that are no text, or numbers that JSON does not have
+    except (TypeError, ValueError):  # keys that are not strings, or numbers that JSON does not have
         return json.dumps(str(value))
 
 
@@ -307,7 +307,7 @@ _REPLACED = {
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Loads some modules as Python does, and replaces parts of them before other code sees them."""
+    """Loads certain modules as Python does, and replaces parts of them before other code sees them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

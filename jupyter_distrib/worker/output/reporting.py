@@ -29,7 +29,7 @@ T = TypeVar("T")
 SEND_EVERY_S = 0.05
 """Shortest interval between messages in seconds: reports that come faster are sent together; none is dropped."""
 CLOSE_WAIT_S = 1.0
-"""Most seconds that the end of a run waits for tensors from the device; later ones are not shown."""
+"""Maximum seconds that the end of a run waits for tensors from the device; later ones are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class _Report:
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Return whether all numbers have arrived, after waiting for at most `wait_s` each; a number that will never
         arrive, because its device has failed, counts as arrived."""
-        with suppress(Exception):  # torch's, of a device that has failed
+        with suppress(Exception):  # an error of torch, from a device that has failed
             return all(isinstance(value, (float, int)) or value.has_come(wait_s) for value in self.values.values())
         return True
 
@@ -85,7 +85,7 @@ class Reporter:
         self._folders: set[str] = set()
         """Checkpoint folders that were reported."""
         self._resumed: set[str] = set()
-        """Checkpoint folders from which the cell goes on."""
+        """Checkpoint folders from which the cell resumes."""
         self._closed = False
 
     @property
@@ -110,7 +110,7 @@ class Reporter:
             self._send(m.Saving(run=self._run, rank=self._rank, folder=folder, at_s=time.monotonic()))
 
     def resumes_from(self, folder: str) -> None:
-        """Record that the cell goes on from the newest checkpoint in this folder."""
+        """Record that the cell resumes from the newest checkpoint in this folder."""
         self._resumed.add(folder)
 
     def saved(self, folder: str) -> None:
@@ -183,11 +183,11 @@ def report(values: Mapping[str, object] | None = None, *, step: int | None = Non
     """Show numbers of this rank in the notebook: `report(loss=loss, accuracy=0.9)`.
 
     Args:
-        values: The same as a mapping, for names that are no identifiers.
+        values: The same as a mapping, for names that are not identifiers.
         step: The step of the training; by default it counts up from 0.
         metrics: Numbers, or anything `float()` takes, such as a tensor with one element.
 
-    Does nothing outside a distributed run. Raises a `TypeError` that names a value which is no number.
+    Does nothing outside a distributed run. Raises a `TypeError` that names a value which is not a number.
     """
     if (reporter := identity.cell.reporter) is None:
         return

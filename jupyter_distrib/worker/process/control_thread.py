@@ -124,7 +124,7 @@ class ControlThread:
         self._inbox.put((command, fds))
         self._debugger.end_examination()
         self._link.wait(ANNOUNCE_S)
-        with suppress(OSError):  # the agent has gone, which the next receive tells
+        with suppress(OSError):  # the agent has gone, as the next receive will show
             self._messenger.announce(self._cells)
 
     def _debug(self, command: m.Debug) -> None:

@@ -48,7 +48,7 @@ class CellStage(Enum):
     RUNNING = auto()
     """The cell's own code runs."""
     ENDING = auto()
-    """End of all that has begun, in the reverse order, and of what the cell has left behind."""
+    """The parts that have begun end in the reverse order, and leftovers of the cell are cleaned up."""
     PACKING = auto()
     """The value is pickled, which runs the user's code as well."""
 
@@ -164,7 +164,8 @@ class CellRunner:
                     end_of_cell.run_registered(ok=True)
                     return value, None
                 finally:
-                    self._interrupts.allowed = False  # first, and no call, which would raise one that is due
+                    # First, and not a call, which would raise an interrupt that is due.
+                    self._interrupts.allowed = False
                     self._move(CellStage.ENDING)
                     child_processes.leave_if_forked(self._pid, sys.exception())
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it

@@ -43,7 +43,7 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
         sys.exit(refusal)
     try:
         with threads.loading(), _without_warnings_of_cpp():
-            framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked
+            framework.load(framework.TORCH)  # regardless of the environment: only ranks with torch are forked
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -57,8 +57,8 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
 
 @contextmanager
 def _without_warnings_of_cpp() -> Iterator[None]:
-    """Keep torch's C++ code from writing warnings into cells, unless the user has said what it is to write. It reads
-    that when it is imported."""
+    """Keep torch's C++ code from writing warnings into cells, unless the user has set its log level, which it reads
+    when it is imported."""
     if _CPP_LOG in os.environ:
         yield
         return

@@ -71,7 +71,7 @@ def outcome(
 def _sizes(kept: dict[str, object]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, value in kept.items():
-        with suppress(Exception):  # a class of the user's may behave as it likes
+        with suppress(Exception):  # a class of the user may behave in any way
             assert framework.current is not None
             found[name] = framework.current.tensor_bytes(value)
     return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= REPORTED_BYTES}
@@ -80,6 +80,6 @@ def _sizes(kept: dict[str, object]) -> dict[str, int]:
 def _parcel(value: object, *, by_value: bool, run: str) -> tuple[m.Parcel, int | None]:
     try:
         return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run, deferred=True))
-    except PayloadError as error:  # there is no room for the value
+    except PayloadError as error:  # there is no memory for the value
         instead = payload.placeholder(value, str(error))
         return payload.to_parcel(payload.pack_value(instead, by_value=by_value, run=run))

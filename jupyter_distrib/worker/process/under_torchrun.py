@@ -4,7 +4,7 @@ main thread of a process that torchrun has started, which becomes a rank for the
     from jupyter_distrib.worker.process import under_torchrun
 
     under_torchrun.run(__file__, strategy="ddp")
-    ...                                              # what follows is the cell
+    ... # the cell follows
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - Python's own wait for the script's threads
-    process.leave()  # for Python would free models and groups while threads of torch use them, and torch aborts
+    # Otherwise Python would free models and groups while threads of torch use them, and torch would abort.
+    process.leave()
 
 
 def _order() -> m.WorkerOrder:

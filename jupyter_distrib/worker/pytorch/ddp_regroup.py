@@ -25,7 +25,7 @@ def move_to_default_group() -> None:
     """
     for item in _models():
         if _is_orphan(item):
-            before = item.process_group  # not to be freed by the reducer, see `DestroyedGroups`
+            before = item.process_group  # must not be freed by the reducer, see `DestroyedGroups`
             private.set_group_of(item, dist.group.WORLD)
             del before
             _synchronise_at_next_forward(item)

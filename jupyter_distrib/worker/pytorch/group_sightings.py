@@ -55,7 +55,7 @@ class GroupSightings:
     def _look_into(
         self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int
     ) -> m.GroupSighting:
-        newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had this name
+        newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had the same name
         newest_entries = [
             entry for entry in entries if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))
         ]

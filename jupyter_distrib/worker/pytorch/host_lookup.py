@@ -20,8 +20,8 @@ _TIMEOUT = timedelta(seconds=5)
 
 
 def finish() -> None:
-    """Let torch do its look-up now, without a query. Processes that are forked from this one do none."""
-    thread = threading.Thread(target=_look_up)  # the resolver's settings are those of a thread
+    """Let torch do its look-up now, without a query. Processes that are forked from this process do none."""
+    thread = threading.Thread(target=_look_up)  # each thread has its own settings of the resolver
     thread.start()
     thread.join()
 

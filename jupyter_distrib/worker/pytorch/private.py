@@ -412,7 +412,7 @@ def start_profiler(*, on_gpu: bool) -> None:
             os.environ.pop(_LOG_LEVEL, None)
     global _level_before
     if on_gpu and (level := _log_level()) is not None and level.value < _ERRORS_ONLY:
-        _level_before, level.value = level.value, _ERRORS_ONLY  # else memory that is freed now is a warning
+        _level_before, level.value = level.value, _ERRORS_ONLY  # otherwise memory that is freed now causes a warning
 
 
 def stop_profiler() -> Any:
@@ -460,7 +460,7 @@ def memory_history(*, wanted: bool) -> bytes:
     try:
         snapshot = pickle.dumps(torch.cuda.memory._snapshot()) if wanted else b""
         torch.cuda.memory._record_memory_history(enabled=None)
-    except Exception:  # noqa: BLE001 - torch's, of a device that has failed
+    except Exception:  # noqa: BLE001 - an error of torch, from a device that has failed
         return b""
     return snapshot
 

@@ -332,7 +332,7 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
         backend = "gloo"
         keywords.pop("device_id", None)
         if current.store.rank == 0:
-            warnings.warn("the ranks have no GPU: this process group is one of gloo, as asked", stacklevel=2)
+            warnings.warn("the ranks have no GPU: this process group uses gloo, as requested", stacklevel=2)
     if current.automatic and dist.is_initialized():
         check_backend(backend, str(dist.get_backend_config()))
         return

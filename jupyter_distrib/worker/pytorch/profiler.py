@@ -1,6 +1,6 @@
 """Profiles a cell on one rank (`--profile`): torch's profiler records some steps of its training. Rank's main thread.
 
-    cell begins      records, in case that no optimizer ever steps; at most for WHOLE_S
+    cell begins      records, in case no optimizer ever steps; at most for WHOLE_S
     step WARM_UP     drops that, and records the next steps; at most for STEPS_S
     ... + steps      makes its part of the trace and sends it; the training goes on
     cell ends        sends what there is, also if the cell was stopped or raised
@@ -32,11 +32,11 @@ from jupyter_distrib.worker.pytorch.trace_events import Part, Span
 WARM_UP = 3
 """Steps before the recorded ones: the first ones allocate what later steps reuse."""
 WHOLE_S, STEPS_S = 3.0, 10.0
-"""Most seconds to record of a cell without steps, and of steps."""
+"""Maximum seconds to record of a cell without steps, and of steps."""
 EVENTS, FEWEST_EVENTS = 1_000_000, 10_000
-"""Most events of all ranks together, and the number that each rank may always have."""
+"""Maximum number of events of all ranks together, and the number that each rank may always have."""
 STOPPED_EVENTS = 60_000
-"""Most events to write when the rank is being stopped, which leaves it two seconds."""
+"""Maximum number of events to write when the rank is being stopped, which leaves it two seconds."""
 MEMORY_BYTES = 64_000_000
 TAKEN = "the cell uses torch's profiler itself, so --profile leaves it alone"
 NO_TIME = "there was no time to write so many events when the cell was stopped"
@@ -145,7 +145,7 @@ class CellProfiler:
         """Start recording. If the profiler does not work, this is reported, and the cell continues."""
         try:
             private.start_profiler(on_gpu=self._on_gpu)
-        except Exception as error:  # noqa: BLE001 - torch's, of a library or a driver without a profiler
+        except Exception as error:  # noqa: BLE001 - an error of torch, from a library or a driver without a profiler
             self._recording = None
             self._part = replace(self._part, note=f"torch's profiler does not work here: {error}")
             return self._finish()
@@ -172,7 +172,7 @@ class CellProfiler:
         ctypes.pythonapi.Py_AddPendingCall(_stop_due, None)
 
     def _stop_first(self) -> None:
-        if self._recording is not None and self._recording.first == 1:  # not the one that has begun meanwhile
+        if self._recording is not None and self._recording.first == 1:  # not a recording that has begun meanwhile
             self._stop()
 
     def _give_way(self) -> None:
@@ -193,7 +193,7 @@ class CellProfiler:
         if recording is not None:
             try:
                 self._part = self._with(recording)
-            except Exception as error:  # noqa: BLE001 - a full disk, or a file of torch's that is not JSON
+            except Exception as error:  # noqa: BLE001 - a full disk, or a file of torch that is not JSON
                 self._part = replace(self._part, note=f"its events could not be written: {error}")
         self._send(replace(self._part, at_s=time.monotonic()))
 

@@ -80,7 +80,7 @@ class PyTorch:
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
-        torch.set_grad_enabled(True)  # an interrupt may have come before a step switched it on again
+        torch.set_grad_enabled(True)  # an interrupt may have come before a step switched gradients on again
 
     def finish(self, values: Iterable[object]) -> None:
         private.end_loaders(values)
@@ -184,7 +184,7 @@ class Device:
     def measure_peak(self) -> None:
         """Begin to measure the most memory that tensors have at once."""
         if self._module is not None:
-            gc.collect()  # what the last cell has left would go while this one is measured
+            gc.collect()  # otherwise memory of the last cell would be freed while this cell is measured
             self._module.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int | None:
@@ -195,7 +195,7 @@ class Device:
         """Multiply two matrices to load the library for it (cuBLAS), without leaving memory allocated."""
         if self._module is None:
             return
-        with suppress(Exception):  # without memory, or of a device that has failed: the cell will tell
+        with suppress(Exception):  # out of memory, or a device that has failed: the cell will report it
             torch.mm(*[torch.ones(8, 8, device=self._name)] * 2)
             private.clear_workspaces()
             self._module.empty_cache()

@@ -2,9 +2,9 @@
 
 Every rank begins with its own seed, as separate programs do. Ranks that train together begin each cell with the
 streams of rank 0, so that what a cell draws before it trains (initial weights, a random split) is the same on all of
-them, however often these ranks have drawn something else before. From its first optimizer on, each rank has streams of
-its own (dropout, augmentation, batches that the cell draws itself), all derived from the ones that it began with: rank
-0 goes on with those. A cell that seeds gets what it says.
+them, however often these ranks have drawn something else before. From its first optimizer on, each rank has streams
+of its own (dropout, augmentation, batches that the cell draws itself), all derived from the ones that it began with:
+rank 0 continues with those. A cell that sets a seed gets that seed.
 
     begin         a process becomes a rank
     adopt_rank_0  each training cell begins
@@ -40,19 +40,19 @@ SEEDED_APART = (
     "them, so that they split data alike. Seed by rank in this cell if they are to differ"
 )
 _drawn_seed: int | None = None
-"""The seed of torch that this module has given this rank last: another one is the user's."""
+"""The seed of torch that this module has last given this rank: any other seed is the user's."""
 _origin = ""
-"""The digest of the streams with which all ranks began this cell; empty if they did not."""
+"""The digest of the streams with which all ranks began this cell; empty if they had different ones."""
 _shared: dict[str, Any] | None = None
 """The states of the streams that all ranks draw alike, once they draw apart, by name."""
 _shared_pid = 0
-"""The process that has them: a worker of a data loader is a copy of it with seeds of its own."""
+"""The process that has these streams: a worker of a data loader is a copy of it with seeds of its own."""
 _splits = 0
 """The number of random splits since the ranks draw apart."""
 _entropy = ""
 """A number of rank 0 for generators without a seed, until the cell has its optimizer; else empty."""
 _generators = 0
-"""The number of generators without a seed that the cell has made with it."""
+"""The number of generators without a seed that the cell has made with this number."""
 _seeded: set[str] = set()
 """The streams of Python and numpy that this cell has seeded."""
 
@@ -126,8 +126,9 @@ def _drawing_entropy(pid: int, original: Callable[[int], int]) -> Callable[[int]
 
 
 def _seeding_alike(pid: int, original: Callable[..., None]) -> Callable[..., None]:
-    """Return `seed` of Python's generators, which gives those without a seed the same on all ranks until the cell has
-    its optimizer, as numpy's; not to those of the standard library, such as that of temporary names."""
+    """Return `seed` of Python's generators, which gives generators without a seed the same one on all ranks until
+    the cell has its optimizer, as with numpy's; but not to generators of the standard library, such as that of
+    temporary names."""
 
     def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None and _entropy and os.getpid() == pid and not _asked_by_the_standard_library():
@@ -144,7 +145,7 @@ def _seeding_torch_alike(pid: int, original: Callable[[], int]) -> Callable[[], 
         global _drawn_seed
         if not _entropy or os.getpid() != pid:
             return original()
-        _drawn_seed = _next_seed()  # nobody has chosen it, so that ranks draw apart later
+        _drawn_seed = _next_seed()  # the user has not chosen this seed, so ranks draw apart later
         torch.manual_seed(_drawn_seed)
         return _drawn_seed
 
@@ -221,12 +222,12 @@ def reseed(occasion: str) -> None:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Draw, within, what all ranks draw alike, at the same point of the cell on each of them."""
+    """Within the block, draw from streams that all ranks share, at the same point of the cell on each of them."""
     global _shared
     if _shared is None or _shared_pid != os.getpid():
         yield
         return
-    states, _shared = _shared, None  # a use inside this one draws from the same
+    states, _shared = _shared, None  # a block inside this one draws from the same streams
     own = _states(states)
     _set_states(states)
     try:
@@ -246,7 +247,7 @@ def state() -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], occasion: str) -> None:
-    """Go on from the streams of a checkpoint; for the other ranks' own see `reseed`."""
+    """Continue the streams of a checkpoint; for the other ranks' own streams see `reseed`."""
     global _drawn_seed, _shared
     apart = "origin" in saved and _origin
     if apart:

@@ -55,7 +55,7 @@ class RankStore:
         """Switch to the store at another address; with `listen_fd`, serve it there."""
         self._client, self._address, self.apart = None, (host, port), False
         self._board = self._board_before = None
-        self._served = None  # first: its files may be those that the next one needs
+        self._served = None  # first, since the next store may need its files
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:

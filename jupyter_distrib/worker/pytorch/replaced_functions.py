@@ -30,7 +30,7 @@ from jupyter_distrib.worker.pytorch import private
 
 _LAUNCHED = (
     "torch.multiprocessing.{name}() on a rank of a distributed cell: the ranks are there already, as many as --ranks "
-    "or --gpus says. Call the function itself; {advice}."
+    "or --gpus says. Call the function directly; {advice}."
 )
 
 

@@ -13,7 +13,7 @@ DEPTH = 5
 MOST = 1000
 """Largest container to search: one with more items is not a collection of tensors."""
 MOST_IN_ALL = 20_000
-"""Most objects to inspect in one value, which takes about 10 ms at the end of a cell."""
+"""Maximum number of objects to inspect in one value, which takes about 10 ms at the end of a cell."""
 
 
 def size_bytes(value: object) -> int:

@@ -287,6 +287,6 @@ def test_samplers_whose_indices_differ_between_ranks_are_named(book: Notebook, h
     apart = book.ok(f"{line}\n{cell.replace('{order}', 'torch.randperm(400).tolist()')}")
     alike = book.ok(f"{line}\n{cell.replace('{order}', 'order if rank else order[319::-1] + order[320:]')}")
 
-    said = "has other indices on one rank than on another, and all ranks have read those of rank 0"
+    said = "has different indices on different ranks, and all ranks have read those of rank 0"
     assert said in apart.view
     assert said not in alike.view

@@ -23,7 +23,7 @@ LOOKS = 20
 _COMPARED = 3
 """Number of losses to compare between ranks."""
 _NODES = 20_000
-"""Most operations of a graph to follow to its leaves."""
+"""Maximum number of operations of a graph to follow to its leaves."""
 _ELEMENTS = 4096
 """Number of elements of a leaf that are summed: an update changes more than a few."""
 _RELATIVE = 1e-5
@@ -46,8 +46,8 @@ class TrainingByHand:
         """Look at a gradient that is about to be computed.
 
         Args:
-            losses: What it is computed of.
-            inputs: What it is computed for, if given; else the leaves of the graph.
+            losses: The tensors whose gradient is computed.
+            inputs: The tensors for which it is computed, if given; else the leaves of the graph.
         """
         if self._looks >= LOOKS or (self.found and len(self._losses) >= _COMPARED) or is_capturing():
             return
@@ -59,7 +59,7 @@ class TrainingByHand:
         self._compare(leaves)
 
     def look_again(self) -> None:
-        """Look whether the last gradient was used, as far as its leaves are still there."""
+        """Check whether the last gradient was used, as far as its leaves still exist."""
         if self._before and not self.found and not is_capturing():
             alive = [each for weak, *_ in self._before if (each := weak()) is not None]
             self._compare(alive)
@@ -87,7 +87,7 @@ class TrainingByHand:
 
 
 def _plain(tensor: Any) -> torch.Tensor | None:
-    """Return a tensor whose values can be read; None for those of some transformations, such as `vmap`."""
+    """Return a tensor whose values can be read; None for tensors inside some transformations, such as `vmap`."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.device.type == "meta":
         return None
     return tensor

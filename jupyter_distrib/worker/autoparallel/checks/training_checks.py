@@ -24,7 +24,7 @@ from jupyter_distrib.worker.pytorch import private, process_group
 LOOKS = 20
 """Number of backward passes after which losses are no longer compared."""
 END_WAIT_S = 1.0
-"""Most seconds that the end of a cell waits for the first losses from the device."""
+"""Maximum seconds that the end of a cell waits for the first losses from the device."""
 
 
 class DistributorState(Protocol):
@@ -98,7 +98,7 @@ class TrainingChecks:
         self._note_if_summed(losses)
 
     def before_grad(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        """Check what `torch.autograd.grad` is about to compute, also for `torch.func.grad`."""
+        """Check the gradient that `torch.autograd.grad` is about to compute, also for `torch.func.grad`."""
         if not self._distributor.active:
             with suppress(RuntimeError):  # no value can be read inside some transformations, such as vmap
                 self._by_hand.look(losses, inputs)
@@ -148,7 +148,7 @@ class TrainingChecks:
             comparison(*args)
         except DEVICE_ERROR:
             raise
-        except Exception as error:  # noqa: BLE001 - memory that is full, a store that is gone
+        except Exception as error:  # noqa: BLE001 - such as full memory, or a store that is gone
             reason = str(error).partition("\n")[0]
             self._run.note(f"could not check whether the ranks have trained together: {type(error).__name__}: {reason}")
 
@@ -192,7 +192,7 @@ class TrainingChecks:
                 )
 
     def _found_trained(self) -> list[torch.Tensor]:
-        """Return the tensors that are known to have been trained in this run, by the spread or not."""
+        """Return the tensors that are known to have been trained in this run, distributed or not."""
         tensors = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
             tensors += self._with_new_gradient()

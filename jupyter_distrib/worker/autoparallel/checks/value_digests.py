@@ -18,7 +18,7 @@ from jupyter_distrib.worker.autoparallel import ownership
 
 PIECES = 64
 BYTES = 64_000_000
-"""Most bytes of a tensor to copy to the host at a time."""
+"""Maximum number of bytes of a tensor to copy to the host at a time."""
 
 
 def summaries(value: object) -> dict[str, dict[str, Any]]:

@@ -92,7 +92,7 @@ class DataConsensus:
         every = self._wait(board, reading)
         if every:
             self._met.add(place)
-        # The first rank that decides does so for all: another may have given up waiting a moment ago.
+        # The first rank that decides does so for all: another rank may have given up waiting a moment ago.
         verdict = board.put_first(reading.verdict, decided(every) if every else _NOTHING)
         _leave(board, reading, [*reading.everyones, reading.verdict], all_come=bool(every))
         return ("", []) if verdict == _NOTHING else (verdict, every)

@@ -104,8 +104,8 @@ _DIFFERS = (
 )
 
 _OTHER_INDICES = (
-    "the sampler of the data loader read on {} has other indices on one rank than on another, and all ranks have read "
-    "those of rank 0: what another rank holds back for a validation may have been trained on. Choose the indices "
+    "the sampler of the data loader read on {} has different indices on different ranks, and all ranks have read those "
+    "of rank 0: samples that another rank holds back for a validation may have been trained on. Choose the indices "
     "before the optimizer is made, or fix the seed"
 )
 
@@ -179,7 +179,7 @@ def _indices(loader: DataLoader[Any]) -> str:
     """Return a fingerprint of the samples that the loader's sampler chooses from, in any order; "-" without one."""
     for part in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         indices = getattr(part, "indices", None)
-        with suppress(TypeError, ValueError, RuntimeError):  # they may be names, say
+        with suppress(TypeError, ValueError, RuntimeError):  # they may be names, for instance
             if indices is not None and len(indices):
                 numbers = torch.as_tensor(indices, dtype=torch.int64)
                 return f"{len(numbers)},{numbers.sum()},{(numbers * numbers % _PRIME).sum()}"
@@ -207,7 +207,7 @@ def _print(thing: Any, depth: int) -> Iterator[bytes]:
         yield str(len(thing)).encode()
         for place in _places(len(thing)):
             yield from _print(thing[place], depth - 1)
-    elif hasattr(thing, "iloc"):  # of pandas
+    elif hasattr(thing, "iloc"):  # a method of pandas
         yield from _print(thing.iloc[list(_places(len(thing)))].values.tolist(), depth - 1)
     else:
         yield from _print_of_object(thing, depth)
@@ -236,7 +236,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
-    """Yield parts of an object's data, except its numbers and texts: a seed, for instance, does not determine the
+    """Yield parts of an object's data, except its numbers and strings: a seed, for instance, does not determine the
     samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
@@ -257,5 +257,5 @@ def _length(thing: Any) -> int | None:
 
 
 def _places(length: int) -> range:
-    """Return the first index, the last or one near it, and some in between."""
+    """Return the first index, the last index or one near it, and some in between."""
     return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

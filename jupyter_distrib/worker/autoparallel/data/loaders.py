@@ -123,8 +123,8 @@ class Loaders:
         return __setattr__
 
     def _watch(self, cls: type) -> None:
-        """Route the reading of a class through this object if it does not go through `DataLoader.__iter__`. A generator
-        does so when it is read, or is detected by equal losses on the ranks."""
+        """Route the reading of a class through this object if it does not go through `DataLoader.__iter__`. A
+        generator that reads a `DataLoader` goes through it, and any other is detected by equal losses on the ranks."""
         for base in cls.__mro__:
             if base in self._watched or not issubclass(base, DataLoader):
                 continue

@@ -1,7 +1,7 @@
 """One rank's share of a data loader: the same loader with a sampler that takes every N-th.
 
-Every rank gets equally many batches, so that none waits for another at the end of an epoch; what is missing is taken
-from the beginning again, as `DistributedSampler` does. The shares of an evaluation are exact instead.
+Every rank gets equally many batches, so that none waits for another at the end of an epoch; missing samples are
+taken from the beginning again, as `DistributedSampler` does. The shares of an evaluation are exact instead.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ _KNOWN = {
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
 }  # fmt: skip
-"""The settings of torch (2.9 to 2.15): a library may have replaced `__init__` by one that hides its parameters."""
+"""The settings of torch (2.9 to 2.15): a library may have replaced `__init__` with a function that hides its
+parameters."""
 _SETTINGS = tuple(
     _KNOWN.union(inspect.signature(DataLoader.__init__).parameters)
     - {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
@@ -102,7 +103,7 @@ def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
         return loader.batch_size
     if loader.batch_size is None:
         raise DistributedError(
-            "--batch global cannot split what this data loader gives, since its batch_size is None: "
+            "--batch global cannot split the batches of this data loader, since its batch_size is None: "
             "leave the option out."
         )
     if loader.batch_size % part.size:
@@ -316,9 +317,10 @@ class EveryNth(IterableDataset[Any]):
 
 
 def _order(sampler: Any, part: ShardChoice) -> Iterator[list[Any]]:
-    """Yield what the sampler draws on rank 0, in pieces that fill whole rounds of the ranks; only the last one is
-    shorter. Collective for each piece, unless the share is exact, as ranks need not meet in an evaluation, or the
-    sampler has no length: such a one may be read one by one, so all ranks are to draw the same.
+    """Yield the elements that the sampler draws on rank 0, in pieces that fill whole rounds of the ranks; only the
+    last piece is shorter. Collective for each piece, unless the share is exact, as ranks need not meet in an
+    evaluation, or the sampler has no length: it may then be read element by element, so all ranks have to draw the
+    same.
     """
     if not isinstance(sampler, Sized):
         yield from _rounds(sampler, part.size)
@@ -344,13 +346,13 @@ def _of_rank_0(piece: list[Any], sampler: Any) -> list[Any]:
         return list(object_collectives.from_rank_0(piece))
     except TypeError as error:
         raise DistributedError(
-            f"{type(sampler).__name__} draws a {error}, which ranks cannot exchange: let it draw numbers, texts, or "
+            f"{type(sampler).__name__} draws a {error}, which ranks cannot exchange: let it draw numbers, strings, or "
             "lists and tuples of them."
         ) from error
 
 
 def _dealt(pieces: Iterator[list[Any]], part: ShardChoice, *, drop_last: bool) -> Iterator[Any]:
-    """Yield every N-th of the elements. An incomplete last round goes on from the beginning, or is left out; in an
+    """Yield every N-th of the elements. An incomplete last round is filled from the beginning, or left out; in an
     exact share it stays incomplete."""
     first: list[Any] = []
     for piece in pieces:

@@ -82,8 +82,8 @@ def _of_pipeline(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
         return None
     if isinstance(shards, Sized) and len(shards) < size:
         raise DistributedError(
-            f"{type(stream).__name__} has {len(shards)} of the at least {size} shards that {size} ranks need, each its "
-            "own: write more shards, or take fewer ranks."
+            f"{type(stream).__name__} has too few shards ({len(shards)}): {size} ranks need at least {size}, one for "
+            "each. Write more shards, or use fewer ranks."
         )
     own = copy.copy(stream)
     own.pipeline = [shards, partial(_dealt, rank=rank, size=size), *stages]

@@ -107,7 +107,7 @@ class DataParallel:
         if isinstance(item, Optimizer):
             self._hooks.adopt(item, fresh=True)
             return item
-        return item  # schedulers and scalers follow their optimizer
+        return item  # schedulers and scalers come with their optimizer
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
@@ -179,7 +179,7 @@ class DataParallel:
             run()
         except BaseException:
             for reducer in announced:
-                reducer.drop()  # its averaging is incomplete: it is made anew
+                reducer.drop()  # the averaging of this reducer is incomplete, so it is made anew
             raise
         finally:
             self._in_backward = False
@@ -227,7 +227,7 @@ class DataParallel:
         return reducers
 
     def _holding(self, root: nn.Module) -> GradientReducer | None:
-        """Return the reducer of this model; None also if the model has grown since that was made."""
+        """Return the reducer of this model; None also if the model has grown since the reducer was made."""
         return next(
             (
                 each
@@ -272,7 +272,7 @@ class DataParallel:
             tensor.data = tensor.data.to(device)
         for parameter, state in optimizer.state.items() if optimizer is not None else ():
             for name, value in state.items():
-                if isinstance(value, torch.Tensor) and name != "step":  # which torch keeps on the CPU
+                if isinstance(value, torch.Tensor) and name != "step":  # torch keeps these on the CPU
                     state[name] = value.to(parameter.device)
 
     def _synchronize_weights(self, reducer: GradientReducer) -> None:

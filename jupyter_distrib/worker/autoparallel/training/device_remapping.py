@@ -2,8 +2,8 @@
 
     "cuda:0" in the code of the cell and of the notebook's functions   replaced before the code is executed
     `.cuda(0)`, `.to(0)`, `torch.cuda.set_device(0)`                   replaced in the calls while the cell runs
-    `torch.device("cuda", 0)`, `torch.device(f"cuda:{gpu}")`           made by a class in the place of torch's
-    a `torch.device`, or a text, that the notebook has sent            replaced in variables and attributes
+    `torch.device("cuda", 0)`, `torch.device(f"cuda:{gpu}")`           made by a class that replaces torch's
+    a `torch.device`, or a string, that the notebook has sent            replaced in variables and attributes
 
 Calls from torch's own code are left unchanged.
 
@@ -74,7 +74,7 @@ class DeviceRemapping:
     def _in_code(self, constant: Any) -> Any:
         if isinstance(constant, CodeType):
             return self.adapted(constant)
-        if type(constant) is tuple:  # defaults of a function's arguments, say
+        if type(constant) is tuple:  # such as the defaults of a function's arguments
             new = tuple(map(self._in_code, constant))
             return constant if all(map(is_, new, constant)) else new
         return self._replaced(constant) if isinstance(constant, str) else constant

@@ -56,7 +56,7 @@ class EngineTraining:
 
     Args:
         config: DeepSpeed's configuration, complete.
-        samples: Number of samples in a rank's batch by the configuration; None: as the loaders say.
+        samples: Number of samples in a rank's batch in the configuration; None: as the loaders say.
     """
 
     def __init__(self, run: StrategyRun, config: Mapping[str, Any], samples: int | None) -> None:
@@ -80,7 +80,7 @@ class EngineTraining:
         from deepspeed.runtime.engine import DeepSpeedEngine  # type: ignore[import-not-found,unused-ignore]
 
         deepspeed.init_distributed()
-        process_group.current.asked = False  # it was this strategy that has asked, not the cell
+        process_group.current.asked = False  # this strategy has called it, not the cell
         self._hooks.begin()
         self._patches.replace(nn.Module, "__call__", self._calling)
         self._patches.replace(nn.Module, "state_dict", self._reading_state)
@@ -138,7 +138,7 @@ class EngineTraining:
             if divided or item in self._engines.values() or (self._stage == 3 and id(item) in self._engines):
                 raise DistributedError(
                     f"jupyter_distrib.{function}({name}=...): ZeRO divides it among the ranks, and DeepSpeed keeps it "
-                    f"in a form of its own: take engine.{function}_checkpoint(path), with the engine that "
+                    f"in a form of its own: use engine.{function}_checkpoint(path), with the engine that "
                     "jupyter_distrib.prepare(model, optimizer) returns."
                 )
 
@@ -171,7 +171,7 @@ class EngineTraining:
         if not training.fresh and optimizer.state and self._stage:
             raise DistributedError(
                 f"{name} has trained already, and ZeRO cannot divide the state that it has: build it in this cell, or "
-                "take --zero 0."
+                "use --zero 0."
             )
         if "optimizer" in self._config:
             raise DistributedError(
@@ -199,7 +199,7 @@ class EngineTraining:
         elif len(engines) == 1 and len(tensors) == 1:
             engines[0].backward(tensors[0])
         else:
-            raise DistributedError("ZeRO stage 0 trains one model with one loss in a cell: take --zero 1, 2 or 3.")
+            raise DistributedError("ZeRO stage 0 trains one model with one loss in a cell: use --zero 1, 2 or 3.")
         return bool(engines)
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -218,7 +218,7 @@ class EngineTraining:
         config = dict(self._config)
         owns_boundary = hasattr(DeepSpeedEngine, "managed_gradient_accumulation")
         if self._stage and owns_boundary and config.get("gradient_accumulation_steps", 1) == 1:
-            config.setdefault("managed_gradient_accumulation", False)  # the loop says when it steps
+            config.setdefault("managed_gradient_accumulation", False)  # the loop decides when it steps
         given = [each for each in model.parameters() if each.requires_grad] if optimizer is None else None
         self._inside = True
         try:

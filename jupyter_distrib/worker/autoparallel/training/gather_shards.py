@@ -76,7 +76,7 @@ def _published_by_all() -> list[str]:
         try:
             board.wait(keys, _LOOK_UP_S)
         except RuntimeError:
-            continue  # not yet; a store that is gone raises in `has`
+            continue  # the keys are not there yet; a store that is gone raises in `has`
     return [board.get(key) for key in keys]
 
 

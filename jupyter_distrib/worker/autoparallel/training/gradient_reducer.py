@@ -38,7 +38,8 @@ class ReducedParameters(nn.Module):
     def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
         super().__init__()
         self._parameters["flags"] = flags
-        self._parameters.update({f"loose{i}": tensor for i, tensor in enumerate(loose)})  # type: ignore[misc]  # plain tensors, too
+        # Plain tensors, too.
+        self._parameters.update({f"loose{i}": tensor for i, tensor in enumerate(loose)})  # type: ignore[misc]
         self.held = nn.ModuleList(modules)
 
     def forward(self) -> None:
@@ -175,7 +176,7 @@ class GradientReducer:
 
     def drop(self) -> None:
         """Free torch's reducer, after which a backward pass averages nothing."""
-        if self._unsure is not None and self._unsure.anyone.is_there():  # else the cell may have been stopped
+        if self._unsure is not None and self._unsure.anyone.is_there():  # unless the cell was stopped
             self.resolve()
         if self._ddp is not None:
             del self._ddp.reducer, self._ddp.logger  # at once, not when the garbage collector finds the cycle

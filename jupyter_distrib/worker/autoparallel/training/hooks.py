@@ -10,7 +10,7 @@ A strategy defines how to distribute a model, as a `ModelDistributor`; this modu
 that already exist when the cell begins, because they were captured or kept, are found through the garbage collector
 before the first batch is read or the first gradient computed.
 
-Code that manages its ranks itself is left alone: a cell that calls `init_process_group`, models that
+Code that manages its ranks itself is left unchanged: a cell that calls `init_process_group`, models that
 `DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework.
 """
 
@@ -180,7 +180,7 @@ class TrainingHooks:
         if not parameters:
             return self._distributor.recognise(optimizer)
         owners = ownership.owners_of(parameters, modules)
-        del modules  # sharding looks for all that refers to a module
+        del modules  # sharding looks for everything that refers to a module
         self._check_device(parameters, ownership.named(owners.roots) or type(optimizer).__name__)
         self._distributor.adopt(
             OptimizerTraining(

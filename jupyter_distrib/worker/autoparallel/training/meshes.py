@@ -46,7 +46,7 @@ def mesh(shape: Shape) -> DeviceMesh:
 
 
 def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
-    """Return whether any of these tensors is sharded over one of our meshes, or over a part of one.
+    """Return whether any of these tensors is sharded over one of our meshes, or over part of one.
 
     Args:
         tensors: Returns the tensors; called only if there are meshes.

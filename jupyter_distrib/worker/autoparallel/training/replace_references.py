@@ -1,4 +1,4 @@
-"""Replaces objects by others wherever they are referenced. Runs in a rank's main thread.
+"""Replaces objects with other objects wherever they are referenced. Runs in a rank's main thread.
 
 `fully_shard` gives a model new parameters, and a holder of the old ones (an optimizer, a list that is clipped after
 each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever reaches, without
@@ -19,7 +19,7 @@ _HERE = (lambda: 0).__code__.co_filename
 
 
 def replace(new_of: Mapping[int, tuple[Any, Any]], *, local_variables: bool = True) -> None:
-    """Replace all references to `old` by `new`.
+    """Replace all references to `old` with `new`.
 
     Args:
         new_of: `(old, new)` by the `id` of the old one.

@@ -67,7 +67,7 @@ class Steps:
     sharded_here: bool = False
     """Whether the whole model was sharded here, so that any unsharded parameter was added later."""
     moved_here: bool = False
-    """Whether the cell had left it on another device, so that its batches have to follow it, too."""
+    """Whether the cell had left the model on another device, so that its batches have to follow it, too."""
 
 
 steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership
 
 LEAST_PARAMETERS = 1_000_000
-"""Fewest parameters of a unit that the user has not requested by name."""
+"""Minimum number of parameters of a unit that the user has not requested by name."""
 
 
 def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS) -> list[nn.Module]:
@@ -28,7 +28,7 @@ def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS)
         root: The model.
         asked: Names of classes, joined by commas. Empty: the blocks that the model repeats (the class that a model of
             `transformers` declares, else equal items of a `ModuleList` or `Sequential`), if they are large enough.
-        least: Fewest parameters of such a block.
+        least: Minimum number of parameters of such a block.
 
     Raises:
         DistributedError: No module inside has a requested class, nor has a module of another model.

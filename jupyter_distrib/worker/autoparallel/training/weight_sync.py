@@ -79,7 +79,7 @@ def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _form(value: Any, where: str) -> str:
-    """Return the kinds of the values in a value, as text that can be compared."""
+    """Return the kinds of the items in a value, as text that can be compared."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_form(value[key], repr(key))}' for key in sorted(value, key=repr))}}}"
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,9 @@
-"""Gives the cell whole numbers of what is computed from shards, for the duration of a run. Runs on each rank.
+"""Gives the cell numbers for whole tensors where it computes with shards, for the duration of a run. Runs on each rank.
 
 `parameter.grad.norm()` of a sharded parameter is a `DTensor` that still has to be summed over the ranks, and torch
-(2.13) gives `.item()`, `float()` and `bool()` of it this rank's part, without a word: a norm is logged too small, and
-`if grad.isnan().any()` decides otherwise on each rank. Here they add it up first, so every rank has to ask.
+(2.13) computes `.item()`, `float()` and `bool()` from this rank's part alone, without a warning: a logged norm is
+too small, and `if grad.isnan().any()` may decide differently on each rank. Here these methods sum over the ranks
+first, so every rank has to call them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
 _ASK = ("item", "__bool__", "__float__", "__int__", "__index__", "__complex__")
-"""The methods that give a number of a tensor to Python."""
+"""The methods that turn a tensor into a Python number."""
 
 
 def install(patches: Patches) -> None:
