@@ -17,7 +17,7 @@ def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> N
     if alone and os.fork():
         os._exit(0)
     signals.reset()  # ranks would inherit what is ignored or blocked here
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's or a kernel's, never meant for us
+    for number in (signal.SIGINT, signal.SIGHUP):  # signals of a terminal or a kernel, never meant for this process
         signal.signal(number, signal.SIG_IGN)
     os.environ[AGENT] = own_mark()
     launched = launch()

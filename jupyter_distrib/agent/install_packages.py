@@ -3,8 +3,8 @@ installs what is missing into a folder beside it. A process of its own, started 
 interpreter of the ranks.
 
 Reads the `OpenWorkerGroup` from standard input, and writes lines of JSON: `{"installing": ...}`, and at last a
-`PackageReport`. A folder is named by its contents, made once, and used by all ranks that need the same: what others
-make at that time is waited for.
+`PackageReport`. A folder is named by its contents, made once, and used by all ranks that need the same packages; if
+another process is making it, this one waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEPT_S = 30 * 86_400.0
 """Seconds for which a folder that nobody uses is kept."""
 INSTALL_S = 1800.0
 _MAKING = ".making-"
-"""Prefix of incomplete folders; those that remain were left by killed processes."""
+"""Prefix of incomplete folders; killed processes may leave some behind."""
 _SHOWN = 10
 """Number of packages that a sentence names."""
 
@@ -48,7 +48,7 @@ class PackageReport:
     overlay: str = ""
     """Folder with the packages that were missing; empty if nothing was."""
     note: str = ""
-    """Sentence on packages with different versions, and on what was installed."""
+    """Sentence on packages with different versions, and on packages that were installed."""
     refusal: str = ""
     """Reason why there can be no ranks."""
 
@@ -128,7 +128,7 @@ def installed(packages: Sequence[m.Package], limit_bytes: int) -> Path:
                     raise Refused(
                         f"the packages that the ranks lack take {formatting.size(size_bytes)}, more than the "
                         f"{formatting.size(limit_bytes)} that may be installed for them ({_named(packages)}): "
-                        "allow more by --environment-limit, or install them there yourself."
+                        "allow more with --environment-limit, or install them there yourself."
                     )
                 os.rename(made, folder)
         os.utime(folder)

@@ -41,8 +41,8 @@ class PackageSync:
         return {process.pid for process in self._processes.values()}
 
     def start(self, command: m.OpenWorkerGroup, say: Callable[[str], object], then: Callable[[Report], object]) -> None:
-        """Compare the packages of a worker group. `say` is told what is installed, and `then` how it ended, in the
-        loop, unless it is given up."""
+        """Compare the packages of a worker group. `say` is called with the packages being installed, and `then` with
+        the result, in the loop, unless the comparison is given up."""
         group = command.group
         with tempfile.TemporaryFile() as told:
             told.write(encode(command))

@@ -39,8 +39,7 @@ from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire import messages as m
 
 LEAVING_S = 15.0
-"""Seconds within which ranks that were told to leave or were killed are gone: a driver needs seconds to free much
-memory."""
+"""Seconds within which dismissed or killed ranks are gone: a driver needs seconds to free much memory."""
 ANSWER_LIMIT_S = 1.0
 """Seconds after which the status falls back to the GPU driver's last answer."""
 SWEEP_S = 0.5
@@ -110,7 +109,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ for the server
 
     def welcome(self, client: KernelClient) -> None:
-        self._forkservers.start()  # gone if this agent has rested
+        self._forkservers.start()  # the session is closed if this agent has rested
 
     def on_client_gone(self, client: KernelClient) -> None:
         self._waiting.remove_client(client)
@@ -287,9 +286,9 @@ class Agent:
     def _find_room(
         self, client: KernelClient, group: NodeWorkerGroup, ranks: int, unit: int, then: Callable[[Room], None]
     ) -> None:
-        """Get room for up to so many more ranks of a worker group that executes a cell, as far as nobody waits."""
+        """Get room for up to this many more ranks of a worker group that executes a cell, as far as nobody waits."""
         if group.store.spans_nodes or group.command.world_size:
-            return then(Room())  # the coordinator's matter
+            return then(Room())  # the coordinator decides
         if not group.gpus:
             return then(Room(ranks=within(self._free_cores(), ranks, unit)))
 
@@ -308,7 +307,7 @@ class Agent:
             self._waiting.retry_soon()
 
     def _leaving(self) -> dict[devices.Gpu, float]:
-        """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""
+        """Return the GPUs of ranks that are leaving, and how long to wait for each."""
         left_s = {group: LEAVING_S - (time.monotonic() - closed_s) for group, closed_s in self._closing.items()}
         return {gpu: left_s[group] for group in self._closing for gpu in group.gpus if left_s[group] > 0}
 
@@ -322,8 +321,7 @@ class Agent:
         self._release_closed()
 
     def _release_closed(self) -> None:
-        """Give back the GPUs of closed groups whose ranks are gone: one that was killed has its GPU until it is
-        reaped."""
+        """Give back the GPUs of closed groups whose ranks are gone: a killed rank has its GPU until it is reaped."""
         for group in [group for group in self._closing if not group.ranks.living]:
             del self._closing[group]
             self._gpu_allocation.give_back(group.gpus)

@@ -3,8 +3,8 @@
     Reservation.acquire() -> ReservedNodes: one Channel for each node -> Channel.order("send", frame), .ask("receive"),
     ...
 
-An engine starts `relay.Relay` on each node that it reserves, in a process of its own. It may raise anything: an
-exception that is no `PoolError` is put into words by `Reservation.cause`.
+An engine starts `relay.Relay` on each node that it reserves, in a process of its own. It may raise anything:
+`Reservation.cause` puts exceptions other than `PoolError` into words.
 """
 
 from __future__ import annotations
@@ -100,29 +100,30 @@ class Reservation(Protocol):
 
         Args:
             running: The folders of agents that the notebook has on nodes of this engine already, by the address of
-                their node. A relay may use that of its node, see `relay.Relay`, if the engine does not end it with the
-                worker group that it was started for.
+                their node. A relay may use the agent of its node, see `relay.Relay`, if the engine does not end that
+                agent with the worker group that it was started for.
 
         Raises:
-            PoolError: There is no room, or it was given up; says why.
+            PoolError: There is no room, or the search was given up; the error says why.
             TimeoutError: The engine does not answer.
         """
 
     def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
-        """Get room for up to so many more ranks, for a run that grows: what is there now, and nobody waits for. Blocks,
-        and lets nothing go that was reserved before.
+        """Get room for up to this many more ranks, for a run that grows: free now, and wanted by nobody else.
+        Blocks, and keeps everything that was reserved before.
 
         Args:
             ranks: Maximum number of further ranks.
-            unit: Number of which theirs is a multiple.
+            unit: Number of which the number of further ranks is a multiple.
 
         Returns:
-            All nodes, first those that it had, in their order; None if there is nothing more, as by default.
+            All nodes, beginning with the previous ones in their order; None if there is nothing more, which is the
+            default.
         """
         return None
 
     def drop_more(self) -> None:
-        """Give back what the last `acquire_more` has got. Blocks; never raises."""
+        """Give back the room that the last `acquire_more` got. Blocks; never raises."""
 
     def give_up(self) -> None:
         """Make `acquire` end soon; can be called in any thread."""
@@ -146,7 +147,7 @@ class Reservation(Protocol):
         """Return a sentence that describes an exception of the engine or of a method that it called."""
 
     def was_raised_on_node(self, error: BaseException) -> bool:
-        """Return whether the method itself raised the exception: the node is within reach then."""
+        """Return whether the method itself raised the exception: then the node is within reach."""
 
 
 Reserve = Callable[[m.OpenWorkerGroup, m.Hello, Callable[[str], None]], Reservation]

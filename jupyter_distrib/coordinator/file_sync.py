@@ -1,11 +1,11 @@
 """Collects the notebook's own files for nodes that do not share its folders. Runs in the coordinator, on the kernel's
 machine.
 
-The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
-has changed since the last run.
+Small files that have changed since the last run are copied: from the folder of the notebook to `0/`, and from the
+other folders of its path to `1/`, `2/`, ...
 
-A folder is listed again only when its modification time has changed. That shows which files were added or removed, not
-what was written into them, so each file is checked.
+A folder is listed again only when its modification time has changed. That time shows whether files were added or
+removed, not whether they were written, so each file is checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Found:
 
     files: Mapping[str, tuple[str, Stamp]]
     left_out: str
-    """Sentence about what was left out; empty if nothing was."""
+    """Sentence about files that were left out; empty if there are none."""
 
 
 class FileSync:
@@ -52,7 +52,7 @@ class FileSync:
         """The files that the node was last compared with, if it has all of them."""
 
     def changes(self, folder: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
-        """Return files that are new or changed, and names of those that are gone."""
+        """Return files that are new or changed, and names of files that are gone."""
         if folder is self._compared:
             return [], []
         files, unread = [], []
@@ -61,7 +61,7 @@ class FileSync:
                 try:
                     with open(full, "rb") as file:
                         files.append((name, stamp[0], file.read()))
-                except OSError:  # gone or not readable: the rank will say so if it needs it
+                except OSError:  # gone or not readable: a rank that needs the file will say so
                     unread.append(name)
         gone = [name for name in self._known if name not in folder.files]
         self._known = {name: stamp for name, (_, stamp) in folder.files.items()}
@@ -88,8 +88,8 @@ def is_shared(on_node: Sequence[int] | None, before: Sequence[int] | None, after
     """Return whether a node's folder is the notebook's folder: its `stamp` on the node must lie between its stamps on
     this machine from before and after, since something (if only the notebook) may be written into it meanwhile.
 
-    Ranks import from that folder. A stranger on the node can make one with the same number and time, but not with the
-    same owner; in a container the owner may have another number, and be the user there.
+    Ranks import from that folder. A stranger on the node can make a folder with the same inode and time, but not
+    with the same owner; in a container the owner may have another uid, and be the user there.
     """
     if on_node is None or before is None or after is None:
         return False
@@ -159,7 +159,7 @@ def _too_large(size_bytes: int, path: str) -> str:
         return ""
     return (
         f"{path} ({size_bytes >> 20} MB) is not on the nodes, nor is any other file over {FILE_LIMIT_BYTES >> 20} MB: "
-        "have the ranks read such data from where all nodes reach it."
+        "have the ranks read such data from a place that all nodes can reach."
     )
 
 
@@ -187,7 +187,7 @@ class FolderListings:
 
     def walk(self, folder: str, inside: str = "") -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         """Yield each folder in it by its name there (`""`, `deep/`), with the name and path of each of its files.
-        Leaves out hidden files, what Python or npm made, and environments."""
+        Leaves out hidden files, files that Python or npm made, and environments."""
         listing = self._listing(folder)
         if inside and listing.is_environment:
             return
@@ -201,7 +201,7 @@ class FolderListings:
             mtime_ns = os.stat(folder).st_mtime_ns
             if mtime_ns != known.mtime_ns:
                 self._known[folder] = known = _listed(folder, mtime_ns)
-        except OSError:  # gone or not readable: there is nothing to take from it
+        except OSError:  # gone or not readable: the folder has nothing to copy
             self._known.pop(folder, None)
             return _NOTHING
         return known

@@ -1,5 +1,6 @@
-"""The nodes that a worker group has got beside its first ones, for a run that grows: each time by one more reservation
-of the same engine, so that what it had is never at stake. Blocks, in the threads of `Reservation`."""
+"""The nodes that a worker group has got in addition to its first ones, for a run that grows: each time by one more
+reservation of the same engine, so that nodes it already has are never at risk. Blocks, in the threads of
+`Reservation`."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ class FurtherNodes:
     """The further reservations of one reservation.
 
     Args:
-        reserve: Makes a reservation for so many ranks, which does not wait for what others have.
+        reserve: Makes a reservation for this many ranks, which does not wait for nodes that others have.
     """
 
     def __init__(self, reserve: Callable[[int], Reservation]) -> None:
         self._reserve = reserve
         self._held: list[Reservation] = []
         self._last: Reservation | None = None
-        """The one that can still be given back alone."""
+        """The reservation that can still be given back alone."""
 
     def acquire(self, nodes: ReservedNodes, ranks: int, unit: int) -> ReservedNodes | None:
-        """Reserve nodes for up to so many more ranks, a multiple of `unit`: if they are not there, for half of them and
-        so on. Return all nodes; None if there is nothing more."""
+        """Reserve nodes for up to this many more ranks, a multiple of `unit`: if there are not enough, for half as
+        many, and so on. Return all nodes; None if there is nothing more."""
         self._last = None
         size = ranks - ranks % unit
         while size > 0:
@@ -50,7 +51,7 @@ class FurtherNodes:
         return tuple(self._held)
 
     def drop(self) -> None:
-        """Give back what the last `acquire` has got."""
+        """Give back the nodes that the last `acquire` got."""
         if (last := self._last) is not None:
             self._last = None
             self._held.remove(last)

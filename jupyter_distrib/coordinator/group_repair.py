@@ -85,7 +85,7 @@ class MultiNodeGroupRepair:
 
     def make_store(self) -> None:
         """Make a new store for all nodes; all ranks abort their groups."""
-        if len(self._nodes()) < 2:  # its agent has made one
+        if len(self._nodes()) < 2:  # its agent has made a store
             return
         self._undecided = None
         self._stores_awaited += 1

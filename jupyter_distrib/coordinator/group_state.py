@@ -17,9 +17,9 @@ class MultiNodeState(Enum):
     """The states of a worker group on several nodes. A cell begins at once if it is `READY`, and waits otherwise."""
 
     LOOKING = auto()
-    """It has asked for nodes."""
+    """The group has asked for nodes."""
     STARTING = auto()
-    """Its nodes start their ranks."""
+    """The group's nodes start their ranks."""
     READY = auto()
     """All ranks are up, and none executes a cell."""
     RUNNING = auto()
@@ -31,20 +31,20 @@ class MultiNodeState(Enum):
     ENDED = auto()
     """The run is over and may be restarted at once; if it is not, the group closes itself."""
     LOOKING_AGAIN = auto()
-    """It has asked for other nodes, for the restarted run."""
+    """The group has asked for other nodes, for the restarted run."""
     STARTING_AGAIN = auto()
     """The other nodes start their ranks."""
     USELESS = auto()
-    """It cannot go on and is about to be closed; no other worker group can use its nodes."""
+    """The group cannot go on and is about to be closed; no other worker group can use its nodes."""
     CLOSED = auto()
-    """Its ranks were told to end, and its nodes were given back."""
+    """The group's ranks were ended, and its nodes were given back."""
 
 
 class MultiNodeTrigger(Enum):
     """The triggers of moves between these states."""
 
     PLACED = auto()
-    """It got its nodes."""
+    """The group got its nodes."""
     OPENED = auto()
     """The ranks of all nodes are up."""
     CELL = auto()

@@ -23,8 +23,8 @@ STARTING_S = 60.0
 IDLE_S = 3.0
 """Seconds after which the agent ends once its host has gone."""
 KEPT_S = 10.0
-"""The same where the notebook's next worker group may reuse the agent: a busy engine needs seconds to start that
-group's relay."""
+"""The same limit where the notebook's next worker group may reuse the agent: a busy engine needs seconds to start
+that group's relay."""
 
 
 class NodeAgent:
@@ -70,7 +70,7 @@ class NodeAgent:
         with (self._folder / "agent.log").open("wb") as log:
             try:
                 parent = exec_agent(path, log, arguments, self._environment(), self._python)
-            except OSError:  # of another machine, or no program at all
+            except OSError:  # a program for another machine, or not a program at all
                 raise self.error() from None
         sock = socket.socket(socket.AF_UNIX)
         if parent.wait() or sock.connect_ex(path):
@@ -104,7 +104,7 @@ def running_agent(folder: str) -> socket.socket | None:
     """Return a connection to the agent of this folder; None if it has ended or belongs to another user."""
     sock = socket.socket(socket.AF_UNIX)
     try:
-        (Path(folder) / SHARED).touch()  # first: who has it now would end it meanwhile, see `Relay.end`
+        (Path(folder) / SHARED).touch()  # first, since its present user might end it meanwhile, see `Relay.end`
         sock.connect(os.path.join(folder, SOCKET))
     except OSError:
         sock.close()
@@ -124,22 +124,22 @@ def _is_own(folder: Path) -> bool:
     """Return whether this folder belongs to this user: others may have put anything beside it."""
     try:
         info = folder.lstat()
-    except OSError:  # it has just been removed
+    except OSError:  # the folder has just been removed
         return False
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
 def _is_deserted(path: Path) -> bool:
-    """Return whether a socket exists, nobody listens at it, and it is not one that is just being made."""
+    """Return whether a socket exists, nobody listens at it, and the socket is not just being made."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # else it waits where too many others wait already
+        probe.setblocking(False)  # else it waits where too many others are waiting already
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return time.time() - path.stat().st_mtime > STARTING_S
-        except FileNotFoundError:  # none yet, or a link to that of an agent that has removed its folder
+        except FileNotFoundError:  # no socket yet, or a link to the socket of an agent that has removed its folder
             return path.is_symlink()
-        except OSError:  # somebody else's
+        except OSError:  # another user's socket
             return False
     return False
 

@@ -1,4 +1,4 @@
-"""The number of nodes that a pool's `nodes` asks for: `4`, or `1:4` for what there is. Pure."""
+"""The number of nodes that a pool's `nodes` asks for: `4`, or `1:4` for as many as there are. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NodeCount:
         return cls(int(number), number.step if isinstance(number, NumberRange) else 0)
 
     def for_ranks(self, size: int, unit: int) -> int:
-        """Return the number of nodes for so many ranks of a worker group that grows by `unit` ranks: with a range, each
-        node has as many as every other. 0: as few as possible."""
+        """Return the number of nodes for this many ranks of a worker group that grows by `unit` ranks: with a range,
+        all nodes have equally many ranks. 0: as few nodes as possible."""
         return size * self.step // unit if self.step else self.most
 
     def on_each(self, unit: int) -> int:

@@ -60,7 +60,7 @@ class NodeReporter:
         try:
             report = self._look(lambda part: self._calls.put(lambda: self._know(part)))
             self._calls.put(lambda: self._know(report))
-        except Exception:  # noqa: BLE001 - engines raise all kinds: what is known is told
+        except Exception:  # noqa: BLE001 - engines raise all kinds: the last known report is used
             traceback.print_exc()  # into the coordinator's log
         self._calls.put(self._asked)
 

@@ -3,8 +3,8 @@
     HeldSegments      the coordinator's list of them, for one node
     StoredSegments    the memory itself, in the relay on the node
 
-The coordinator decides which the node drops; a node that was to have one and lacks it fails the cell, after which the
-coordinator sends everything anew.
+The coordinator decides which segments the node drops; a node that lacks an expected segment fails the cell, after
+which the coordinator sends everything anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class HeldSegments:
     """A node's segments, the last used last. Used in the coordinator's loop.
 
     Args:
-        limit_bytes: The most memory that the node gives, if the user has not said how much.
+        limit_bytes: The maximum memory of the node for segments, if the user has not set a limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -31,8 +31,8 @@ class HeldSegments:
         return segment in self._sizes
 
     def use(self, parcel: m.Parcel, sizes: Sequence[int]) -> list[str]:
-        """Record that the node has the segments of a parcel, which have these sizes; return those that it drops after
-        the parcel has reached its ranks."""
+        """Record that the node has the segments of a parcel, with these sizes; return the segments that it drops
+        after the parcel has reached its ranks."""
         for segment, size_bytes in zip(parcel.segments, sizes, strict=True):
             self._sizes[segment] = size_bytes
             self._sizes.move_to_end(segment)

@@ -2,8 +2,8 @@
 
     kernel --memory--> thread: one part after another --carrier--> every node's `take`, the last part with its `send`
 
-A node has taken an earlier part when a further one is sent, so that a command such as Stop waits behind a few parts at
-most, however large the whole is; and while it takes one, the kernel still writes what follows.
+A further part is sent only when a node has taken an earlier one, so that a command such as Stop waits behind a few
+parts at most, however large the whole is; and while the node takes a part, the kernel still writes the next ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Finds nodes for a worker group, whichever engine provides them, and keeps them a while for the next group.
 
-A placement is used in the coordinator's loop; what blocks is done in a thread of its own, and comes back to the loop
-through `CallSoon`. Its nodes are looked for, held by a worker group, free for another one, or ended:
+A placement is used in the coordinator's loop; blocking calls are made in a thread of their own, and their results
+come back to the loop through `CallSoon`. Its nodes are looked for, held by a worker group, free for another one, or
+ended:
 
     looking --> held --> free --> ended
                  ^________|  claimed
@@ -123,7 +124,7 @@ class Placement:
         """The worker group that has the nodes, or had them last."""
         self.ended = False
         """Whether the nodes are given back to the engine, or will be."""
-        # What there is beside the minimum is got by `acquire_more`.
+        # Room beyond the minimum is got by `acquire_more`.
         needed = replace(command, size=command.least or command.size, least=0)
         self.delivery = Delivery(calls, reserve(needed, hello, self._say))
         self._reservation = self.delivery.reservation
@@ -184,7 +185,7 @@ class Placement:
 
     def _fits(self, found: _Found, hello: m.Hello, command: m.OpenWorkerGroup) -> bool:
         if command.gpus and not found.gpus:
-            return False  # there may be some now
+            return False  # there may be GPUs now
         if not _is_same(hello, self._hello) or found.folder != file_sync.directory(hello):
             return False
         given = replace(self._command, size=sum(share.size for share in found.shares), gpus=found.gpus)
@@ -268,7 +269,7 @@ class Placement:
             if (nodes := self._reservation.acquire_more(ranks, unit)) is not None:
                 remotes = self._remote_nodes(nodes, before.folder, before.nodes)
                 more = self._found_on(nodes, remotes, before.folder)
-        except Exception:  # noqa: BLE001 - engines raise all kinds: it goes on with what it has
+        except Exception:  # noqa: BLE001 - engines raise all kinds: the run continues as it is
             traceback.print_exc()  # into the coordinator's log
             self._reservation.drop_more()
         self.delivery.calls.put(lambda: self._have_more(before, more, then))
@@ -291,8 +292,8 @@ class Placement:
             threading.Thread(target=self._reservation.drop_more, name="jupyter_distrib-drop").start()
 
     def nodes(self) -> int:
-        """Return the number of nodes, with those of the room; see `worker_group.NodeSource`. One of several jobs on a
-        node has a share of its own."""
+        """Return the number of nodes, with those of the room; see `worker_group.NodeSource`. Each of several jobs on
+        a node has a share of its own."""
         found = self._more or self._found
         return len({share.node.short_name for share in found.shares}) if found is not None else 0
 
@@ -321,7 +322,7 @@ class Placement:
         no_route = no_way(abouts, self._reservation.address_advice)
         self.delivery.remark = " ".join(filter(None, (nodes.remark, *differing, no_route)))
         shared = [file_sync.is_shared(about["folder"], before, after) for about in abouts]
-        files_are_ours = all(about["user"] == os.getuid() for about in abouts)  # not so in some containers
+        files_are_ours = all(about["user"] == os.getuid() for about in abouts)  # some containers have another clock
         self.delivery.shared_folder = folder if all(shared) and files_are_ours else ""
         nodes_of = list(zip(names, nodes.channels, abouts, shared, strict=True))
         for node, about in zip(known, abouts, strict=False):

@@ -3,7 +3,7 @@ coordinator. Runs in a process of the engine on that node; knows no engine.
 
     coordinator ==engine's own calls==> Relay --link--> agent --> ranks
 
-`send` and `receive` block and are called in one thread each; what comes of a cell is the answer to either.
+`send` and `receive` block and are called in one thread each; messages about a cell are returned by either.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Relay:
             the engine has left that to the variable.
         inbox: Takes messages from the agent; by default, an inbox that the engine polls.
         running: The folders of agents that earlier worker groups of the notebook have, by the address of their node.
-            That of this node is used again: its forkserver has imported torch. None if the engine ends agents with
+            The agent of this node is used again: its forkserver has imported torch. None if the engine ends agents with
             their worker groups.
     """
 
@@ -104,7 +104,8 @@ class Relay:
             return False
         if sock is None or not self._connect(Path(folder), sock, hello, WELCOME_S):
             return False
-        (self._own_folder / SOCKET).symlink_to(Path(folder) / SOCKET)  # shows when our folder is deserted, see `sweep`
+        # Shows whether our folder is deserted, see `sweep`.
+        (self._own_folder / SOCKET).symlink_to(Path(folder) / SOCKET)
         return True
 
     def _connect(self, folder: Path, sock: socket.socket, hello: m.Hello, limit_s: float | None = None) -> bool:
@@ -175,7 +176,7 @@ class Relay:
         """Send a cell to the agent, with stored segments as its shared memory, as `send` does; then drop some.
 
         Raises:
-            PayloadError: A segment did not arrive; says why.
+            PayloadError: A segment did not arrive; the error says why.
         """
         if self._project.used:
             frame = self._localized(frame)
@@ -267,7 +268,7 @@ class Relay:
         with suppress(ProcessLookupError):
             if not (self._folder / SHARED).exists():
                 os.kill(self._welcomed.pid, signal.SIGTERM)
-            os.kill(self._welcomed.pid, signal.SIGCONT)  # one that was stopped would keep its ranks and their GPUs
+            os.kill(self._welcomed.pid, signal.SIGCONT)  # a suspended agent would keep its ranks and their GPUs
         if not process.is_alive(self._welcomed.pid):
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._own_folder != self._folder:
@@ -275,8 +276,8 @@ class Relay:
 
 
 def stamp(directory: str) -> tuple[int, int, int, bool] | None:
-    """Return what distinguishes a shared folder from another of the same name: inode, modification time, owner, and
-    whether the owner is this user; None if the folder does not exist."""
+    """Return the properties that distinguish a shared folder from another folder of the same name: inode,
+    modification time, owner, and whether the owner is this user; None if the folder does not exist."""
     try:
         info = os.stat(directory)
     except OSError:
@@ -351,7 +352,7 @@ class ProjectCopy:
         """Whether cells run in this copy, rather than in the notebook's folder."""
 
     def update(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
-        """Write files that have changed, given by path, time of change and content, and remove those that are gone.
+        """Write files that have changed, given by path, time of change and content, and remove files that are gone.
         Returns the files that could not be written, with the reasons. From now on cells run in this copy."""
         self.used = True
         failed = []

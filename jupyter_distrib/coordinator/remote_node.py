@@ -92,7 +92,7 @@ class RemoteNode:
             self._cancel(self._held)
         if fds and isinstance(command, m.Execute) and command.inputs.segments:
             return self._send_segments(command, fds)
-        frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
+        frame = encode(command, int(bool(fds)))  # the descriptor that shows how much has arrived does not travel
         if fds:
             assert isinstance(command, m.Execute)
             self._held = held = _Held(command)
@@ -103,10 +103,11 @@ class RemoteNode:
             self._hand_over(command, frame)
 
     def _send_segments(self, command: m.Execute, fds: Sequence[int]) -> None:
-        """Send a cell whose inputs lie in segments, one after another: those that the node lacks, then the cell."""
+        """Send a cell whose inputs lie in segments: one after another the segments that the node lacks, then the
+        cell."""
         names = command.inputs.segments
         sizes = [os.fstat(fd).st_size for fd in fds[: len(names)]]
-        telling = fds[len(names) :]  # of the first one
+        telling = fds[len(names) :]  # the descriptors of the first segment
         self._held = held = _Held(command)
         for number in reversed(range(len(names))):
             if names[number] not in self._segments:
@@ -136,7 +137,7 @@ class RemoteNode:
     def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
         """Send a part of a cell's content; see `engine.Receive`."""
         if self._held is not held:
-            return None  # it was stopped
+            return None  # the cell was stopped
         if isinstance(part, shared_memory.GivenUp):
             return self._cancel(held)
         if isinstance(part, Exception):
@@ -153,7 +154,7 @@ class RemoteNode:
         """Stop a cell that is still on its way."""
         self._order("discard")
         events = endings.interrupted(held.command.run, held.command.ranks)
-        self._delivery.calls.put(lambda: self._tell_all(events))  # not in the midst of what stops it
+        self._delivery.calls.put(lambda: self._tell_all(events))  # not while the code that stops it is running
         self._release(held)
 
     def _release(self, held: _Held) -> None:

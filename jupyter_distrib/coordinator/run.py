@@ -117,7 +117,7 @@ class MultiNodeRun:
 
     def stop(self, *, force: bool = False, but: int = -1) -> None:
         """Stop its ranks on all nodes, or on all `but` one."""
-        self._watch.close()  # where ranks were before they were stopped is what helps
+        self._watch.close()  # the stacks from before the stop are the useful ones
         if not self._stopped:
             self._stopped = True
             self._timers.later(STOP_LIMIT_S, self._lose_silent)
@@ -138,7 +138,7 @@ class MultiNodeRun:
         event = _on_our_clock(event)
         match event:
             case m.Connected():
-                for other in self._executing - {node}:  # ranks may wait for one that has ended the cell
+                for other in self._executing - {node}:  # ranks may wait for a rank that has ended the cell
                     self._nodes[other].send(m.CutRemoteSockets(run=event.run, ends=event.ends))
             case m.NodeSawRanks():
                 self._watch.handle_event(event)

@@ -50,7 +50,7 @@ class Coordinator:
         self.ask_nodes: AskNodes = lambda tell: tell(NodeReport())
         """Function that reports the nodes in the loop, soon."""
         self.on_use: Callable[[bool], None] | None = None
-        """Function that is told whether ranks are in use: each time a cell comes, and then once a second."""
+        """Function that is called with whether ranks are in use: each time a cell comes, and then once a second."""
         self.title = "not connected"
         self.idle_s = idle_s
         self._leaving = False
@@ -83,7 +83,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------ for the server
 
     def welcome(self, client: KernelClient) -> None:
-        if self._leaving:  # it came by the name that is gone now
+        if self._leaving:  # it connected by the name that is gone now
             self.server.send(client, m.Leaving())
 
     def open(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:

@@ -1,7 +1,7 @@
 """Packs this package into one file, for nodes that lack it or have another version.
 
-Python imports the file as it is: to make files of it takes a third of a second where the disk is busy. What Python has
-compiled goes along, which the benchmark row of a first cell on new nodes defends.
+Python imports the file as it is: unpacking it takes a third of a second on a busy disk. Bytecode is included,
+because it makes the first cell on new nodes faster (see that row of the benchmarks).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _READ = "jupyter_distrib/wire/messages/"
-"""Folder whose sources tell the version of the protocol."""
+"""Folder whose sources determine the version of the protocol."""
 
 
 def archive(distributions: Sequence[str] = (), *, any_python: bool = True) -> bytes:
@@ -39,7 +39,7 @@ def archive(distributions: Sequence[str] = (), *, any_python: bool = True) -> by
 def _add(file: zipfile.ZipFile, files: Mapping[str, Path], *, any_python: bool) -> None:
     """Add modules by their names in the archive."""
     codes = {f"{name}c": compiled(path) for name, path in files.items()}
-    are_compiled = all(codes.values())  # all are to be in `environment.OWN`
+    are_compiled = all(codes.values())  # all must be in `environment.OWN`
     for name, path in files.items():
         if any_python or not are_compiled or _READ in name:
             file.write(path, name)
@@ -61,7 +61,7 @@ def _add_distribution(
 def compiled(path: Path) -> bytes:
     """Return Python's bytecode of a source file, for use on any machine; nothing if it is older than the file.
 
-    The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
+    The header says that its source need not be looked at (PEP 552); another version of Python skips it.
     """
     try:
         content = Path(importlib.util.cache_from_source(str(path))).read_bytes()

@@ -30,7 +30,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 
 STARTING_EVERY_S = 0.4
 NO_MORE = "there is no room for more now"
-"""The reason for fewer ranks in a run that begins with what there is, so that nothing was refused."""
+"""The reason for fewer ranks in a run that begins with the ranks that there is room for, where nothing was refused."""
 WARNING_S = 300.0
 """Seconds before the end at which the warning is sent."""
 
@@ -52,7 +52,7 @@ class NodeSource(Protocol):
         `group.handle_event` and `group.on_node_lost`."""
 
     def find_room(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
-        """Get room for up to so many more ranks, a multiple of `unit`; then call `then` with their number, in the
+        """Get room for up to this many more ranks, a multiple of `unit`; then call `then` with their number, in the
         loop."""
 
     def drop_room(self) -> None:
@@ -96,7 +96,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.place = find_nodes(command)
         """The source of the present nodes; events from other sources concern nodes that were given back."""
         self.waits_for = ""
-        """Sentence on what it waits for, if it has no nodes yet."""
+        """Sentence on what the group waits for, if it has no nodes yet."""
         self._states = StateMachine(State.LOOKING, MOVES)
         self._loop, self._logs = loop, logs
         self._shares: list[Share] = []
@@ -116,7 +116,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._shortage = ""
         """Reason why there are no nodes for the previous number of ranks."""
         self._room = 0
-        """Number of further ranks that there is room for, for a run that grows."""
+        """Number of further ranks that there is room for, in a run that grows."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
@@ -155,7 +155,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self.place.start(self.command, self)
 
     def on_queued(self, reason: str) -> None:
-        """Tell the kernel what the ranks wait for, or a run what its nodes do."""
+        """Tell the kernel what the ranks wait for, or add a note on its nodes to the run."""
         if self.state not in (State.LOOKING, State.STARTING, State.LOOKING_AGAIN, State.STARTING_AGAIN):
             self._tell_run(reason)
         else:
@@ -230,7 +230,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             then(had + self._room)
 
         if self.kept:
-            return then(0)  # it would be lost
+            return then(0)  # the room would be lost
         place.find_room(size - had, unit, found)
 
     def drop_room(self) -> None:
@@ -245,7 +245,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         return self.place.nodes()
 
     def _use_room(self) -> None:
-        """Start the ranks anew, on the nodes that it has and on those that it has got."""
+        """Start the ranks anew, on the previous nodes and on the new ones."""
         self._room, self._ranks_left, self._infos = 0, self.command.size, {}
         self._group_repair.cancel()
         self.kept.clear()
@@ -273,7 +273,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             case m.GroupsReset():
                 self._group_repair.on_groups_reset(node, event)
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
-                self.tell(event, ())  # of the failure of a run that has ended
+                self.tell(event, ())  # from the debugging of a run that has failed
             case _:
                 self._run_event(node, event, fds)
 
@@ -312,7 +312,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
     def _changed(self, node: int, event: m.WorkerGroupChanged) -> None:
         """Handle the loss of ranks that their node replaces."""
         if self.state in (State.ENDING, State.ENDED, State.STARTING_AGAIN):
-            return  # of ranks that are, or will be, replaced
+            return  # about ranks that are, or will be, replaced
         if node in self._infos:  # else its `WorkerGroupOpened` is still to come
             self._infos[node] = event.workers
             self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
@@ -406,7 +406,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         run.tell(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if run.command.max_restarts:
-            self._loop.soon(self._give_up_ended)  # when the run has been started again, if it is
+            self._loop.soon(self._give_up_ended)  # once the run has been started again, if it is
         else:
             self._give_up_ended()
 

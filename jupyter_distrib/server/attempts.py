@@ -1,9 +1,9 @@
 """Restarts a run when a rank is lost (`--max-restarts`), or when there is room for more ranks (`--ranks 2:8`): keeps
 the command and the parcel until the last attempt has ended. Runs in the loop of the agent, or of the coordinator.
 
-    Execute --> attempt 0 --> events --> client      its end is told as Restarted, and the run begins again as soon as
-                                                     the worker group has replaced its ranks
-            --> attempt 1 --> events --> client      the end of the last attempt is told as it is
+    Execute --> attempt 0 --> events --> client      its end is reported as Restarted, and the run begins again as
+                                                     soon as the worker group has replaced its ranks
+            --> attempt 1 --> events --> client      the end of the last attempt is reported as it is
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Attempts:
     def start(self) -> None:
         """Start the next attempt; if the run was stopped meanwhile, or has no ranks any more, end it."""
         command = replace(self.command, attempt=self._number, timeout_s=self._time_left_s())
-        # What tells how much of the content is there has been read by the first attempt; all is there since it began.
+        # The first attempt has read the descriptor that shows how much of the content is there; all of it is there
+        # since.
         needed = self.command.inputs.memories if self._number else None
         copies = Descriptors.duplicates([*self._parcel][:needed])
         if self._growth is not None:
@@ -89,7 +90,7 @@ class Attempts:
         if not isinstance(event, m.Ended):
             return self._tell(event, fds)
         if not self._began and len(self._parcel) > self.command.inputs.memories:
-            self._policy.stop()  # not all of the content may have come from the notebook
+            self._policy.stop()  # part of the content may not have come from the notebook
         if (growth := self._growth) is not None and growth.ending and self._policy.is_cut:
             return self._grow(growth)
         decision = self._policy.decide()
@@ -107,7 +108,7 @@ class Attempts:
         """Start the next attempt with as many ranks as there is room for."""
         place = "" if (step := self._policy.begin_again()) is None else f"at step {step}, "
         self.command = replace(self.command, ranks=tuple(range(growth.room)))
-        cause = f"{place}and goes on from its checkpoint of {duration(growth.age_s)} ago"
+        cause = f"{place}and resumes from its checkpoint of {duration(growth.age_s)} ago"
         self._start_again(cause, self.command.ranks, growth.nodes)
 
     def _start_again(self, cause: str, ranks: tuple[int, ...] = (), nodes: int = 0) -> None:

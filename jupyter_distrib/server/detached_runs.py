@@ -133,7 +133,7 @@ class DetachedRuns:
 
 
 def _notify(command: m.Execute, listed: ListedRun, outcome: Outcome) -> None:
-    """Tell of the end of a run, whose kernel may have gone, where the user's settings say how."""
+    """Notify the user of the end of a run, whose kernel may have gone, if the user's settings say how."""
     elapsed_s = time.time() - listed.began_at_s
     if command.notify and elapsed_s >= command.notify_after_s:
         news = Notification(

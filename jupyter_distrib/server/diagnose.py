@@ -1,10 +1,10 @@
 """Explains why a run makes no progress: which ranks wait for which, from what is known of each rank. Runs in the agent,
 or for ranks of several nodes in the coordinator; pure.
 
-    looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
+    looks, one per rank --> diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
-A rank that waits for others is never to blame; the ranks that have not come are. Waiting is no fault either: the text
-describes the state, and leaves its duration to the caller.
+A rank that waits for others is never to blame; ranks that have not arrived are. Waiting is not an error either: the
+text describes the state, and leaves its duration to the caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
 _PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
-"""Operations in which not every rank takes part, and whose other rank is unknown."""
+"""Operations in which only some ranks take part, and whose other rank is unknown."""
 _RENDEZVOUS = ("init_process_group", "new_group", "init_device_mesh", "barrier", "monitored_barrier")
 """Operations without a number in which every rank takes part."""
 _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
@@ -74,7 +74,7 @@ def diagnose(looks: Sequence[m.RankSighting], *, source: str = "") -> Diagnosis 
     scene = _Scene(looks=looks, source=source)
     sentences = [_stopped(look) for look in looks if _is_held(look)]
     sentences += [sentence for ranks in scene.consensus() for sentence in scene.describe(ranks)]
-    if not scene.waits:  # else it is told beside those that wait for it
+    if not scene.waits:  # else it is mentioned with the ranks that wait for it
         sentences += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
         sentences += [_loading(look) for look in looks if _waits_for_loader(look)]
     if not sentences:
@@ -171,7 +171,7 @@ class _Scene:
         return any(left) if needs_all else bool(left) and all(left)
 
     def describe(self, ranks: Sequence[int]) -> list[str]:
-        """Return a sentence on the ranks that have not arrived where these ranks wait; empty if that is not worth a
+        """Return a sentence on the ranks that have not arrived where these ranks wait; empty if this is not worth a
         report yet."""
         wait = self.waits[ranks[0]]
         waited_s = max(_unmoved_s(self.by_rank[rank]) for rank in ranks)
@@ -221,14 +221,14 @@ class _Scene:
             same = wait.op in _SAME_TENSORS and wait.tensors
             calls.setdefault(f"{wait.op} of {wait.tensors}" if same else wait.op, []).append(rank)
         kinds = {call.partition(" ")[0]: callers for call, callers in calls.items()}
-        return kinds if len(kinds) == len(calls) else calls  # shapes only where they are what differs
+        return kinds if len(kinds) == len(calls) else calls  # shapes only where they differ
 
     def _elsewhere(self, missing: Sequence[int]) -> list[str]:
         """Describe what the missing ranks are doing: one sentence for all that do the same."""
         alike: dict[tuple[str, str], list[int]] = {}
         for rank in missing:
             look = self.by_rank[rank]
-            if not _is_held(look):  # told already
+            if not _is_held(look):  # already mentioned
                 alike.setdefault((self._doing(look), _place(look)), []).append(rank)
         return [
             f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}"
@@ -303,7 +303,7 @@ def _loading(look: m.RankSighting) -> str:
     place = _place(look)
     return (
         f"Rank {look.rank} waits for a worker of its DataLoader{f' ({place})' if place else ''}. A worker that was "
-        "forked hangs if a library with threads, such as polars, was used before: take "
+        "forked hangs if a library with threads, such as polars, was used before: use "
         'multiprocessing_context="spawn".'
     )
 

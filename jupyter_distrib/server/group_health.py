@@ -52,6 +52,6 @@ class DrainReports:
         self.awaited.clear()
 
     def equal(self, sequences: set[int]) -> bool:
-        """Return whether all ranks so far stopped at the same collective, including those that returned with these
+        """Return whether all ranks so far stopped at the same collective, including ranks that returned with these
         sequences."""
         return self.all_finished and len(self.sequences | sequences) <= 1

@@ -4,7 +4,7 @@ coordinator.
     --grow-after is over --> a checkpoint is young --> the worker group has got room --> the ranks are ended
                                                        nobody else waits for it
 
-The room is the worker group's before any rank is ended, so that the change cannot cost what the run has.
+The room is the worker group's before any rank is ended, so that the change cannot cost the run its present ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire import messages as m
 
 YOUNG_PART = 0.1
-"""A checkpoint is young for this part of `--grow-after` ..."""
+"""A checkpoint counts as young for this fraction of `--grow-after` ..."""
 YOUNG_S = 5.0
-"""... and at least for these seconds: that much is computed again."""
+"""... and for at least these seconds: that much work is computed again."""
 LOOKS = 20
 """Number of looks for room within `--grow-after`, once it is over."""
 
@@ -79,7 +79,7 @@ class Growth:
         self._ranks, self._over, self.ending, self._saved_s = ranks, False, False, None
         self._cancel()
         if ranks == self.room:
-            self.room = 0  # the attempt has it
+            self.room = 0  # the attempt has the room now
         self._drop()
         if ranks < self._most:
             self._timer = self._later(max(0.0, self._due_s - time.monotonic()), self._due)
@@ -121,7 +121,7 @@ class Growth:
             self._has_told = True
             self._tell(
                 f"cannot grow from {self._ranks} to {self._most} ranks so far: the cell has made no checkpoint with "
-                "jupyter_distrib.save in a folder that it goes on from with jupyter_distrib.resume"
+                "jupyter_distrib.save in a folder from which it resumes with jupyter_distrib.resume"
             )
         self._try()
 
@@ -148,7 +148,7 @@ class Growth:
         if self._over:
             return self._drop()
         self._try()
-        if not self.ending:  # till the next checkpoint, but not for ever
+        if not self.ending:  # until the next checkpoint, but not for ever
             self._timer = self._later(self._after_s, self._drop)
 
     def _drop(self) -> None:

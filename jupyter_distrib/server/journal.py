@@ -1,8 +1,8 @@
 """The record of a detached run, kept until some kernel asks for it.
 
-A long record is thinned. Output is left out, and replaced by the number of its lines; the logs have all of it. Of
-reported numbers every second one is left out, so that the rest span the whole run. Of events that only report a state,
-the newest stays.
+A long record is thinned. Output is left out, and replaced by the number of its lines; the logs have all of it. Every
+second report of numbers is left out, so that the rest span the whole run. Of events that only report a state, the
+newest stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 MAX_ENTRIES = 5000
 """Number of entries above which the record is thinned (see `thinned`); the logs have all output."""
 MAX_DISPLAY_BYTES = 64 << 20
-"""Bytes above which the oldest displays are left out."""
+"""Bytes of displays above which the oldest are left out."""
 NEWEST = 100
 """Number of notes, and of one rank's displays and loops, that are kept: more are not shown."""
 Entry: TypeAlias = tuple[m.Event, Descriptors]

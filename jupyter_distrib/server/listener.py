@@ -35,7 +35,7 @@ class Listener:
     def listen(self) -> None:
         self._keep_spare()
         self._sock.setblocking(False)
-        self._sock.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not who has started it
+        self._sock.listen(BACKLOG)  # once more: from now on SO_PEERCRED names this process, not the one that started it
 
     def accept(self) -> socket.socket | None:
         """Return the connection of a kernel; None if there is none, or it is another user's, or there is no room."""

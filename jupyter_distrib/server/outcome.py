@@ -6,7 +6,7 @@ from __future__ import annotations
 from jupyter_distrib.wire import messages as m
 
 _WORST = ("lost", "failed", "interrupted", "done")
-"""The ways in which a rank can end, the worst first: that of a run is the worst of its ranks."""
+"""The ways in which a rank can end, the worst first: a run ends in the worst way of its ranks."""
 
 
 class Outcome:

@@ -94,7 +94,7 @@ class RestartPolicy:
             case m.TimedOut():
                 self.stop()
             case m.Interrupted() if now.lost is None and now.failed is None:
-                self.stop()  # by somebody else: the others are interrupted after the first that ended
+                self.stop()  # killed by this package: the others are interrupted after the first that ended
 
     @property
     def is_cut(self) -> bool:

@@ -245,7 +245,7 @@ class Server(Generic[G]):
             return self._gone(client)
         client.hello = hello
         own = confinement.pid_namespace()
-        if hasattr(os, "pidfd_open") and hello.pid_namespace in ("", own):  # else the pid is another process's here
+        if hasattr(os, "pidfd_open") and hello.pid_namespace in ("", own):  # else the pid means another process here
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
                 self.loop.watch(client.pidfd, lambda: self._gone(client))
@@ -282,7 +282,7 @@ class Server(Generic[G]):
     def _execute(self, client: Client[G], command: m.Execute, descriptors: Descriptors) -> None:
         self._service.before_cell()
         group = client.groups.get(command.group)
-        if group is None:  # it went away while the cell was on its way
+        if group is None:  # the worker group went away while the cell was on its way
             reason = self._closed.get(command.group, "")
             for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
                 self.send(client, event)
@@ -380,8 +380,8 @@ class Server(Generic[G]):
     def _retire(self) -> None:
         """End the process, unless a kernel connects at this very moment.
 
-        Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while
-        the next ones start a process of their own.
+        Kernels connect without the lock, so one may have come just before the name was removed: it is served to its
+        end, while later kernels start a process of their own.
         """
         self._idle_timer = None
         if not self._name.reachable:

@@ -57,12 +57,12 @@ class PendingCell:
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 
     def fewer(self, ranks: int) -> int:
-        """Return the largest number of ranks that the cell accepts, of at most so many; 0 if it needs more."""
+        """Return the largest number of ranks, up to this many, that the cell accepts; 0 if it needs more."""
         size = ranks - ranks % self.command.rank_unit
         return size if 0 < self.command.min_ranks <= size else 0
 
     def with_fewer(self, ranks: int, cause: str, nodes: int = 0) -> PendingCell:
-        """Return the cell for fewer ranks, on so many nodes, and report the reduction."""
+        """Return the cell for fewer ranks, on this many nodes, and report the reduction."""
         command = replace(self.command, ranks=tuple(range(ranks)))
         reduced = m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, nodes=nodes, at_s=time.monotonic())
         self.tell(reduced, ())
@@ -201,7 +201,7 @@ class Client(Generic[G]):
     began_at_s: dict[str, float] = field(default_factory=dict)
     """Start of the last run on each worker group, in seconds since 1970."""
     gathering: Timer | None = None
-    """Timer for sending the queued events, if all of them can wait for what follows."""
+    """Timer for sending the queued events, if all of them can wait for further events."""
 
     def gather_no_more(self) -> None:
         """Cancel the timer, because the queued events are sent now."""

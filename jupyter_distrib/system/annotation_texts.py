@@ -1,4 +1,5 @@
-"""The names in type annotations that are texts: `x: "Net"`, and all of them after `from __future__ import annotations`.
+"""The names in type annotations that are strings: `x: "Net"`, and all of them after `from __future__ import
+annotations`.
 
 `typing.get_type_hints` and the parsers and validators built on it look these names up when they are called. Any
 process; pure.
@@ -17,7 +18,7 @@ _VALUES = frozenset({"Literal", "Annotated"})
 
 
 def names_of(definition: types.FunctionType | type) -> set[str]:
-    """Return the names that the annotations of a function or class read as texts."""
+    """Return the names in the string annotations of a function or class."""
     try:
         annotations = inspect.get_annotations(definition)
     except Exception:  # noqa: BLE001 - foreign code: some metaclasses, and since Python 3.14 the annotations themselves
@@ -30,7 +31,7 @@ def names_of(definition: types.FunctionType | type) -> set[str]:
 
 
 def nested(annotation: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions in the texts inside an annotation, such as `Net` of `Optional["Net"]`."""
+    """Yield the expressions in the strings inside an annotation, such as `Net` of `Optional["Net"]`."""
     match annotation:
         case ast.Constant(value=str(text)):
             if (expression := parsed(text)) is not None:
@@ -48,7 +49,7 @@ def nested(annotation: ast.AST) -> Iterator[ast.expr]:
 
 
 def parsed(text: str) -> ast.expr | None:
-    """Return the expression of a text; None if it is none."""
+    """Return the expression in a string; None if it is not an expression."""
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,5 +1,5 @@
-"""The names under which the parts of a function's call travel to the ranks, and the words for them: these names are in
-nobody's notebook. Standard library only."""
+"""The names under which the parts of a function's call travel to the ranks, and the words for them in messages: no
+notebook contains these names. Standard library only."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class CallSoon:
         self._queue.put(call)
         if self._loop.is_here:
             return self._loop.soon(self._handle)
-        with suppress(BlockingIOError):  # full: the loop will wake anyhow
+        with suppress(BlockingIOError):  # full: the loop will wake anyway
             os.write(self._write_fd, b"!")
 
     def _woken(self) -> None:

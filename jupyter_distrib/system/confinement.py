@@ -1,9 +1,9 @@
 """Determines what confines a process: its namespaces, control groups, job and rights. Two notebooks share an agent only
-where these are the same, since the ranks of an agent are where it is. Any process; `%load_ext` waits for it.
+where these are the same, since the ranks of an agent are confined as it is. Any process; `%load_ext` waits for it.
 
 Not everything that two sessions differ in confines them. Each login and each terminal of a desktop has a scope of
-systemd, which is there for counting: such a scope counts only if it has limits. A job of a scheduler counts without a
-limit, too, because its end ends what is in it, and because its use is accounted for.
+systemd, which exists for accounting: such a scope matters only if it has limits. A job of a scheduler matters
+without a limit, too, because its end ends the processes in it, and because its use is accounted for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RIGHTS = re.compile(r"^(?:NoNewPrivs|Seccomp|Seccomp_filters|Cap\w+|Mems_allowe
 """Lines of /proc/PID/status, proc_pid_status(5), on rights that a sandbox removes."""
 _WAKE_ALARM = 1 << 35
 _LOGIN = re.compile(r"/user\.slice/user-\d+\.slice/(?:.*/)?(?:[^/]+\.(?:scope|slice)|user@\d+\.service)", re.DOTALL)
-"""Groups of systemd that logins and terminals have (systemd.special(7)); a service below them is no such group."""
+"""Groups of systemd that logins and terminals have (systemd.special(7)); a service below them is not such a group."""
 _LIMITS = (
     "cpu.cfs_quota_us",
     "cpu.max",
@@ -118,8 +118,8 @@ class Companion:
     any time; namespaces do not change so.
 
     Args:
-        pid: The process. If it is not here now, the system puts it elsewhere, and would do so with another one: then it
-            counts as one that is here.
+        pid: The process. If it is not here now, the system puts it elsewhere, and would do so with any other
+            process: then it counts as being here.
     """
 
     def __init__(self, pid: int) -> None:
@@ -167,15 +167,15 @@ def pid_namespace(pid: int | str = _OWN) -> str:
     """Return the namespace in which the id of a process, and the time of its start, mean the same as for others in it;
     empty where the system has none, or does not tell.
 
-    The system shows the start of each process in the time of who asks, time_namespaces(7).
+    The system shows the start of each process in the time namespace of the reader, time_namespaces(7).
     """
     found = [_link(_PROC / str(pid) / "ns" / name) for name in ("pid", "time")]
     return " ".join(filter(None, found))
 
 
 def _binding(names: str, path: str, mount: Path) -> str:
-    """Return the innermost group, of this one and those above it, that counts: one that is not a login's or a
-    terminal's, or has a limit."""
+    """Return the innermost of this group and the groups above it that matters: a group that does not belong to a
+    login or a terminal, or that has a limit."""
     while _LOGIN.fullmatch(path) and not _is_limited(names, path, mount):
         path = path.rpartition("/")[0]
     return path

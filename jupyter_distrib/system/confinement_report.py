@@ -26,7 +26,7 @@ _CONTAINERS = (
 )
 """Variables that reveal a container, and its kind."""
 _MARKS = (("run/.containerenv", "Podman"), (".dockerenv", "Docker"), (".singularity.d", "Apptainer"))
-"""Files in a container's root that reveal the same."""
+"""Files in a container's root folder that reveal its kind."""
 _GROUP_OF_CONTAINER = re.compile(
     r"/(?P<kind>docker|libpod|crio|cri-containerd|containerd|lxc\.payload|lxc)[-/.](?P<name>[\w.-]+?)(?:\.scope)?(?:/|$)"
 )
@@ -83,7 +83,7 @@ class ConfinementReport:
         return ", ".join([*filter(None, where), memory, f"{self.cores} core{'s' * (self.cores != 1)}"])
 
     def differences(self, other: ConfinementReport) -> list[str]:
-        """Return in a few words each what another process does not share with this one."""
+        """Return a few words on each thing that another process does not share with this one."""
         pairs = zip(confinement.NAMESPACES, self.place.namespaces, other.place.namespaces, strict=True)
         found = [_NAMES[name] for name, own, its in pairs if own and its and own != its]
         own, its = self.place, other.place
@@ -101,7 +101,7 @@ def where() -> str:
 
 
 def told() -> str:
-    """Return the machine of this process and what confines it, with the limits."""
+    """Return the machine of this process and its confinement, with the limits."""
     return f"{platform.node()}: {ConfinementReport.of()}"
 
 

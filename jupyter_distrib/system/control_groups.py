@@ -1,5 +1,5 @@
-"""Reads the limits that control groups set for a process: a container's limits are visible nowhere else. On other
-systems than Linux, and without limits, the machine's values. Any process.
+"""Reads the limits that control groups set for a process: a container's limits are visible nowhere else. On systems
+other than Linux, and without limits, it gives the machine's values. Any process.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
 above ours.
@@ -15,11 +15,11 @@ from pathlib import Path
 _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _OWN = "self"
 _NO_LIMIT_BYTES = 1 << 60
-"""Size from which a limit counts as none: version 1 writes an even larger number then."""
+"""Size from which a limit counts as no limit: version 1 writes an even larger number for that."""
 
 
 def cores(proc: Path = _PROC, mount: Path = _MOUNT, pid: int | str = _OWN) -> int:
-    """Return the number of cores that a process can keep busy: those that it may run on, limited by its CPU quota.
+    """Return the number of cores that a process can keep busy: the cores that it may run on, limited by its CPU quota.
     Raises `ProcessLookupError` if it is gone."""
     number = 0 if pid == _OWN else int(pid)
     here = len(os.sched_getaffinity(number)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -66,8 +66,8 @@ def _system_free_bytes(proc: Path) -> int:
 
 
 def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return the number of kills by the out-of-memory killer in this group, which is that of the ranks, whichever limit
-    was met; on the whole machine where no group reports it."""
+    """Return the number of kills by the out-of-memory killer in this group, which the ranks share, whichever limit
+    was reached; on the whole machine where no group reports it."""
     for group in folders("memory", proc, mount)[:1]:
         for name in ("memory.events.local", "memory.events", "memory.oom_control"):
             if (count := _counter(group / name, "oom_kill")) is not None:

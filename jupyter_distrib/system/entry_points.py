@@ -10,7 +10,7 @@ from functools import cache
 
 
 def of_group(group: str) -> importlib.metadata.EntryPoints:
-    """Return the entry points of a group, as of the first call for any group."""
+    """Return the entry points of a group, as they were at the first call for any group."""
     return _of_all_packages().select(group=group)
 
 
@@ -28,9 +28,9 @@ def _of_all_packages() -> importlib.metadata.EntryPoints:
 def _folders() -> list[str]:
     """Return the folders that are on Python's path wherever this process was started.
 
-    A notebook's path has the present folder as an empty text. As an absolute path it is there after `python -m`, and
-    where PYTHONPATH has an empty part or a relative one, as `PYTHONPATH=$PYTHONPATH:/opt/lib` makes it: in front of the
-    standard library, which what `.pth` files name is behind.
+    A notebook's path has the present folder as an empty string. It is there as an absolute path after `python -m`,
+    and where PYTHONPATH has an empty or relative part, as from `PYTHONPATH=$PYTHONPATH:/opt/lib`. Then it comes
+    before the standard library; folders that `.pth` files name come after that.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = {"", *(each for each in given if not os.path.isabs(each))}
@@ -38,7 +38,7 @@ def _folders() -> list[str]:
     with suppress(OSError):  # the present folder is gone
         here.append(os.getcwd())
     while here and here[-1] != (above := os.path.dirname(here[-1])):
-        here.append(above)  # it may have been changed to one below
+        here.append(above)  # the process may have changed to a folder below it
     of_start = {os.path.abspath(os.path.join(folder, each)) for folder in here for each in relative} - {*given}
     library = os.path.dirname(os.__file__)
     front = sys.path.index(library) if library in sys.path else len(sys.path)

@@ -25,7 +25,7 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 
 def is_own(filename: str) -> bool:
-    """Return whether code with this file name is this package's, as is the call of a decorated function."""
+    """Return whether code with this file name is this package's, as is the code that calls a decorated function."""
     return filename.startswith(_OWN)
 
 
@@ -43,15 +43,16 @@ def is_users(path: str) -> bool:
 def importing_library(frame: types.FrameType | None) -> bool:
     """Return whether this frame is part of the import of a library.
 
-    Such an import must not be interrupted: what its C code has registered by then stays (operators of torch, the core
-    of numpy), and every later import of it in this process fails ("Tried to register an operator ... twice") or ends
-    the process by SIGSEGV.
+    Such an import must not be interrupted: whatever its C code has registered by then stays (operators of torch, the
+    core of numpy), and every later import of it in this process fails ("Tried to register an operator ... twice") or
+    ends the process by SIGSEGV.
     """
     while frame is not None and (outer := frame.f_back) is not None:
         code, name = frame.f_code, frame.f_code.co_filename
         if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and is_library(name):
             return True
-        if code.co_name == "_find_and_load_unlocked" and name == _IMPORT:  # its module may be done, and not yet kept
+        # Its module may be complete, but not yet in `sys.modules`.
+        if code.co_name == "_find_and_load_unlocked" and name == _IMPORT:
             found = frame.f_locals.get("spec")
             if found is not None and isinstance(found.origin, str) and is_library(found.origin):
                 return True

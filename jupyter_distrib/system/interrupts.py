@@ -1,8 +1,8 @@
 """Provides interruptible waits for the kernel's main thread, and blocks that an interrupt does not break off.
 
-Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
-blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
-presses on a busy machine); so no call here blocks for long.
+Python runs the handler of a signal between two steps of the main thread. A signal that arrives after the last step
+before a blocking call, and before that call has begun to block, is noticed when the call returns (seen once in some
+hundred presses on a busy machine); so no call here blocks for long.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Uninterrupted:
 class WholeImports:
     """A block in which no interrupt breaks off the import of a library: it is raised at the end of the block.
 
-    What C code of a library has registered by then would stay, and the next import of it fail, or end the process. Any
-    other line of the block is interrupted as usual.
+    Whatever C code of a library has registered by then would stay, and the next import of the library would fail, or
+    end the process. Any other line of the block is interrupted as usual.
     """
 
     def __init__(self) -> None:

@@ -29,12 +29,12 @@ LIMIT_VARIABLE = "JUPYTER_DISTRIB_LOG_LIMIT_BYTES"
 TOTAL_VARIABLE = "JUPYTER_DISTRIB_LOG_TOTAL_BYTES"
 TOTAL_BYTES = 10_000_000_000
 DISK_SHARE = 10
-"""Divisor of the disk space not used otherwise: the logs take at most one part in this many."""
+"""Divisor of the free disk space: the logs take at most one part in this many."""
 KEPT_RUNS = 200
 SMALL_BYTES = 16 << 10
 """Size up to which the log of a running run is never truncated."""
 _PARTS = 16
-"""Number of parts of the total; one stays free for what several processes write between two checks."""
+"""Number of parts of the total; one stays free for the output that several processes write between two checks."""
 _REMOVED = "removed-runs.txt"
 _REMEMBERED_BYTES = 64 << 10
 _RUN = re.compile(r"(check[0-9a-f]+-)?[0-9a-f]{6,}-\d+")
@@ -75,8 +75,8 @@ class LogFolder:
         return is_small or more_bytes <= self._room
 
     def tidy(self, more_bytes: int = 0) -> None:
-        """Remove the logs of old runs that have ended, if there are too many, or if all logs are too large when more
-        bytes have come."""
+        """Remove the logs of old runs that have ended, if there are too many, or if all logs are too large once this
+        many more bytes have come."""
         self._written, self._room = 0, max(self._part_bytes, more_bytes)
         with suppress(OSError), self._alone() as alone:
             if alone:
@@ -131,7 +131,7 @@ class LogFolder:
                 os.unlink(path)
         except OSError:
             return False
-        with suppress(OSError):  # it holds something that is not ours
+        with suppress(OSError):  # the folder holds something that is not ours
             os.rmdir(folder)
         return True
 
@@ -177,7 +177,7 @@ def check(folder: Path) -> None:
 
 
 def chosen_bytes(variable: str) -> int:
-    """Return the size that the user has chosen by this variable; 0 for none, or for what is no number."""
+    """Return the size that the user has chosen by this variable; 0 for none, or for text that is not a number."""
     chosen = os.environ.get(variable, "")
     return int(chosen) if chosen.isdecimal() else 0
 

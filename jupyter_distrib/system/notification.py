@@ -1,5 +1,5 @@
-"""Tells of the end of a run by a command or a webhook. In threads of the kernel, and for detached runs of the agent or
-coordinator, which outlive it; standard library only.
+"""Notifies the user of the end of a run through a command or a webhook. In threads of the kernel, and for detached
+runs of the agent or coordinator, which outlive it; standard library only.
 
 A command gets the news as JSON on its standard input, and the most important parts as variables; a webhook gets the
 JSON by POST, with a sentence as `text`, which chat programs show.
@@ -83,12 +83,12 @@ def is_address(target: str) -> bool:
 
 
 def send_later(target: str, news: Notification, say: Callable[[str], object] | None = None) -> threading.Thread:
-    """Tell of a run in a thread, which is returned; `say` is called with a sentence if that does not succeed."""
+    """Notify of a run in a thread, which is returned; `say` is called with a sentence if that fails."""
 
     def work() -> None:
         problem = send(target, news)
         if problem and say is not None:
-            say(f"The end of this run could not be told by `notify`: {problem}")
+            say(f"The notification of the end of this run (`notify`) failed: {problem}")
 
     thread = threading.Thread(target=work, name="jupyter_distrib-notify", daemon=True)
     thread.start()
@@ -96,8 +96,8 @@ def send_later(target: str, news: Notification, say: Callable[[str], object] | N
 
 
 def send(target: str, news: Notification) -> str:
-    """Tell of a run. Return the reason why that did not succeed, without the address of the webhook, which may be a
-    secret; else an empty text."""
+    """Notify of a run. Return the reason why that failed, without the address of the webhook, which may be a secret;
+    else an empty text."""
     content = json.dumps(news.as_values()).encode()
     return _post(target, content) if is_address(target) else _execute(target, content, news)
 
@@ -140,7 +140,7 @@ def _execute(command: str, content: bytes, news: Notification) -> str:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return f"the command was killed, since it has not ended within {TIMEOUT_S:g} s."
+        return f"the command was killed, since it did not end within {TIMEOUT_S:g} s."
     lines = errors.decode("utf-8", "replace").strip().splitlines()
     last = f": {lines[-1][:ERROR_CHARACTERS]}" if lines else ""
     return f"the command has exited with {process.returncode}{last}." if process.returncode else ""

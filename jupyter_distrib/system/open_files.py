@@ -32,12 +32,12 @@ def has_room(count: int) -> bool:
         return True
     try:
         return len(os.listdir("/dev/fd")) + count <= limit
-    except OSError:  # not one more
+    except OSError:  # there is not even room for one more
         return False
 
 
 def told(error: BaseException) -> str:
-    """Return that sentence if the limit caused an error, even inside C code or another error; else ""."""
+    """Return the sentence of `advice` if the limit caused an error, even inside C code or another error; else ""."""
     return advice() if any(_is_of_limit(each) for each in _chain(error)) else ""
 
 

@@ -42,8 +42,8 @@ def _has_access_list(file: int | str) -> bool:
 
 @lru_cache(maxsize=8)
 def is_private_group(gid: int) -> bool:
-    """Return whether a group has no other member: many systems give each user a group with the user's name. In root's
-    group is nobody else if this user is not; containers put all their users into it."""
+    """Return whether a group has no other member: many systems give each user a group with the user's name. Root's
+    group has no other member if this user is not in it; containers put all their users into it."""
     import grp
     import pwd
 

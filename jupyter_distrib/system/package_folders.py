@@ -1,6 +1,6 @@
 """Notices that packages have been installed, upgraded or removed since a process began. Standard library only.
 
-Each cell asks in the kernel, so the folders are listed only when the time of one has changed.
+The kernel asks for every cell, so the folders are listed only when the modification time of one has changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 _RECORDS = (".dist-info", ".egg-info", ".egg-link", ".pth")
-"""Ends of the names of what an installer writes into a folder of packages."""
+"""Suffixes of the files and folders that an installer writes into a folder of packages."""
 SHOWN = 4
 """Number of packages that a sentence names."""
 

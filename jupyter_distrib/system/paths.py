@@ -28,8 +28,8 @@ SOCKET_PATH_LIMIT = 107
 def runtime_directory() -> Path:
     """Return the folder for sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides it.
 
-    The name of the usual folder is known to all, so anybody may have made it first. Then another one beside it is
-    returned, whose name is kept in the folder for state, so that all processes of this user find the same.
+    Everybody knows the name of the usual folder, so anybody may have made it first. Then another folder beside it is
+    returned, whose name is kept in the folder for state, so that all processes of this user find the same one.
 
     Raises:
         PoolError: There is none for this user alone.
@@ -115,8 +115,8 @@ def state_directory() -> Path:
 
 
 def opened(path: Path, *, emptied: bool = True) -> BinaryIO:
-    """Open a file in a private folder, for this user alone, and empty it. What is in its place and is no file of this
-    user's makes room. Raises `OSError`."""
+    """Open a file in a private folder, for this user alone, and empty it. Anything else in its place that is not a
+    file of this user is moved away. Raises `OSError`."""
     clear(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     return os.fdopen(os.open(path, flags | (os.O_TRUNC if emptied else 0), 0o600), "wb")
@@ -143,8 +143,8 @@ def clear(path: Path, kind: int = stat.S_IFREG) -> None:
 
 
 def write_whole(path: Path, text: str, *, tidy: bool = True) -> None:
-    """Write a file in a private folder atomically: it is complete or absent even if the process is killed. With `tidy`,
-    what killed processes have left of other files in that folder is removed."""
+    """Write a file in a private folder atomically: it is complete or absent even if the process is killed. With
+    `tidy`, unfinished files of killed processes in that folder are removed."""
     if tidy:
         remove_unfinished(path.parent)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")

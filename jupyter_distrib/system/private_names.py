@@ -1,6 +1,7 @@
-"""The private names of other software that this package uses: all of them, with the versions that have them, and what
-happens without them. Any process; imports none of that software. `tests/system/test_private_names.py` looks each of
-them up in what is installed, and `tests/repository/test_private_names.py` finds uses of other names, or elsewhere.
+"""The private names of other software that this package uses: all of them, with the versions that have them, and
+what happens without them. Any process; imports none of that software. `tests/system/test_private_names.py` looks
+each of them up in what is installed, and `tests/repository/test_private_names.py` finds uses of other names, or uses
+in other files.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ _STEP = {
         "_post_forward_indices _training_state _to_sharded"
     ),
 }
-"""The names of what a step of FSDP leaves behind; from 2.13 on torch discards it itself."""
+"""The names of the state that a step of FSDP leaves behind; from 2.13 on torch discards it itself."""
 
 TORCH = Library(
     name="torch",
@@ -148,7 +149,7 @@ TORCH = Library(
     spared={
         "torch._C._distributed_c10d": (
             "_dump_fr_trace _dump_nccl_trace",
-            "what is shown of ranks that wait for one another names no collectives",
+            "the view of ranks that wait for one another names no collectives",
         ),
         "torch.distributed:new_group().options": ("_timeout", "a stalled run is noticed as if torch had no limit"),
         "torch._C": ("_cuda_clearCublasWorkspaces", "torch has no CUDA"),
@@ -163,7 +164,10 @@ TORCH = Library(
             "_checkpoint_wrapped_module",
             "names in checkpoints say that a part is computed again in the backward pass",
         ),
-        "torch.distributed": ("_functional_collectives", "what waits in it is shown as waiting in the user's own line"),
+        "torch.distributed": (
+            "_functional_collectives",
+            "a rank that waits in it is shown as waiting in the user's own line",
+        ),
     },
     changing={
         "torch.distributed.nn.jit.instantiator _TEMP_DIR": ("", "2.10"),
@@ -258,7 +262,7 @@ ACCELERATE = Library(
     known="1.15",
     files=("worker/environment/cell_environment.py",),
     spared={
-        "accelerate.state:PartialState": ("_shared_state", "what Accelerate knows of a cell's group outlives the cell")
+        "accelerate.state:PartialState": ("_shared_state", "Accelerate's knowledge of a cell's group outlives the cell")
     },
 )
 TRANSFORMERS = Library(
@@ -352,7 +356,7 @@ PYTHON = Library(
         "weakref:finalize": "_registry",
     },
     spared={
-        "asyncio:Task": ("_log_destroy_pending", "what was said of a task that has not ended is said twice"),
+        "asyncio:Task": ("_log_destroy_pending", "the warning about a task that has not ended comes twice"),
         "os:environ": ("_data", "its variables are decoded once more"),
         "warnings": ("_warn_unawaited_coroutine", "warnings about coroutines name this package's files"),
         "signal": ("_signal", "the public functions are used, which are slower"),

@@ -22,7 +22,7 @@ MEMORY_FORMAT = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"
 LAYOUT = "torch.serialization._get_layout"
 """The functions that the description of a checkpoint names in its pickle."""
 STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-"""Module and name of the class by which it names the place of an entry in a file."""
+"""Module and name of the class by which that pickle names the place of an entry in a file."""
 FSDP_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """The attributes that `fully_shard` sets on each module that it takes care of."""
 HOOKS = frozenset(
@@ -36,7 +36,7 @@ HOOKS = frozenset(
 )
 """The attributes of a module with hooks by their number."""
 HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-"""The attributes with the numbers of hooks that are called in another way."""
+"""The attributes with the numbers of hooks that are called in a different way."""
 
 
 def identity(storage: Any) -> int:
@@ -65,7 +65,7 @@ def compiled(function: Any) -> tuple[Any, Any] | None:
 
 
 def has_forward(cls: Any) -> bool:
-    """Return whether modules of a class can be called; relies on the name of the function that stands in."""
+    """Return whether modules of a class can be called; relies on the name of the function that takes its place."""
     return getattr(cls.forward, "__name__", "") != "_forward_unimplemented"
 
 

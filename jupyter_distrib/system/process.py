@@ -236,17 +236,17 @@ def shut_sockets(inodes: frozenset[int]) -> None:
         try:
             info = os.fstat(fd)
             if stat.S_ISSOCK(info.st_mode) and info.st_ino in inodes:
-                sock = socket.socket(fileno=fd)  # not a duplicate, for which there may be no room
+                sock = socket.socket(fileno=fd)  # without a duplicate, for which there may be no room
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
                 finally:
                     sock.detach()
         except OSError:
-            continue  # closed meanwhile, or not connected any more
+            continue  # closed meanwhile, or no longer connected
 
 
 def _open_descriptors() -> Iterable[int]:
-    """Return the numbers of the open descriptors; where one more cannot be opened, those that may be open."""
+    """Return the numbers of the open descriptors; if no more can be opened to look, all numbers that may be open."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:

@@ -14,8 +14,8 @@ OWN = tuple(
         for path in (os.path.abspath(__file__), (lambda: 0).__code__.co_filename)
     }
 )
-"""Folders of this package, and the folders that its code names, as tracebacks and frames show them: on a node of a
-cluster that is the folder of the machine on which it was compiled, or whatever name it was compiled with."""
+"""Folders of this package as they are, and as its code names them in tracebacks and frames: on a node of a cluster,
+code may name the folder of the machine on which it was compiled."""
 GPU_LOAD_TIME = (
     "CUBLAS_",
     "CUDA_",
@@ -59,13 +59,13 @@ NOT_LOAD_TIME = (
 def variables() -> dict[str, str]:
     """Return the content of `os.environ`. Every cell asks for it, in the kernel and on each rank, and decoding it all
     takes a tenth of what a cell may cost."""
-    raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
+    raw = getattr(os.environ, "_data", None)  # CPython keeps the environment there as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
 
 
 def version(package: str) -> str:
     """Return the installed version of a package, or an empty string."""
-    import importlib.metadata  # with all that it needs it takes longer than the rest of an agent
+    import importlib.metadata  # its import takes longer than that of the rest of an agent
 
     try:
         distribution = importlib.metadata.distribution(package)

@@ -29,9 +29,9 @@ class QueuedRun:
     place: int
     """Its place in the queue of its pool, from 1; 0 if it is starting."""
     ranks: int
-    """The number of its ranks; 0 for all that the pool has."""
+    """The number of its ranks; 0 for as many as the pool has."""
     queued_at_s: float
-    """When it was submitted, in seconds since 1970."""
+    """Time of its submission, in seconds since 1970."""
 
 
 def write(directory: Path, kernel: str, runs: Sequence[QueuedRun]) -> None:

@@ -29,8 +29,8 @@ class Sweep:
         self._marks: set[str] = set()
 
     def add(self, pid: int, mark: str) -> None:
-        """Kill what a rank that has ended leaves: its process group, its session, and what carries its mark. The group
-        is killed now, the rest once the loop has handled all pending events."""
+        """Kill the processes that an ended rank leaves: its process group, its session, and everything that carries
+        its mark. The group is killed now, the rest once the loop has handled all pending events."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         if not self._sessions:
@@ -44,7 +44,7 @@ class Sweep:
 
 
 def kill_left(sessions: Collection[int], marks: Collection[str]) -> None:
-    """Kill the processes of these sessions, and those that were exec'd with one of these marks in their environment."""
+    """Kill the processes of these sessions, and any that were exec'd with one of these marks in their environment."""
     for pid in _others(lambda pid: _session(pid) in sessions or mark_of(pid, WORKER) in marks):
         _kill(pid)
 
@@ -90,7 +90,7 @@ def session_of(pid: int) -> int:
 
 def mark_of(pid: int, name: str) -> str | None:
     """Return a variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
-    environment at all: so look all processes in the moment of their exec, and few others."""
+    environment at all, as do all processes at the moment of their exec, and few others."""
     environment = _environment(pid)
     _, found, rest = (b"\0" + environment).partition(f"\0{name}=".encode())
     if found:

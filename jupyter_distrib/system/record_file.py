@@ -1,8 +1,8 @@
 """Reads the small files through which this package's processes communicate. They may have been damaged or replaced.
 
 Whatever is at the path, a reader here answers at once, and raises nothing but `OSError` and `DamagedFile`: a FIFO is
-not waited for, a link is not followed, a file of another user is not believed, and a value of another type than its
-field's makes the record a damaged one. Any process; standard library only."""
+not waited for, a link is not followed, a file of another user is not believed, and a value whose type does not match
+its field makes the record a damaged one. Any process; standard library only."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
     Args:
         path: The file; a last component that is a link is refused.
         most_bytes: The size of the largest file that is read.
-        through_links: Read what a link leads to, and also another user's file, as for a file that the user has written.
+        through_links: Whether to follow links, and to read another user's file, as for a file that the user has
+            written.
 
     Raises:
-        OSError: There is none, or it cannot be opened, is not regular or another user's.
+        OSError: There is no such file, or it cannot be opened, is not regular, or belongs to another user.
         DamagedFile: It is not text, or too large.
     """
     with opened(path, through_links=through_links) as file:
@@ -55,13 +56,14 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
 
 def opened(path: Path | str, *, through_links: bool = False) -> BinaryIO:
     """Open a regular file of this user to read it, at once. Raises `OSError`."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # to open a FIFO waits for its writer otherwise
+    # Otherwise opening a FIFO would wait for its writer.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags if through_links else flags | os.O_NOFOLLOW)
     info = os.fstat(descriptor)
     if stat.S_ISREG(info.st_mode) and (info.st_uid == os.getuid() or through_links):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    what = "it belongs to another user" if stat.S_ISREG(info.st_mode) else "it is no regular file"
+    what = "it belongs to another user" if stat.S_ISREG(info.st_mode) else "it is not a regular file"
     raise OSError(errno.EPERM, what, str(path))
 
 
@@ -80,7 +82,7 @@ def record_of(kind: type[Kind], content: object) -> Kind:
         DamagedFile: It is not an object, lacks a field, or has a value of the wrong type.
     """
     if not isinstance(content, Mapping):
-        raise DamagedFile("it holds no record")
+        raise DamagedFile("it does not hold a record")
     values: dict[str, Any] = {}
     described: Any = kind
     for name, (wanted, any_number, is_needed) in _fields(described).items():
@@ -93,7 +95,7 @@ def record_of(kind: type[Kind], content: object) -> Kind:
 
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool, bool]]:
-    """Return the type of each field, whether its numbers may be any, and whether it has no default."""
+    """Return the type of each field, whether any number is allowed, and whether it has no default."""
     hints = get_type_hints(kind)
     return {
         each.name: (

@@ -79,7 +79,7 @@ def look(directory: Path) -> tuple[list[ListedRun], list[Path]]:
             content = record_file.json_of(record_file.text_of(path))
             run = record_file.record_of(ListedRun, content)
             if not _SERVER.fullmatch(run.server):
-                raise DamagedFile("its server has no name of a socket")
+                raise DamagedFile("its server is not the name of a socket")
         except (OSError, DamagedFile):
             if os.path.lexists(path):
                 damaged.append(path)
@@ -97,5 +97,5 @@ def _is_held(run: ListedRun, process_began: object, directory: Path) -> bool:
         return began(run.pid) == process_began
     with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):  # the path may be too long
         sock.setblocking(False)
-        return sock.connect_ex(str(directory / f"{run.server}.sock")) in (0, errno.EAGAIN)  # EAGAIN: it is busy
+        return sock.connect_ex(str(directory / f"{run.server}.sock")) in (0, errno.EAGAIN)  # EAGAIN: the server is busy
     return False

@@ -1,4 +1,4 @@
-"""Folders for temporary files that other programs write by name, so that unnamed files do not do.
+"""Folders for temporary files that other programs write by name, for which unnamed files are not enough.
 
 A killed process leaves its folder behind. The lock in it ends with the process, whatever container it was in, so agents
 remove unlocked folders when a rank has ended and when they start.
@@ -19,16 +19,16 @@ from typing import BinaryIO
 PREFIX = "jd-tmp-"
 """Short: sockets are made in such folders, and their paths are limited."""
 SHORT = "/tmp"  # noqa: S108 - what is made in it is private
-"""The folder for those whose paths are limited."""
+"""The folder for temporary folders whose paths must be short."""
 MADE_S = 60.0
-"""Seconds after which a folder without a lock is not just being created."""
+"""Seconds after which a folder without a lock is no longer being created."""
 _LOCK = ".jupyter_distrib"
 
 
 @contextmanager
 def folder(within: str | None = None) -> Iterator[Path]:
-    """Provide a new folder private to this user, which is removed after the block; `within`: not in that of temporary
-    files."""
+    """Provide a new folder private to this user, which is removed after the block; `within`: a folder to use instead
+    of the one for temporary files."""
     with ExitStack() as stack:
         while True:
             made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
@@ -36,7 +36,7 @@ def folder(within: str | None = None) -> Iterator[Path]:
             held = stack.enter_context(_opened(made / _LOCK))
             with suppress(OSError):  # not every file system has locks
                 fcntl.flock(held, fcntl.LOCK_EX)
-            if (made / _LOCK).exists():  # else it was taken for one that was left
+            if (made / _LOCK).exists():  # else another process took it for a leftover
                 break
         yield made
 

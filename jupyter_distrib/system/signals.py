@@ -1,4 +1,4 @@
-"""The signals of a process, as they are for a program that somebody starts at a terminal.
+"""Resets the signals of a process to what a program has that is started at a terminal.
 
 A shell starts `python script.py &` with SIGINT ignored, `nohup` ignores SIGHUP, and a service manager or a thread of a
 library may ignore or block others. Programs inherit all that: ranks could not be interrupted, or not wait for their

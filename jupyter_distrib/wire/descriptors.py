@@ -34,7 +34,8 @@ class Descriptors:
 
     @classmethod
     def duplicates(cls, fds: Iterable[int]) -> Descriptors:
-        """Own duplicates of borrowed descriptors. Raises `OSError`, also if one of them has not arrived."""
+        """Return an owner of duplicates of borrowed descriptors. Raises `OSError`, also if one of them has not
+        arrived."""
         owned = cls()
         try:
             for fd in fds:

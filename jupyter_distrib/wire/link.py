@@ -29,8 +29,8 @@ from jupyter_distrib.wire.messages.shared import CLASSES, FIELDS, MESSAGES
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 16
-"""Bytes per read: for a buffer four times as large, malloc asks the system at each read, which takes longer than the
-read itself."""
+"""Bytes per read: with a buffer four times as large, malloc asks the system at each read, which takes longer than
+the read itself."""
 _GATHER = 64
 _FD_BYTES = struct.calcsize("i")
 _FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
@@ -186,7 +186,7 @@ class Link:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES])
                 self._arrived.append(list(fds))
-        if flags & socket.MSG_CTRUNC:  # this process can open no more: whoever gets the message is to know
+        if flags & socket.MSG_CTRUNC:  # this process can open no more: the receiver of the message must know
             if not ancillary:
                 self._arrived.append([])
             self._arrived[-1] += [open_files.LOST]
@@ -293,7 +293,7 @@ def _plain(value: object, blobs: list[bytes]) -> object:
         out = {}
         for name, default in known:
             item = getattr(value, name)
-            if item is not default:  # else the reader has it too
+            if item is not default:  # else the reader has the same default
                 out[name] = item if type(item) in _SIMPLE else _plain(item, blobs)
         out["$"] = kind.__name__
         return out
@@ -303,7 +303,7 @@ def _plain(value: object, blobs: list[bytes]) -> object:
     if isinstance(value, (tuple, list)):
         return [item if type(item) in _SIMPLE else _plain(item, blobs) for item in value]
     if isinstance(value, dict):
-        if all(type(item) in _SIMPLE for item in value.values()):  # an environment: nothing in it to look at
+        if all(type(item) in _SIMPLE for item in value.values()):  # an environment: its values need no conversion
             return {"$t": value}
         return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
     return value

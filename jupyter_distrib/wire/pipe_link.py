@@ -25,11 +25,11 @@ _TRICKLE_BYTES = 1 << 13
 that wakes for each takes the processor from it."""
 _GATHER_S = 0.0005
 _PIPE_BYTES = 1 << 20
-"""Capacity set for the pipe that is read, so that more gathers in it meanwhile."""
+"""Capacity set for the pipe that is read, so that more data gathers in it meanwhile."""
 STALLED_S = 12.0
 """Seconds in which nothing can be written after which the pipes count as broken."""
 CLOSED_S = 1.0
-"""Seconds within which the output ends too if it was the connection that ended, and not only the input."""
+"""Seconds within which the output ends too if the whole connection has ended, and not only the input."""
 _MOST_KEPT_BYTES = 16 << 20
 """Size of unsent messages from which `send` waits for the next pipes."""
 
@@ -38,7 +38,7 @@ _Read = TypeVar("_Read", bytes, int)
 
 
 class PipesBroken(ConnectionError):
-    """Raised by a pair of pipes that carries nothing more."""
+    """Raised by a pair of pipes that carries no more messages."""
 
 
 class PipePair:
@@ -58,7 +58,7 @@ class PipePair:
                 fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def give_up(self) -> None:
-        """Wake all who wait for it; each gets `PipesBroken`."""
+        """Wake all threads that wait for the pipes; each gets `PipesBroken`."""
         if not self.is_broken:
             self.is_broken = True
             os.write(self._wake, b"\0")
@@ -69,11 +69,11 @@ class PipePair:
             os.close(fd)
 
     def read(self, most_bytes: int) -> bytes:
-        """Read what there is, at least a byte. Raises `EOFError` or `OSError`."""
+        """Read the available bytes, at least one. Raises `EOFError` or `OSError`."""
         return self._read(lambda: os.read(self._reading, most_bytes))
 
     def read_into(self, buffer: memoryview) -> int:
-        """Read what there is into a buffer; return its size. Raises `EOFError` or `OSError`."""
+        """Read the available bytes into a buffer; return their number. Raises `EOFError` or `OSError`."""
         return self._read(lambda: os.readv(self._reading, [buffer]))
 
     def _read(self, read: Callable[[], _Read]) -> _Read:
@@ -149,7 +149,7 @@ class PipeLink:
                 raise PipesBroken
 
     def send_alive(self) -> None:
-        """Tell the peer that this end is there, and how many messages have come."""
+        """Tell the peer that this end is alive, and how many messages have come."""
         self.send(m.RelayAlive(heard=self._heard.count))
 
     def _write(self, frame: bytes) -> None:
@@ -224,12 +224,12 @@ class PipeLink:
     def break_off(self) -> None:
         """Wait for other pipes, because the peer is silent."""
         if not self.is_broken:
-            self._pipes.give_up()  # whoever uses them lets go of the lock
+            self._pipes.give_up()  # threads that use the pipes release the lock
             with self._changed:
                 self._break()
 
     def take_up(self, reading: int, writing: int, heard: int) -> bool:
-        """Go on with other pipes.
+        """Continue with other pipes.
 
         Args:
             reading: Descriptor from which messages are read.
@@ -237,7 +237,7 @@ class PipeLink:
             heard: Number of messages that the peer has heard.
 
         Returns:
-            Whether the peer can go on from there; if so, the descriptors are no longer the caller's.
+            Whether the peer can continue from there; if so, the caller no longer owns the descriptors.
         """
         if not self._can_go_on(heard):
             return False

@@ -1,7 +1,8 @@
-"""Keeps at each end of a connection what another one needs to go on where it broke. Pure.
+"""Keeps, at each end of a connection, the messages that a new connection needs to continue where the old one broke.
+Pure.
 
 Messages are numbered in their order, without a number in them: both ends count. Keep-alives and `RelayResumed` are not
-counted. Each end tells the other how many have come; what was sent and is not yet known to have come is sent again.
+counted. Each end tells the other how many have come; messages that are not known to have come are sent again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from jupyter_distrib.wire import messages as m
 
 ACKNOWLEDGE_BYTES = 1 << 20
-"""Number of bytes after which the other end is told at once, so that it need not keep them."""
+"""Number of bytes after which an end confirms messages at once, so that the other end need not keep them."""
 
 
 def is_counted(message: m.Message) -> bool:
@@ -21,13 +22,13 @@ def is_counted(message: m.Message) -> bool:
 
 
 class SentMessages:
-    """The messages that were sent and may not have come; `count` had come before."""
+    """The messages that were sent and may not have come; `count` messages had come before."""
 
     def __init__(self, count: int = 0) -> None:
         self._kept: deque[Sequence[bytes]] = deque()
         self._come = count
         self.size_bytes = 0
-        """Size of all that is kept."""
+        """Size of all kept messages."""
 
     def add(self, pieces: Sequence[bytes]) -> None:
         """Keep the frame of the next message, given in pieces."""
@@ -35,7 +36,7 @@ class SentMessages:
         self.size_bytes += sum(map(len, pieces))
 
     def confirm(self, count: int) -> None:
-        """Forget the first messages, since so many have come. Ignores a number that cannot be right."""
+        """Forget the first messages: this many have come. Ignores a number that cannot be right."""
         while self.knows(count) and self._come < count:
             self._come += 1
             self.size_bytes -= sum(map(len, self._kept.popleft()))
@@ -51,14 +52,14 @@ class SentMessages:
 
 
 class HeardMessages:
-    """The messages that have come; `count` had come before."""
+    """The messages that have come; `count` messages had come before."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
         self._untold_bytes = 0
 
     def add(self, size_bytes: int) -> bool:
-        """Count one; return whether it is time to tell the other end."""
+        """Count one message; return whether it is time to tell the other end."""
         self.count += 1
         self._untold_bytes += size_bytes
         if self._untold_bytes < ACKNOWLEDGE_BYTES:

@@ -35,8 +35,8 @@ def refusal(kernel: m.Hello, agent: m.Welcomed, pool: str) -> str:
         shown = _SHOWN[name]
         if ours and not theirs:
             return (
-                f"the Python of the {pool} pool has no {shown}: install {shown} {_release(ours)} there, "
-                "or give the pool another one."
+                f"the Python of the {pool} pool has no {shown}: install {shown} {_release(ours)} there, or give the "
+                "pool another Python."
             )
         if ours and _parts(ours, parts) != _parts(theirs, parts):
             return (

@@ -367,7 +367,7 @@ def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage:
     stage.turn()
     (failure,) = stage.failures
     assert failure.endswith(
-        "the process that starts them has ended while it did so, as the one before it had: try again."
+        "the process that starts them has ended while it started them, as did the one before: try again."
     )
     assert not stage.forkservers.busy
     started = len(stage.started)

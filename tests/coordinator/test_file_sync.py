@@ -55,7 +55,7 @@ def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
     assert not found.files
     assert found.left_out == (
         f"{tmp_path}/weights.bin (2 MB) is not on the nodes, nor is any other file over 1 MB: "
-        "have the ranks read such data from where all nodes reach it."
+        "have the ranks read such data from a place that all nodes can reach."
     )
 
 

@@ -40,7 +40,7 @@ def test_a_run_begins_with_what_there_is_and_grows_when_another_notebook_gives_g
         ended = book.finish()
 
         assert ended.result == "ranks 0-3: (4, True)", ended.text
-        assert "and goes on from its checkpoint of " in ended.view
+        assert "and resumes from its checkpoint of " in ended.view
         assert "the global batch is 4/2 of what it was" in ended.view
         assert "attempt" not in ended.view
         assert not bed.violations()

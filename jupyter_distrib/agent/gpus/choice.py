@@ -43,7 +43,7 @@ class Choice:
 
     @property
     def asked(self) -> str:
-        """The number of ranks as a user writes it: `2`, `2:8`."""
+        """The number of ranks, as a user writes it: `2`, `2:8`."""
         return f"{self.least}:{self.size}" if self.least else str(self.size)
 
 
@@ -84,7 +84,7 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
 
 
 def alike(command: m.OpenWorkerGroup, held: Sequence[Gpu], inventory: Inventory) -> list[Gpu]:
-    """Return the GPUs that the notebook sees and that are of the types of those that it holds."""
+    """Return the GPUs visible to the notebook whose types are among those of the GPUs that it holds."""
     names = {gpu.name for gpu in held}
     try:
         return [gpu for gpu in _visible(command, inventory) if gpu.name in names]

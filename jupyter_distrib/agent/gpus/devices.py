@@ -1,4 +1,4 @@
-"""Describes the GPUs of this node as values, and selects those that a notebook means. Pure functions."""
+"""Describes the GPUs of this node as values, and selects the GPUs that a notebook names. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG slice of it; two readings of one are equal, whatever its use at the time."""
+    """One GPU, or one MIG slice of a GPU; two readings of the same one are equal, whatever its use at the time."""
 
     index: int = field(compare=False)
     """Number in NVML's order (PCI bus), which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     slice: int | None = field(default=None, compare=False)
-    """Number among the slices of the GPU; None for a whole one."""
+    """Number among the slices of the GPU; None for a whole GPU."""
     uuid: str
     name: str = field(compare=False)
     memory_bytes: int | None = field(compare=False)

@@ -119,13 +119,13 @@ def read(driver: Driver) -> Inventory:
     for number in range(count):
         try:
             gpus += _read_gpu(driver, driver.nvmlDeviceGetHandleByIndex(number), index)
-        except Exception as error:  # noqa: BLE001 - as above; the other GPUs are as good as ever
+        except Exception as error:  # noqa: BLE001 - as above; the other GPUs can still be used
             if getattr(error, "value", None) == driver.NVML_ERROR_NO_PERMISSION:
-                continue  # a scheduler has given it to another job, and CUDA does not count it
+                continue  # a scheduler has given this GPU to another job, and CUDA does not count it
             left_out.append((str(index), str(error)))
         index += 1
     if not left_out and all(gpu.slice is None for gpu in gpus):
-        # Libraries read numbers there; with slices, or a GPU missing, CUDA may count otherwise than the driver.
+        # Libraries read numbers there; with slices, or if a GPU is missing, CUDA may count differently from the driver.
         gpus = [replace(gpu, cuda_word=str(gpu.index)) for gpu in gpus]
     version = _told(driver, "nvmlSystemGetCudaDriverVersion_v2") or _told(driver, "nvmlSystemGetCudaDriverVersion")
     return Inventory(gpus=tuple(gpus), left_out=tuple(left_out), cuda_driver=int(version or 0))

@@ -1,4 +1,5 @@
-"""Leases this node's GPUs: no agent of the machine gives a GPU to anybody while another agent leases it. Agent's loop.
+"""Leases this node's GPUs: no agent of the machine gives a GPU to anybody while another agent leases that GPU.
+Agent's loop.
 
 A lease is a listening socket with the GPU's name in the abstract namespace (unix(7)): the process that binds it has the
 GPU. There is no file, so it holds between users, between logins of one user and between a notebook and a Ray cluster on
@@ -91,7 +92,7 @@ def holder_elsewhere(gpu: Gpu) -> str:
         sock.setblocking(False)
         try:
             sock.connect(_address(gpu))
-        except BlockingIOError:  # it has stopped answering
+        except BlockingIOError:  # the holder has stopped answering
             return _NOBODY
         except OSError:
             return _NOBODY if _is_bound(gpu) else ""
@@ -124,7 +125,7 @@ def _sentence(told: bytes, otherwise: str = _NOBODY) -> str:
             case {"holder": str(holder), "since": int() | float() as since}:
                 if (name := outside_text.shown(holder)) and abs(time.time() - since) < LONGEST_S:
                     return f"{name} since {time.strftime('%H:%M', time.localtime(since))}"
-    except (ValueError, RecursionError, OverflowError, OSError):  # whatever listens there
+    except (ValueError, RecursionError, OverflowError, OSError):  # another kind of program listens there
         pass
     return otherwise
 

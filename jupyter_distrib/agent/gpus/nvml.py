@@ -82,7 +82,7 @@ def _opened() -> Driver:
         return NoDriver()
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - also what is no NVMLError, from a library that is broken
+    except Exception as error:  # noqa: BLE001 - also other errors than NVMLError, from a broken library
         value = getattr(error, "value", None)
         if value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return NoDriver(text=_without_library())
@@ -105,7 +105,7 @@ def _shut(driver: Driver) -> NoDriver:
     if not isinstance(driver, NoDriver):
         try:
             driver.nvmlShutdown()
-        except Exception:  # noqa: BLE001 - it is given up either way
+        except Exception:  # noqa: BLE001 - the session is given up either way
             traceback.print_exc()
     return NoDriver()
 

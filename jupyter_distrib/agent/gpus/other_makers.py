@@ -1,9 +1,10 @@
 """Lists the GPUs of AMD and Intel that ranks can use, from files of the system. Any thread.
 
-A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
-(rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. A torch for XPU
-calls Intel's GPUs `xpu:0`, and its ranks go by ZE_AFFINITY_MASK; the numbers are those of cards in the order of the PCI
-bus (oneapi-src.github.io/level-zero-spec, "Environment Variables"). Apple's GPU is only reported: no rank leases it.
+A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like
+others (rocm.docs.amd.com, "GPU isolation techniques"); the numbers come from the kernel driver's topology. A torch
+for XPU calls Intel's GPUs `xpu:0`, and its ranks go by ZE_AFFINITY_MASK; the numbers count cards in the order of the
+PCI bus (oneapi-src.github.io/level-zero-spec, "Environment Variables"). Apple's GPU is only reported: no rank leases
+it.
 """
 
 from __future__ import annotations

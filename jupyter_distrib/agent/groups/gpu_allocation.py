@@ -72,8 +72,7 @@ class GpuAllocation:
         """Number of times that GPUs were returned: earlier usage readings still include ranks that have ended."""
 
     def lease(self, choice: Choice, hello: m.Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
-        """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
-        nothing.
+        """Lease GPUs of one of the alternatives: free GPUs first, then GPUs of idle worker groups that keep nothing.
 
         Args:
             choice: The GPUs that suit.
@@ -98,7 +97,7 @@ class GpuAllocation:
         return Busy(reason=self._taken_told(choice), soon_s=0.0)
 
     def lease_free(self, fitting: Sequence[Gpu], count: int, unit: int, label: str) -> tuple[Gpu, ...]:
-        """Lease up to this many of the GPUs, a multiple of `unit`: of those that are free, and that nobody uses."""
+        """Lease up to this many of the GPUs, a multiple of `unit`, choosing among GPUs that are free and unused."""
         unused = [gpu for gpu in fitting if not gpu.display and (gpu.used_bytes or 0) < gpu_choice.BUSY_BYTES]
         taken = self._free(unused, count, label)
         kept = len(taken) - len(taken) % unit
@@ -145,8 +144,8 @@ class GpuAllocation:
         return taken
 
     def _make_room(self, fitting: Sequence[Gpu], missing: int, label: str) -> bool:
-        """End idle worker groups that keep nothing, if that frees as many GPUs as are missing; no more groups than need
-        be."""
+        """End idle worker groups that keep nothing, if that frees as many GPUs as are missing; no more groups than
+        necessary."""
         held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if self._yields(group)}
         if sum(held.values()) < missing:
             return False
@@ -240,7 +239,7 @@ def _process_told(process: GpuProcess, hello: m.Hello) -> str:
 
 
 def too_many(size: int) -> str:
-    """Return why this node cannot start so many ranks; empty if it can."""
+    """Return why this node cannot start this many ranks; empty if it can."""
     if not 0 < size <= MAX_RANKS:
         return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
     if not open_files.has_room(size * FDS_PER_RANK):

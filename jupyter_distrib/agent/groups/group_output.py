@@ -15,7 +15,7 @@ from jupyter_distrib.wire import messages as m
 
 STRAY = (
     "C code or a thread of an earlier cell is still writing to this rank's standard output, bypassing Python's "
-    "streams: what it writes from now on cannot be told apart from the output of this cell"
+    "streams: its further output cannot be told apart from the output of this cell"
 )
 
 

@@ -19,11 +19,11 @@ class Room:
 
 
 AskRoom: TypeAlias = Callable[[int, int, Callable[[Room], None]], None]
-"""A function of a number of further ranks, the number of which theirs is to be a multiple, and what to call with the
-room."""
+"""A function of the number of further ranks, the number of which it must be a multiple, and the callback that gets
+the room."""
 
 
 def within(there: int, most: int, unit: int) -> int:
-    """Return the largest multiple of `unit` that is there, up to `most`."""
+    """Return the largest multiple of `unit` that there is room for, up to `most`."""
     size = max(0, min(there, most))
     return size - size % unit

@@ -1,5 +1,5 @@
-"""Starts the ranks of one worker group: all of them at first, and later those that are gone or could not be started.
-Runs in the agent's loop."""
+"""Starts the ranks of one worker group: all of them at first, and later replacements for ranks that are gone or
+could not be started. Runs in the agent's loop."""
 
 from __future__ import annotations
 

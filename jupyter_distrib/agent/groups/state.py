@@ -15,7 +15,7 @@ class NodeGroupState(Enum):
     """The states of a node's worker group. A cell begins at once if it is `READY`, and waits otherwise."""
 
     STARTING = auto()
-    """Not all of its first ranks are up."""
+    """Not all of the group's first ranks are up."""
     READY = auto()
     """All ranks are up, and none executes a cell."""
     RUNNING = auto()
@@ -23,9 +23,9 @@ class NodeGroupState(Enum):
     REPAIRING = auto()
     """Ranks are being replaced, or reset their process groups."""
     USELESS = auto()
-    """It cannot go on and is about to be closed."""
+    """The group cannot go on and is about to be closed."""
     CLOSED = auto()
-    """Its ranks were told to end, or killed."""
+    """The group's ranks were dismissed or killed."""
 
 
 class NodeGroupTrigger(Enum):

@@ -150,11 +150,12 @@ def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
     for _ in range(ATTEMPTS):
         listener = network_interfaces.listen(host, backlog=1024)
         reserved = socket.socket(listener.family)
-        # Linux: whoever sets this option, too, as servers do, can listen there; nobody is given the port by chance.
+        # Linux: a program that also sets this option, as servers do, can listen there; no program gets the port by
+        # chance.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             reserved.bind((host, listener.getsockname()[1] + 1))
-        except (OSError, OverflowError):  # taken, or past the last port
+        except (OSError, OverflowError):  # the port is taken, or past the last one
             listener.close()
             reserved.close()
             continue

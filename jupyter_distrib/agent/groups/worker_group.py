@@ -147,14 +147,14 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             return self.fail(reason)
         self.pending = pending.with_fewer(size, f"rank {rank.number} cannot be replaced, {reason}")
         self.command = replace(self.command, size=size)
-        if self.gpus:  # its GPU stays leased, and nobody's, until the worker group is closed
+        if self.gpus:  # its GPU stays leased, but unused, until the worker group is closed
             self.gpus.append(self.gpus.pop(rank.order.local_rank))
         self.kept.clear()
         self.starts.start_resized(self.command, self.gpus[:size])
 
     def find_room(self, size: int, unit: int, then: Callable[[int], None]) -> None:
         if self.kept:
-            return then(0)  # it would be lost
+            return then(0)  # the room would be lost
 
         def found(more: Room) -> None:
             if self.closed:
@@ -244,7 +244,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             return
         self.store.begin_use()
         for rank in self.ranks:
-            rank.streams.begin_run()  # what has come so far is of the run before
+            rank.streams.begin_run()  # messages so far belong to the run before
         frame = frame or encode(command, len(descriptors))
         self.debuggers.failed_run = ""
         ranks = self.ranks.current
@@ -252,7 +252,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             for number in ranks.keys() & command.ranks:
                 ranks[number].state = "running"
                 ranks[number].post_frame(frame, tuple(descriptors))
-        # The rest while they are at it already.
+        # The rest is done while the ranks are busy with the cell.
         self.run = run = NodeRun(
             command,
             ranks=ranks,
@@ -308,13 +308,13 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             case m.DeviceDrained():
                 self._group_repair.on_report(message, self.run)
             case m.Wrote():
-                self._output.write_late(rank.number, message)  # of a thread of an earlier run
+                self._output.write_late(rank.number, message)  # from a thread of an earlier run
             case m.StreamsReplaced():
                 rank.streams.replace(message.run, fds)
             case m.Returned() | m.Failed() | m.Interrupted():
                 self._on_end_of_cell(rank, message, tuple(fds))
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
-                self.tell(message, ())  # of the failure of a run that has ended
+                self.tell(message, ())  # from the debugging of a run that has failed
             case _:
                 if self.run is not None:
                     self.run.on_message(message, tuple(fds))
@@ -334,7 +334,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def _on_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Handle the end of the cell on a rank."""
         if rank.process.killed:
-            return  # its death is on the way, and must meet this run: the next one is not to begin before it
+            return  # the news of its death is on the way and belongs to this run: the next run must not begin before it
         run = self.run
         rank.state = "idle"
         if not isinstance(event, m.Returned) and event.awaits_device:

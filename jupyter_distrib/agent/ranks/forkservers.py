@@ -108,7 +108,9 @@ class ForkOrders:
                 self._waiting.appendleft(order)
         for order in cut:
             if order.attempts >= ATTEMPTS:
-                reason = f"the process that starts them {ended} while it did so, as the one before it had: try again."
+                reason = (
+                    f"the process that starts them {ended} while it started them, as did the one before: try again."
+                )
                 order.fail(f"the ranks could not be started: {reason}")
 
     def fail_all(self, reason: str) -> None:
@@ -213,7 +215,7 @@ class Forkservers:
         return "ready (still importing)" if importing else "ready"
 
     def start(self) -> None:
-        """Exec the forkserver, unless one is running or starting that has begun with the packages of now."""
+        """Exec the forkserver, unless one is running or starting that has begun with the present packages."""
         if self._packages.changes:
             self._packages = PackageFolders(package_folders.on_path())
             self._leave()
@@ -334,9 +336,9 @@ class Forkservers:
             self.start()
 
     def _fail(self, generation: _Generation) -> None:
-        """Handle the end of a forkserver that was never ready: try once more, since whoever has killed it may have
-        meant something else; fail all waiting orders with the reason after that, or if Python said why it cannot
-        start. The next order starts anew."""
+        """Handle the end of a forkserver that was never ready: try once more, since the kill may have been meant for
+        something else; fail all waiting orders with the reason after that, or if Python said why it cannot start.
+        The next order starts anew."""
         code, ended = generation.end_of(None)
         self._close(generation)
         said = self._pop_log()
@@ -360,8 +362,8 @@ class Forkservers:
         return said
 
     def _leave(self) -> None:
-        """Give up the forkserver, which has imported packages that have changed since, once it has executed its
-        orders."""
+        """Give up the forkserver once it has executed its orders, because packages that it has imported have changed
+        since."""
         if self._generation is not None:
             for link in self._generation.links:
                 self._close_unless_forking(link)

@@ -24,7 +24,7 @@ class BackgroundJobs:
         """Give idle ranks new pipes if a new process may hold their old ones, so that its output does not show under
         the next cell.
 
-        It is no child of its rank, but ours since the shell has ended.
+        Such a process is not a child of its rank, but of this process since the shell has ended.
         """
         children = frozenset(reap.children(os.getpid()))
         new, self._children = children - self._children - set(known), children

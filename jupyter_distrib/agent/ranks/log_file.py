@@ -70,7 +70,7 @@ class LogFile:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             os.close(self._fd)
             self._fd = -1
-            raise OSError(errno.EPERM, "it is no regular file", str(self._path))
+            raise OSError(errno.EPERM, "it is not a regular file", str(self._path))
         log_folder.hold(self._fd)
         info = os.fstat(self._fd)
         if not info.st_nlink:  # another process removed it before it was locked

@@ -67,7 +67,7 @@ class RunOutput:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        for log in self._logs.values():  # first, since who hears of output may read it there
+        for log in self._logs.values():  # first, since a program that is notified of output may read it there
             log.flush()
         for (rank, stream), batch in self._batches.items():
             for text, skipped in (batch.pop_first(), batch.pop()):
@@ -136,8 +136,8 @@ class _Batch:
         return text, skipped
 
     def _trim(self) -> None:
-        """Keep the last lines, and the first ones of the stream; a line longer than all that is shown loses its
-        beginning."""
+        """Keep the last lines, and the first lines of the stream; a line longer than everything that is shown loses
+        its beginning."""
         if self._first_left:
             self._keep_first()
         room = len(self._data) - SHOWN_BYTES

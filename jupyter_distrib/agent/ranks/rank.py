@@ -131,7 +131,8 @@ class Rank:
         self._loop.later(after_s + LEAVE_S, self.end)
 
     def end(self) -> None:
-        """Kill the process, if it lives, and (a moment later) everything it started; close the rank's descriptors."""
+        """Kill the process, if it is alive, and (a moment later) everything that it started; close the rank's
+        descriptors."""
         self.process.end()
         self.descriptors.close()
         self.streams.close()
@@ -152,7 +153,8 @@ class RankNotes:
         return os.dup(self._fd)
 
     def ask_place(self, process: RankProcess) -> None:
-        """Make a rank write where its main thread is, even if it does not respond; `place` returns that a moment later.
+        """Make a rank write the place of its main thread, even if it does not respond; `place` returns it a moment
+        later.
 
         A process that does not handle the signal, because user code has put another program in its place, would die.
         """

@@ -92,7 +92,7 @@ class RankStarter:
         )
 
     def _started(self, ranks: Sequence[Rank], pids: tuple[int, ...]) -> None:
-        for rank, pid in zip(ranks, pids, strict=True):  # one message has both: see `Fork` and `Forked`
+        for rank, pid in zip(ranks, pids, strict=True):  # one message has both lists: see `Fork` and `Forked`
             rank.process.pid, rank.process.expected = pid, False
             self.on_started(rank)
 
@@ -134,8 +134,8 @@ def worker_order(
 
 
 def _visible(local_rank: int, gpus: Sequence[Gpu], *, replaced: bool) -> str | None:
-    """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; of MIG slices only
-    its own, since CUDA shows a process no more than one.
+    """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; with MIG slices
+    only its own, since CUDA shows a process no more than one.
 
     A rank that replaces another has UUIDs there: if the driver has lost a GPU since, numbers have moved.
     """

@@ -76,7 +76,7 @@ class RankStreams:
 
     def replace(self, run: str, read_ends: Sequence[int]) -> None:
         """Read the rank's new pipes, and treat output through the old ones as late output of that run. Duplicates the
-        descriptors; without any, the rank could open no new pipes and goes on with the old ones.
+        descriptors; if there are none, the rank could open no new pipes and continues with the old ones.
 
         Raises:
             OSError: The agent may open no more files.

@@ -1,8 +1,8 @@
 """Measures the machine's resources that a rank and its children use, and whether the rank is stopped. Runs in the
 agent.
 
-Reads a few small files of /proc for each process, about 0.1 ms for a rank with a dozen threads; elsewhere psutil has to
-do, which ipykernel brings along, and children are left out.
+Reads a few small files of /proc for each process, about 0.1 ms for a rank with a dozen threads; elsewhere psutil is
+used, which comes with ipykernel, and children are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read(pid: int) -> Usage | None:
 def catches(pid: int, signal_number: int) -> bool:
     """Return whether the process has a handler for this signal, which would otherwise end it."""
     with suppress(OSError, ValueError, IndexError):
-        status = (_PROC / str(pid) / "status").read_text(errors="replace")  # the name may be anything
+        status = (_PROC / str(pid) / "status").read_text(errors="replace")  # the name may contain anything
         return bool(int(status.partition("\nSigCgt:")[2].split()[0], 16) >> (signal_number - 1) & 1)
     return False
 
@@ -72,7 +72,7 @@ def _stat(pid: int) -> tuple[str, int]:
 
 def _descendants(pid: int) -> list[int]:
     found = reap.children(pid)
-    for parent in found:  # grows while it is gone through
+    for parent in found:  # the list grows during the loop
         if len(found) >= MAX_CHILDREN:
             break
         found += reap.children(parent)

@@ -170,7 +170,7 @@ class NodeRun:
         if force:
             return self._ladder.kill()
         if not self._ladder.begun:
-            self.stop_watching()  # where ranks were before they were stopped is what helps
+            self.stop_watching()  # the stacks from before the stop are the useful ones
         self._ladder.climb()
 
     def cut_remote_sockets(self, command: m.CutRemoteSockets) -> None:
@@ -202,7 +202,7 @@ class NodeRun:
             rank=rank.number,
             pid=rank.pid,
             exit_code=code,
-            asked=self._ladder.begun and code in (None, -signal.SIGKILL),  # else it went by itself
+            asked=self._ladder.begun and code in (None, -signal.SIGKILL),  # else the process ended by itself
             last_lines=exit_info.last_lines(tail),
             frames=exit_info.crash_frames(tail) if code is not None and exit_info.is_crash(code) else (),
             out_of_memory=out_of_memory,

@@ -34,7 +34,7 @@ CHILDREN_AFTER_S = 1.4
 IMPORT_S = 8.0
 """Maximum seconds for a rank that is importing a library."""
 _NEWS_S = 1.0
-"""Seconds after which a rank that was importing, and says no more, is taken to hang."""
+"""Seconds without a further report after which a rank that was importing counts as hanging."""
 _LOOK_AGAIN_S = 0.5
 
 
@@ -55,7 +55,7 @@ class StopLadder:
         self.begun = False
         self._begun_s = 0.0
         self._importing: dict[int, float] = {}
-        """When a rank said last that it is importing, by number."""
+        """Time at which each rank last reported an import, by number."""
 
     def climb(self) -> None:
         """Start the sequence of steps. Takes effect once."""

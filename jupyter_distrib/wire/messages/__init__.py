@@ -10,7 +10,7 @@ of these, a `dict` with string keys, or another class of this folder. One file i
     coordinator  <-pipe->  relay of a node                                  relay.py
     kernel  <------------------------------------>  debugger of a rank      debugger.py
 
-`shared.py` and `status.py` hold parts of messages. To add a message is to write its class, with `Command`, `Event` or
+`shared.py` and `status.py` hold parts of messages. To add a message, write its class, with `Command`, `Event` or
 `RunEvent` as its base.
 
 Times named `at_s` are the node's monotonic clock in seconds; they order the events of one node.
@@ -72,5 +72,5 @@ def _loader() -> Any:
 
 
 PROTOCOL = _number()
-"""Number that differs whenever a class of this folder has other fields; part of the agent's fingerprint. It comes from
-the sources, so that a process need not load all of them to know it."""
+"""Number that changes whenever the fields of a class of this folder change; part of the agent's fingerprint. It
+comes from the sources, so that a process need not load all of them to know it."""

@@ -32,9 +32,9 @@ def number_of_ranks(asked: int, gpus: int | None) -> int:
     """Return the size of a worker group.
 
     Args:
-        asked: The number that was asked for; 0 for the default.
+        asked: The requested number; 0 for the default.
         gpus: The number of GPUs that its ranks can have: with the default, that many ranks, or `DEFAULT_CPU_RANKS` if
-            it is 0. None if it is not known yet: the size is not known then either, and 0 is returned.
+            it is 0. None if it is not known yet: then the size is not known either, and 0 is returned.
     """
     return asked or (0 if gpus is None else gpus or DEFAULT_CPU_RANKS)
 
@@ -112,14 +112,14 @@ class Execute(Command):
     inputs: Parcel
     setting: Setting
     setups: tuple[Setup, ...] = ()
-    """The notebook's set-ups; a rank first runs those that it has not run yet."""
+    """The notebook's set-ups; a rank first runs the set-ups that it has not run yet."""
     run_size: int = 0
     """Number of ranks of the run on all nodes, if `ranks` are only those of one node; 0: there is no coordinator."""
     detached: bool = False
     notify: str = field(default="", repr=False)
     """The command or webhook for the news that a detached run has ended; empty for none."""
     notify_after_s: float = 0.0
-    """Minimum duration of the run for that."""
+    """Minimum duration of the run for this notification."""
     timeout_s: float | None = None
     """Seconds after which the agent stops the run and reports it with `TimedOut`."""
     hang_timeout_s: float | None = None
@@ -129,7 +129,8 @@ class Execute(Command):
     trackers: tuple[str, ...] = ()
     """The experiment trackers that record the run, for kernels that attach later."""
     measures_peak: bool = False
-    """Whether ranks measure the peak of their tensors, which resets that of torch's: a dry run has said one."""
+    """Whether ranks measure the peak memory of their tensors, which resets torch's own peak: a dry run has predicted
+    one."""
     max_restarts: int = 0
     """Maximum number of restarts after the loss of a rank, see `Restarted`."""
     restart_on_error: bool = False
@@ -311,7 +312,7 @@ class Attached(Event):
     """Seconds since 1970."""
     elapsed_s: float
     trackers: tuple[str, ...] = ()
-    """The run's experiment trackers that no other kernel writes to any more, so that this one may."""
+    """The run's experiment trackers that no other kernel writes to any more, so that this kernel may."""
 
 
 @message

@@ -32,8 +32,8 @@ class KeepNodeGroups(Command):
 
 @message
 class CutRemoteSockets(Command):
-    """Cut the connections with these far ends, and abort GPU process groups; sent to the other nodes of such a worker
-    group, including those that have ended the run."""
+    """Cut the connections with these far ends, and abort GPU process groups; sent to the other nodes of such a
+    worker group, including nodes that have ended the run."""
 
     run: str
     ends: tuple[tuple[str, str], ...]

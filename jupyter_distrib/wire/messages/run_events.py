@@ -80,8 +80,8 @@ class Saving(RunEvent):
 
 @message
 class Saved(RunEvent):
-    """A checkpoint is complete from which the cell goes on when it is started again. Only of runs that may grow; ends
-    in the server."""
+    """A checkpoint is complete, from which the cell resumes when it is started again. Only from runs that may grow;
+    not passed on by the server."""
 
     run: str
     rank: int
@@ -131,14 +131,14 @@ class Displayed(RunEvent):
 
 @message
 class Cleared(RunEvent):
-    """A rank called `clear_output`: its displays and its printed text disappear; the log keeps the text. Printed text
-    travels another way, so a code within it marks the place (`worker/output/displaying.py`).
+    """A rank called `clear_output`: its displays and its printed text disappear; the log keeps the text. Printed
+    text travels by another route, so a code within it marks the place (`worker/output/displaying.py`).
     """
 
     run: str
     rank: int
     number: int = 0
-    """The number of the call in this run, from 1; the code has the same."""
+    """The number of the call in this run, from 1; the code has the same number."""
     wait: bool = False
     """Whether it takes effect only when there is something new to show."""
     at_s: float
@@ -228,7 +228,7 @@ class Returned(RunEvent):
     times: PhaseTimes | None = None
     """Time of its training by phase; None if it did not train."""
     peak_tensor_bytes: int | None = None
-    """Most memory that its tensors have had on the GPU at once; None if it was not measured."""
+    """Maximum memory that its tensors have had on the GPU at once; None if not measured."""
 
 
 @message
@@ -308,7 +308,7 @@ class Restarted(RunEvent):
     """Number of this restart, from 1; with `ranks`, of the last one."""
     max_restarts: int
     cause: str
-    """`rank 1 was lost (killed by SIGKILL)`; with `ranks`, the place where it goes on: `at step 120`."""
+    """`rank 1 was lost (killed by SIGKILL)`; with `ranks`, the place where it resumes: `at step 120`."""
     ranks: tuple[int, ...] = ()
     """The ranks of the next attempt, if it is begun because there is room for more; empty after a loss."""
     nodes: int = 0

@@ -34,7 +34,7 @@ def message(cls: type[T]) -> type[T]:
 
 
 def fields_of(one: Any) -> dict[str, Any]:
-    """Return the fields of a message, or of another dataclass with slots, by name; what they hold stays as it is."""
+    """Return the fields of a message, or of another dataclass with slots, by name; their values are not converted."""
     return {name: getattr(one, name) for name in one.__slots__}
 
 
@@ -88,7 +88,7 @@ class Parcel:
     kept: tuple[str, ...] = ()
     """The ids of the segments that the kernel may use again: nodes hold these, and no others."""
     cache_bytes: int | None = None
-    """The most that a node may hold of them, in bytes; None for the node's own limit."""
+    """Maximum number of bytes of segments that a node may hold; None for the node's own limit."""
 
     @property
     def memories(self) -> int:
@@ -160,8 +160,8 @@ class Setup:
 
     name: str
     digest: str
-    """Digest of its source and inputs: a rank that has run another one under this name runs it anew. Its functions and
-    classes are known by it in the kernel and on the ranks."""
+    """Digest of its source and inputs: a rank that has run a different set-up under this name runs this one anew.
+    The digest identifies its functions and classes in the kernel and on the ranks."""
     cell: Cell
     inputs: Parcel
     defines: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ class NodeStatus:
     state: str = ""
     """Its state in a few words, if it cannot run ranks now: `not reached`, `drained`."""
     holders: tuple[str, ...] = ()
-    """Users of parts of it, as far as its engine reports them: `user ada: job 17, 4 CPUs`."""
+    """Users of parts of the machine, as far as its engine reports them: `user ada: job 17, 4 CPUs`."""
 
 
 @part
