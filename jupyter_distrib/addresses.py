@@ -1,7 +1,7 @@
 """Removes the secrets in addresses before these are shown, logged or saved. On any side; standard library only.
 
-An address is shown without user names, passwords, queries, fragments and parameters. Where it does not follow the rules
-of RFC 3986, as with an `@` or `/` in a password, rather too much is left out than too little: `...` takes its place.
+An address is shown without user names, passwords, queries, fragments and parameters. If it breaks the rules of RFC
+3986, as with an `@` or `/` in a password, too much rather than too little is left out: `...` takes its place.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def without_secrets(text: str) -> str:
 
 
 def without_secret(name: str, value: object) -> object:
-    """Return the value of an argument, or what stands for it if it is a text whose name says that it is a secret."""
-    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # dbToken
+    """Return the value of an argument, or a placeholder if it is a string whose name says that it is a secret."""
+    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # as in dbToken
     return LEFT_OUT if isinstance(value, str) and value and re.fullmatch(_NAME, words) else value
 
 

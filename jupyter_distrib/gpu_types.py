@@ -1,5 +1,5 @@
-"""The types of GPUs by name, for `gpu_type`: a text does as well; and their memory. Kernel and ranks; standard library
-only, no state."""
+"""The types of GPUs by name, for `gpu_type`, which also takes a string; and their memory. Kernel and ranks; standard
+library only, no state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class GPUType(StrEnum):
-    """The types of GPUs that machines and clusters usually have; `gpu_type` takes any other as a text."""
+    """The types of GPUs that machines and clusters usually have; `gpu_type` takes any other type as a string."""
 
     T4 = "T4"
     V100 = "V100"
@@ -34,7 +34,7 @@ MEMORY_BYTES = {
     "B200": 191_000_000_000,
     "GB200": 197_000_000_000,
 }
-"""Memory of each type as programs find it, which is a little less than its name says."""
+"""Memory of each type as programs see it, a little less than its name says."""
 
 
 def memory_bytes(name: str) -> int | None:

@@ -128,14 +128,14 @@ _LONGEST_S = 10 * 366 * 86_400
 
 
 def duration(name: str, text: str) -> str:
-    """Return the text of a duration, if it is one: `90m`, `2h` or `1d12h`."""
+    """Return the text if it is a duration: `90m`, `2h` or `1d12h`."""
     if not 0 < duration_s(text) <= _LONGEST_S:
         raise OptionsError(f"{name} must be a duration such as 90m, 2h or 1d12h; got {shown(text)}")
     return text
 
 
 def duration_s(text: str) -> int:
-    """Return the seconds of a duration; 0 if it is none."""
+    """Return the seconds of a duration; 0 if the text is not one."""
     match = _DURATION.fullmatch(text)
     parts = match.groups("0") if match else ()
     return sum(int(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False))
@@ -244,10 +244,10 @@ class Option:
     bare: str = ""
     """The value of the bare flag, for an option whose number or choice may be left out."""
     default: str = ""
-    """A phrase on the effect of leaving it out."""
+    """A phrase on the effect of leaving the option out."""
     read: Callable[[str, str], Any] = string
-    """The reader, which makes the value from the option in the user's spelling and the given text. The value of a
-    strategy's or pool's own option is only checked by it and passed on as text; a switch as the empty text."""
+    """The reader, which makes the value from the option in the user's spelling and the given text. It only checks
+    the value of a strategy's or pool's own option, which is passed on as text; a switch as an empty text."""
     choices: tuple[str, ...] = ()
     """The only texts allowed, if any."""
     repeatable: bool = False
@@ -255,8 +255,8 @@ class Option:
     keyword: str = ""
     """The keyword, if it differs from the flag. Not for the options of strategies and pools."""
     unasked: bool = False
-    """Whether the settings file of a project may set it for a pool before the user has trusted that file: it names no
-    program, machine, server or file, and takes nothing that others have."""
+    """Whether the settings file of a project may set it for a pool before the user has trusted that file: it names
+    no program, machine, server or file, and uses no resources that others share."""
     main: bool = False
     """Whether most people who define such a pool set it, so that forms show it before the others."""
     synonyms: tuple[str, ...] = ()

@@ -127,7 +127,7 @@ def test_a_sentence_is_shown_without_secrets(address: str) -> None:
         "host alice@n1 does not answer; --hosts alice@n1:2,bob@n2:1",
         "in cell 12:30, x = {'a': 1}  # 5 // 2",
         "mail to me@example.com: a key is missing",
-        "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it.",
+        "start it with RAY_AUTH_MODE=token, or write --insecure (insecure = true) if only you can reach it.",
     ],
 )
 def test_other_sentences_stay(text: str) -> None:

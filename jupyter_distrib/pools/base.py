@@ -68,8 +68,8 @@ class Capabilities:
     """Whether `Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot
     do."""
     read_variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that determine where a pool is, by the option that they replace: when one changes in a
-    running notebook, the next cell reconnects."""
+    """Environment variables that locate a pool, by the option that they replace: when one changes in a running
+    notebook, the next cell reconnects."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     """Options of a cell that have no effect in these pools, by `Option.name`, and why."""
 
@@ -89,7 +89,7 @@ _ENVIRONMENTS = ("off", "check", "sync")
 def environment(name: str, text: str) -> str:
     """Read the policy for packages that the ranks lack; the reader of the option."""
     if text not in _ENVIRONMENTS:
-        raise OptionsError(f"{name} wants one of {', '.join(_ENVIRONMENTS)}; got {shown(text)}")
+        raise OptionsError(f"{name} must be one of {', '.join(_ENVIRONMENTS)}; got {shown(text)}")
     return text
 
 
@@ -120,7 +120,7 @@ def packages_wanted(options: Mapping[str, str]) -> tuple[str, int]:
 NODES = Option(
     flag="--nodes",
     metavar="N",
-    meaning="spread the ranks over N nodes, or over 1:4 for what there is",
+    meaning="spread the ranks over N nodes, or over 1:4 for as many as there are",
     read=count_or_range,
     default="as few as possible",
 )
@@ -168,9 +168,9 @@ class Pool(Protocol):
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
-    # `try_out(self) -> str` may be missing: it reaches what the pool is made of, without starting ranks, and returns a
-    # sentence on what it found, or raises `PoolError`. It is called in a process of its own (`trial.py`). So may
-    # `check_complete(self) -> None`, which raises `PoolError` for options that are no pool together.
+    # `try_out(self) -> str` may be missing: it reaches the parts of the pool, without starting ranks, and returns a
+    # sentence on its findings, or raises `PoolError`. It is called in a process of its own (`trial.py`). So may
+    # `check_complete(self) -> None`, which raises `PoolError` for options that do not make a pool together.
 
 
 def kinds() -> Declared:
@@ -186,9 +186,9 @@ def capabilities_of(kind: str) -> Capabilities:
 
 
 def usable(kind: str, options: Mapping[str, str]) -> bool:
-    """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, say, or its
-    engine is installed. A built-in kind answers by a function `usable` of its folder, so that its module is not
-    imported."""
+    """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, for
+    instance, or its engine is installed. A built-in kind answers by a function `usable` of its folder, so that its
+    module is not imported."""
     return kind not in _built_in() or _is_usable(kind, tuple(options.items()), int(time.monotonic() / LOOK_ROUND_S))
 
 
@@ -210,7 +210,7 @@ def needed_by(kind: str) -> Mapping[str, str]:
 
 
 def check_complete(kind: str, options: Mapping[str, str]) -> None:
-    """Raise `PoolError` if these options are no pool of this kind together. Connects to nothing."""
+    """Raise `PoolError` if these options do not make a pool of this kind together. Connects to nothing."""
     if check := getattr(open_pool(kind, options), "check_complete", None):
         check()
 
@@ -225,7 +225,7 @@ def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
 
     Args:
         kind: The kind's name.
-        options: Those that the kind declares, as far as given, by `Option.name`.
+        options: The given options among those of the kind, by `Option.name`.
     """
     if kind not in _built_in() and kind not in _brought():
         raise PoolError(f"there is no pool of the kind {kind!r}.")

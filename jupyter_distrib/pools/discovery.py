@@ -1,5 +1,5 @@
-"""Looks on this machine for what could be a pool, to offer it. Reads files and variables only: nothing is connected to,
-and no program is started.
+"""Looks on this machine for possible pools, to offer them. Reads files and variables only: connects to nothing, and
+starts no program.
 
 A kind that can be found has a module `discovery` in its folder, with a function `found`."""
 
@@ -27,13 +27,13 @@ class Found:
     name: str
     """A name for the pool."""
     text: str
-    """A phrase on what it is and where it was found."""
+    """A phrase that describes the pool and says where it was found."""
     options: Mapping[str, str]
     """The options of the pool, by `Option.name`."""
 
 
 def found() -> list[Found]:
-    """Return all that was found, kind by kind."""
+    """Return all possible pools, kind by kind."""
     every: list[Found] = []
     for folder in base.built_in_folders():
         if importlib.util.find_spec(f"{folder}.discovery") is not None:

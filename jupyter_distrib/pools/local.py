@@ -17,7 +17,7 @@ from jupyter_distrib.wire import messages as m
 
 DEFAULT_IDLE_S = 1800.0
 ANSWER_S = 30.0
-"""Seconds for an interpreter to say what it is."""
+"""Seconds to wait for an interpreter to report its versions."""
 
 
 class LocalPool:
@@ -52,7 +52,7 @@ class LocalPool:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PoolError(f"{python} does not run here: {error}.") from None
         if (found := versions(done.stdout)) is None:
-            raise PoolError(f"{python} is no Python: set python to the interpreter of an environment with torch.")
+            raise PoolError(f"{python} is not a Python interpreter: set python to one that has torch.")
         if not found[1]:
             raise PoolError(f"{python} has no torch: install torch there, or set python to another interpreter.")
         return f"This machine has Python {found[0]} with torch {found[1]} at {python}."

@@ -49,7 +49,9 @@ class Home:
             return cls(name=f"{AGENT_NAME}-{fingerprint()}")
         path = os.path.abspath(os.path.expanduser(python))
         if not os.access(path, os.X_OK) or os.path.isdir(path):
-            raise PoolError(f"there is no interpreter at {path}: give --python that of an environment with torch.")
+            raise PoolError(
+                f"there is no interpreter at {path}: give --python the interpreter of an environment with torch."
+            )
         info = os.stat(path)
         return cls(python=path, name=f"{AGENT_NAME}-{fingerprint(path, info.st_mtime_ns, info.st_size)}")
 
@@ -133,7 +135,7 @@ class Home:
                 text = file.read(LARGEST_LOG_BYTES).decode("utf-8", "replace")
             if lines := text.split("\n")[-8:]:
                 last = " ".join(filter(None, map(str.strip, lines[-2:])))
-                return f"{reason}; under {self.python} it said: {last}" if last else reason
+                return f"{reason}; its last output under {self.python} was: {last}" if last else reason
         return reason
 
 

@@ -121,9 +121,9 @@ class LocalNode(Node):
                 self._end = _watching(agent)
             try:
                 self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]
-            except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
+            except Exception as error:  # noqa: BLE001 - threads that wait for a run must hear of its end whatever breaks here
                 traceback.print_exc()
-                reason = f"the notebook failed at an event of its ranks ({type(error).__name__}: {error})"
+                reason = f"the notebook failed to handle an event of its ranks ({type(error).__name__}: {error})"
                 break
         with self._sending:
             self._link.close()

@@ -1,10 +1,10 @@
-"""Tries a pool's options out: reaches what the pool is made of, and starts no ranks.
+"""Tries out the options of a pool: reaches its parts, and starts no ranks.
 
     kernel:   Trial(kind, options, told)   --options-->   process: open_pool(kind, options).try_out()
                                            <--result---
 
-The process is there so that the user can give up: whatever a pool waits for, and whatever program it has started, ends
-with the process's group. It ends with the kernel, too. Options come on its input, since command lines are visible to
+The separate process lets the user give up: whatever a pool waits for, and whatever program it has started, ends with
+the process's group. It ends with the kernel, too. Options come on its input, since command lines are visible to
 all."""
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ except Exception:
     torch = ""
 print("\\0:trial %s %s:" % (".".join(map(str, sys.version_info[:3])), torch))
 """
-"""The program that prints the versions of Python and torch; for any Python, so that one that is too old can be told."""
+"""The program that prints the versions of Python and torch; it runs on any Python, so that a Python that is too old
+is recognized."""
 
 
 class Trial:
@@ -105,7 +106,7 @@ class Trial:
 def main(kind: str, options: Mapping[str, str]) -> None:
     """Try a pool out, print the result as JSON, and wait for the end of the input."""
     result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the pool prints is no result
+    os.dup2(2, 1)  # output of the pool itself is not a result
     threading.Thread(target=_end_with_the_kernel, daemon=True).start()
     ok, text = try_out(kind, options)
     result.write(json.dumps({"ok": ok, "text": text}) + "\n")
@@ -113,7 +114,7 @@ def main(kind: str, options: Mapping[str, str]) -> None:
 
 
 def try_out(kind: str, options: Mapping[str, str]) -> tuple[bool, str]:
-    """Return whether what the pool is made of was reached, and a sentence on it."""
+    """Return whether the parts of the pool were reached, and a sentence on them."""
     try:
         pool = open_pool(kind, options)
         found = getattr(pool, "try_out", None)
@@ -127,8 +128,8 @@ def try_out(kind: str, options: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def versions(heard: bytes) -> tuple[str, str] | None:
-    """Return the versions of Python and torch from the output of `VERSIONS`, among banners; None if they are not in it.
-    Without torch its version is empty."""
+    """Return the versions of Python and torch from the output of `VERSIONS`, which may contain banners; None if it
+    has no versions. Without torch, its version is empty."""
     match = re.search(rb"\0:trial (\d+\.\d+\.\d+) ([^\s:]*):", heard)
     return (match[1].decode(), match[2].decode()) if match else None
 

@@ -158,7 +158,7 @@ def test_who_does_not_wait_is_refused_soon_and_leaves_no_job(cluster: Cluster, c
     one = client(queue="team-queue")
     refused = one.open(1)
     assert isinstance(refused, m.WorkerGroupRefused)
-    assert re.fullmatch(r"job jd-\S+ is queued in Kueue \(.*\)\. Wait for it by --wait S\.", refused.reason)
+    assert re.fullmatch(r"job jd-\S+ is queued in Kueue \(.*\)\. Wait for it with --wait S\.", refused.reason)
     assert wait_until(lambda: not cluster.get("jobs"), 5)
 
 
@@ -215,7 +215,7 @@ def test_pods_without_a_node_are_told_with_the_schedulers_words(cluster: Cluster
     [waits] = [pod["metadata"]["name"] for pod in cluster.get("pods") if "nodeName" not in pod["spec"]]
     cluster.do("scale_up", waits)
     refused = one.wait(m.WorkerGroupRefused)
-    assert refused.reason.endswith("; a node is being added. Wait for it by --wait S."), refused.reason
+    assert refused.reason.endswith("; a node is being added. Wait for it with --wait S."), refused.reason
     assert wait_until(lambda: not cluster.get("jobs"), 5)
 
 

@@ -46,11 +46,11 @@ def refusal(client: Open, size: int = 1, *, wait_s: float = 300.0, **options: st
         ),
         (
             {"python": "python9"},
-            r"the image torch:1 has no python9 \(StartError\): set python to the path of one with torch there\.",
+            r"the image torch:1 has no python9 \(StartError\): set python to the path of an interpreter with torch there\.",
         ),
-        ({"namespace": "nowhere"}, "the cluster has no namespace nowhere: correct namespace, or have it made."),
+        ({"namespace": "nowhere"}, "the cluster has no namespace nowhere: correct namespace, or have it created."),
         ({"context": "nowhere"}, "kubectl has no context nowhere: choose one of `kubectl config get-contexts`."),
-        ({"kubectl": "true"}, "true is no kubectl: correct the option kubectl."),
+        ({"kubectl": "true"}, "true is not kubectl: correct the option kubectl."),
         ({"kubectl": "false"}, "kubectl version failed: nothing."),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
@@ -99,7 +99,7 @@ def test_a_quota_that_is_used_up_is_waited_for_and_named(cluster: Cluster, clien
     assert isinstance(refused, m.WorkerGroupRefused)
     assert re.fullmatch(
         r"the quota of the namespace is used up \(exceeded quota: team, requested: pods=1, used: pods=0, limited: "
-        r"pods=0\)\. Wait for it by --wait S\.",
+        r"pods=0\)\. Wait for it with --wait S\.",
         refused.reason,
     ), refused.reason
 
@@ -128,7 +128,7 @@ def test_a_cluster_that_is_away(
     (tmp_path / "config").write_text(config)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert re.fullmatch(
-        r"Kubernetes does not answer \(.*127\.0\.0\.1:9.* refused.*\): try again when it does, or correct the context\.",
+        r"Kubernetes does not answer \(.*127\.0\.0\.1:9.* refused.*\): try again later, or correct the context\.",
         reason := refusal(client),
     ), reason
     jobs = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"]) / "kubernetes-jobs"
@@ -144,7 +144,7 @@ def test_no_cluster_is_set(cluster: Cluster, client: Open, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("Client Version: v1.10", "is no kubectl: correct the option kubectl."),
+        ("Client Version: v1.10", "is not kubectl: correct the option kubectl."),
         ('{"clientVersion": {"gitVersion": "v1.19.3"}}', "kubectl 1.19 is too old: install 1.24 or newer."),
     ],
 )
@@ -166,7 +166,7 @@ def test_sizes_that_are_none(cluster: Cluster, client: Open) -> None:
     one = client()
     one.send(m.OpenWorkerGroup(group="all", size=0, gpus=True))
     reason = one.wait(m.WorkerGroupRefused).reason
-    assert reason == "Kubernetes has to be asked for a number of ranks, not 0: say --gpus N or --ranks N."
+    assert reason == "Kubernetes has to be asked for a number of ranks, not 0: write --gpus N or --ranks N."
 
 
 JOB: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
@@ -180,21 +180,21 @@ def of_pod(**spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a: [", "is no object of Kubernetes: .* did not find expected node content"),
-        ("only text", "is no object of Kubernetes: .*"),
-        ("", "is no object of Kubernetes: no objects passed to patch"),
+        ("a: [", "is not a Kubernetes object: .* did not find expected node content"),
+        ("only text", "is not a Kubernetes object: .*"),
+        ("", "is not a Kubernetes object: no objects passed to patch"),
         ({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}, "is a Service: it has to be a Pod, a Job or a JobSet"),
         ({"apiVersion": "v1", "kind": "List", "items": [of_pod(), of_pod()]}, "has several objects: leave one Pod, Job or JobSet in it"),
-        (of_pod(containers=[ONE, {**ONE, "name": "b"}]), "has 2 containers: give the one for the ranks the name ranks"),
-        (of_pod(containers=[]), "has 0 containers: give the one for the ranks the name ranks"),
-        (of_pod(containers=None), "is no Pod, Job or JobSet as Kubernetes has them: .*"),
-        (of_pod(containers="many"), "is no Pod, Job or JobSet as Kubernetes has them: .*|has 4 containers: .*"),
+        (of_pod(containers=[ONE, {**ONE, "name": "b"}]), "has 2 containers: name the one for the ranks ranks"),
+        (of_pod(containers=[]), "has 0 containers: name the one for the ranks ranks"),
+        (of_pod(containers=None), "is not a valid Pod, Job or JobSet: .*"),
+        (of_pod(containers="many"), "is not a valid Pod, Job or JobSet: .*|has 4 containers: .*"),
         (of_pod(shareProcessNamespace=True), "sets shareProcessNamespace, with which a pod cannot tell .*: remove it"),
         (of_pod(hostPID=True), "sets hostPID, with which a pod cannot tell .*: remove it"),
-        (of_pod(volumes=7), "is no Pod, Job or JobSet as Kubernetes has them: .*"),
+        (of_pod(volumes=7), "is not a valid Pod, Job or JobSet: .*"),
         (of_pod(containers=[{"name": "a"}]), "names no image for the ranks: set image, there or in the pool"),
-        (JOB, "is no Pod, Job or JobSet as Kubernetes has them: .*"),
-        ({**JOB, "spec": {"template": []}}, "is no Pod, Job or JobSet as Kubernetes has them: .*"),
+        (JOB, "is not a valid Pod, Job or JobSet: .*"),
+        ({**JOB, "spec": {"template": []}}, "is not a valid Pod, Job or JobSet: .*"),
     ],
     ids=lambda value: "" if not isinstance(value, str) else value[:20],
 )  # fmt: skip

@@ -161,9 +161,9 @@ def test_when_the_next_rank_could_start(after_s: int, waiting: int, told: str) -
         (" (Resources)", ""),
         (" (QOSMaxJobsPerUserLimit)", ""),
         (" (AssocGrpCPURunMinutesLimit)", ""),
-        (" (PartitionTimeLimit)", "ask for less, or of another partition"),
-        (" (QOSMaxCpuPerJobLimit)", "ask for less, or of another partition"),
-        (" (AssocGrpCPUMinutesLimit)", "the account's budget is used up; use another account or qos"),
+        (" (PartitionTimeLimit)", "ask for less, or for another partition"),
+        (" (QOSMaxCpuPerJobLimit)", "ask for less, or for another partition"),
+        (" (AssocGrpCPUMinutesLimit)", "the account's budget is used up: use another account or qos"),
     ],
 )
 def test_a_quota_is_waited_for_unless_that_is_of_no_use(reason: str, advice: str) -> None:

@@ -50,7 +50,7 @@ def test_hosts_that_answer_are_told_with_their_versions(tmp_path: Path) -> None:
         ('if [ "$1" = b ]; then echo no route >&2; exit 7; fi; shift; exec "$@"', "1 of 2 hosts can be used: `"),
         ("exit 127", "0 of 2 hosts can be used: there is no Python at"),
         ("printf '\\0:trial 3.9.1 2.9:\\n'", "has Python 3.9.1 at"),
-        ("printf '\\0:trial 3.12.1 :\\n'", "has no torch: set python to one with torch there."),
+        ("printf '\\0:trial 3.12.1 :\\n'", "has no torch: set python to an interpreter with torch there."),
         ("printf '\\0:trial 3.12.1 2.9:'", "All 2 hosts answer, with Python 3.12.1 and torch 2.9."),
         (
             'printf "\\0:trial 3.12.%s 2.9:" $(test $1 = a && echo 1 || echo 2)',
@@ -72,7 +72,7 @@ def test_options_that_are_missing_or_machines_that_are_not_there_start_nothing(t
 
     assert try_out("ssh", {}) == (
         False,
-        "this pool needs hosts: say --hosts a,b, or hosts = ... in a settings file.",
+        "this pool needs hosts: write --hosts a,b, or hosts = ... in a settings file.",
     )
     assert try_out("kubernetes", {})[1].startswith("this pool needs an image with torch")
     assert try_out("ssh", {"hosts": "a", "up": up, "down": up})[1].startswith("The options fit together.")
@@ -82,7 +82,7 @@ def test_options_that_are_missing_or_machines_that_are_not_there_start_nothing(t
 
 def test_this_machine_and_another_interpreter(tmp_path: Path) -> None:
     assert try_out("local", {})[1].startswith("This machine has Python ")
-    assert "is no Python" in try_out("local", {"python": "/bin/true"})[1]
+    assert "is not a Python interpreter" in try_out("local", {"python": "/bin/true"})[1]
     assert "there is no interpreter at /nowhere" in try_out("local", {"python": "/nowhere"})[1]
 
 

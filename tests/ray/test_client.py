@@ -57,7 +57,7 @@ def test_a_running_cell_is_told_and_the_next_is_good(book: Notebook, tmp_path: P
         own.close()
         outcome = book.finish(60)
         assert outcome.ename == "RankLost", outcome.text
-        assert re.search("was lost: |is lost, and all", outcome.traceback), "whichever notices first"
+        assert re.search("was lost: |is lost, and everything", outcome.traceback), "whichever notices first"
         own = started_anew(own)
         assert wait_until_gone([coordinator], 60) == []
         assert_good(book)

@@ -299,5 +299,5 @@ def test_a_port_of_something_else_is_said(tmp_path: Path) -> None:
             book.ok("%load_ext jupyter_distrib")
             address = f"127.0.0.1:{other.server_port}"
             said = refused(book, f"--pool ray --insecure --address {address}")
-            assert f"what answers at {address} is no Ray cluster" in said
+            assert f"the program that answers at {address} is not a Ray cluster" in said
         other.shutdown()

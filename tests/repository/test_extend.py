@@ -123,7 +123,7 @@ def test_a_pool_of_hosts_of_another_package_needs_its_command_only(tmp_path: Pat
         refused = book.fails(f"{line} --hosts gone --ranks 1\n1").text
         assert "No such container: gone" in refused
         assert f"try `{program} exec -i gone {sys.executable} --version`" in refused
-        assert "needs hosts: say --hosts a,b" in book.fails(f"{line} --ranks 1\n1").text
+        assert "needs hosts: write --hosts a,b" in book.fails(f"{line} --ranks 1\n1").text
         nowhere = line.replace(str(program), "nowhere")
         assert "the docker pool needs nowhere" in book.fails(f"{nowhere} --hosts one --ranks 1\n1").text
 

@@ -93,8 +93,8 @@ def test_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -
         ("sc://server:15002", "is Spark Connect, whose client cannot start Ray in the cluster"),
         ("yarn", "is YARN, where Ray on Spark is not supported here"),
         ("k8s://https://server:443", 'start Ray there with KubeRay and use its address with kind = "ray"'),
-        ("nonsense", "is no Spark master for Ray on Spark"),
-        ("local[x]", "is no Spark master for Ray on Spark"),
+        ("nonsense", "is not a Spark master for Ray on Spark"),
+        ("local[x]", "is not a Spark master for Ray on Spark"),
     ],
 )
 def test_masters_that_cannot_work_are_refused_with_the_way_to_go(chosen: str, said: str) -> None:

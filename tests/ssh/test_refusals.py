@@ -92,7 +92,9 @@ def test_a_password_would_be_needed(bed: Bed) -> None:
 
 def test_no_python_there(bed: Bed) -> None:
     said = refusal(bed, hosts="host1", python="~/no/python")
-    assert said.startswith("there is no Python at ~/no/python on host host1: set python to one with torch there;"), said
+    assert said.startswith(
+        "there is no Python at ~/no/python on host host1: set python to an interpreter with torch there;"
+    ), said
 
 
 def other_python() -> str:

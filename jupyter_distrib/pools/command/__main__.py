@@ -30,7 +30,8 @@ DEFAULT_IDLE_S = 600.0
 def main() -> None:
     told = json.load(sys.stdin)
     if told["folder"] not in sys.path:
-        sys.path.append(told["folder"])  # where the kernel has found the class, which may have added the folder itself
+        # The kernel found the class in this folder, which it may have added to the path itself.
+        sys.path.append(told["folder"])
     module, _, name = told["pool"].partition(":")
     cls: type[HostsPool] = attrgetter(name)(importlib.import_module(module))
     _serve(cls(**told["options"]), sys.argv[1:])
@@ -58,7 +59,7 @@ def _serve(pool: HostsPool, arguments: Sequence[str]) -> None:
     coordinator.on_use = getattr(engine, "set_busy", None)
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()
-    os._exit(0)  # threads that end connections have nothing of ours
+    os._exit(0)  # threads that end connections hold nothing of this package
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The program that brings this package to a Python on another machine, through the standard input of a command.
 
-    here -- one line --> `python -I -m code`     which prints a mark: whatever came before it is a banner
+    here -- one line --> `python -I -m code` which prints a mark: everything before it is a banner
     here -- archive ---> ... writes it to a folder of its own, and becomes `piped_relay`
 
 `-I -m code` makes Python read its program line by line from a pipe. It is the only way without a space, quote or
-bracket on the command line, so that the words mean the same whether they are executed as they are (docker, srun) or go
-through one shell more (ssh); `-I` keeps a `code.py` of the user's out of the way. Pure.
+bracket on the command line, so that the words mean the same whether they are executed as they are (docker, srun) or
+go through another shell (ssh); `-I` keeps Python from importing a `code.py` of the user. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORDS = ("-I", "-m", "code")
 OLDEST = (3, 11)
 _SIZE_DIGITS = 16
 
-# For any Python from 3.4 on, so that one which is too old can be told; and nothing is left if it fails.
+# Runs on any Python from 3.4 on, so that a Python that is too old is recognized; leaves nothing behind if it fails.
 _PROGRAM = r"""
 import os, shutil, sys, tempfile
 
@@ -66,7 +66,7 @@ except BaseException as error:
 
 
 def line(mark: str, kind: str, module: str) -> bytes:
-    """Return the line that starts it.
+    """Return the line that starts the program.
 
     Args:
         mark: Random letters and digits, which `found` looks for.
@@ -83,7 +83,7 @@ def filled(program: str, values: Mapping[str, str]) -> bytes:
 
 
 def found(mark: str, heard: bytes) -> tuple[int, int] | None:
-    """Return the version of the Python that runs the program, once its mark has come; else None."""
+    """Return the version of the Python that runs the program, once its mark has arrived; else None."""
     match = re.search(rb"\0:" + mark.encode() + rb" (\d+)\.(\d+)\n", heard)
     return (int(match[1]), int(match[2])) if match else None
 

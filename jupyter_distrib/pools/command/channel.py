@@ -1,5 +1,5 @@
 """The coordinator's end of the pipe to one host: calls go out in their order, answers and the agent's frames come back.
-When the pipe breaks, another one takes its place, and nobody notices but for the time (`wire/resumable.py`).
+When the pipe breaks, another pipe takes its place, and nobody notices except by the delay (`wire/resumable.py`).
 
 Nothing blocks. What arrives is read in the coordinator's loop; calls may be made in any thread. See
 `coordinator.engine.Channel`."""
@@ -25,7 +25,7 @@ from jupyter_distrib.wire.resumable import HeardMessages, SentMessages, is_count
 SILENT_ALIVES = 8
 """Number of missed keep-alives after which the pipe counts as broken."""
 SAY_S = 3.0
-"""Seconds without a pipe after which the user is told."""
+"""Seconds without a pipe after which the user gets a note."""
 CLOSE_S = 2.0
 """Seconds to wait for the loop, which may have ended already."""
 
@@ -68,7 +68,8 @@ class PipeChannel:
         self._answers = 0
         self._values = IncomingValues()
         self._silent = 0
-        self._sent, self._heard = SentMessages(1), HeardMessages(1)  # the relay's start, and its answer
+        # The call that starts the relay, and its answer, have passed already.
+        self._sent, self._heard = SentMessages(1), HeardMessages(1)
         self._is_broken = False
         """Whether the pipe is broken, and no other has come yet."""
         self._lost: ChannelLost | None = None
@@ -223,7 +224,10 @@ class PipeChannel:
 
     def _say_broken(self, connection: HostConnection, reason: str) -> None:
         if self._is_broken and self._lost is None and self.connection is connection:
-            self._say(f"node {connection.host}: {reason}. It is being taken up again; the ranks there go on meanwhile.")
+            self._say(
+                f"node {connection.host}: {reason}. The connection is being re-established; the ranks there go on "
+                "meanwhile."
+            )
 
     def _reconnect(self, reconnection: Reconnection, reason: str) -> None:
         """Take the connection up again; in a thread."""
@@ -238,7 +242,7 @@ class PipeChannel:
             self._calls.put(lambda: self._resume(connection, heard))
 
     def _resume(self, connection: HostConnection, heard: int) -> None:
-        """Go on with another pipe. Called in the loop."""
+        """Continue with another pipe. Called in the loop."""
         with self._lock:
             self.connection, self._link = connection, connection.link
             if self._lost is None and self._sent.knows(heard):
@@ -250,7 +254,7 @@ class PipeChannel:
                     self._link.flush()
                 threading.Thread(target=connection.end, name="jupyter_distrib-end", daemon=True).start()
         if self._is_broken:
-            return self.lose("it does not agree on what was sent")
+            return self.lose("it has lost count of the messages")
         self._take_all(self._link.arrived())
         self._watch()
 

@@ -43,14 +43,17 @@ class HostCommand(Protocol):
 def sentence(host: str, python: str, status: int | None, said: str, *, tried: str, shown: str) -> str:
     """Return the meaning of a command's failure, as far as its exit status and output show.
 
-    `tried` is a command for the user to try, `shown` the one that was used.
+    `tried` is a command for the user to try, `shown` the command that was used.
     """
     for words in _FULL:
         if words in said:
-            return f"there is no space left on host {host} for a worker group ({words}): free some in its /tmp."
+            return f"there is no space left on host {host} for a worker group ({words}): free some space in its /tmp."
     last = last_line(said)
     if status in (126, 127) or (last.lower().endswith(_NO_PYTHON) and python in last):
-        return f"there is no Python at {python} on host {host}: set python to one with torch there; try `{tried}`."
+        return (
+            f"there is no Python at {python} on host {host}: set python to an interpreter with torch there; "
+            f"try `{tried}`."
+        )
     if status is None:
         return f"no Python answered on host {host} in time{_said(last)}: try `{tried}`."
     return f"`{shown}` ended with status {status} before a Python answered{_said(last)}: try `{tried}`."

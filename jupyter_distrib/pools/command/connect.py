@@ -53,7 +53,7 @@ class HostConnection:
     link: Link
     log: IO[bytes]
     facts: dict[str, Any] = field(default_factory=dict)
-    """The answer of `PipedRelay._start`."""
+    """The result of `PipedRelay._start`."""
 
     def said(self) -> str:
         """Return the last line of the command's standard error."""
@@ -63,7 +63,7 @@ class HostConnection:
         """End the command, and with it the process at its other end. Takes seconds if it does not comply."""
         with suppress(OSError):
             self.link.sock.shutdown(socket.SHUT_RDWR)
-        _end(self.process, 0)  # nothing yet: it has to see the end of its input
+        _end(self.process, 0)  # no output yet: the process must see the end of its input
         self.link.close()
         self.log.close()
 
@@ -88,7 +88,7 @@ def connect(
         given_up: Set when the host is no longer wanted.
 
     Raises:
-        PoolError: Says in a sentence why the host cannot be used.
+        PoolError: The message says why the host cannot be used.
     """
     dialogue = _Dialogue(command, _begun(command, host), given_up)
     try:
@@ -108,7 +108,7 @@ class Reconnection:
     """The way to take up a broken connection again.
 
     Args:
-        secret: What the relay was told to ask for.
+        secret: The secret that the relay asks for.
         limit_s: Seconds within which it has to succeed.
         given_up: Set when the host is no longer wanted.
     """
@@ -119,14 +119,15 @@ class Reconnection:
     given_up: threading.Event
 
     def again(self, before: HostConnection, heard: int) -> tuple[HostConnection, int]:
-        """Return a connection that takes the place of one, and the number of messages that the relay has heard.
+        """Return a connection that takes the place of a broken one, and the number of messages that the relay has
+        heard.
 
         Args:
             before: The broken connection.
             heard: Number of messages that have come from the relay.
 
         Raises:
-            PoolError: Goes on after "its connection has ended": why it was not taken up again.
+            PoolError: The message continues "its connection has ended" with the reason why it was not re-established.
         """
         until_s = time.monotonic() + self.limit_s
         while True:
@@ -191,7 +192,7 @@ class _Dialogue:
     def run(self, archive: Future[bytes], start: Mapping[str, Any]) -> None:
         """Bring the package to the host and start the relay."""
         mark = secrets.token_hex(8)
-        with suppress(OSError):  # it has ended, which is told where its answer is missing
+        with suppress(OSError):  # the command has ended, which is reported where its answer is missing
             self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
         version = self._wait_for_mark(mark, ANSWER_S)
         self._check_version(version)
@@ -204,13 +205,13 @@ class _Dialogue:
         """Make the relay use this connection; return the number of messages that it has heard.
 
         Args:
-            secret: What the relay asks for.
+            secret: The secret that the relay asks for.
             heard: Number of messages that have come from the relay.
             until_s: Time by `time.monotonic` until which that has to succeed.
 
         Raises:
-            PoolError: It did not succeed now.
-            HostGone: Nor will it later.
+            PoolError: This attempt failed.
+            HostGone: Later attempts will fail, too.
         """
         mark, connection = secrets.token_hex(8), self.connection
         with suppress(OSError):

@@ -15,7 +15,8 @@ from jupyter_distrib.pools.trial import VERSIONS, versions
 ANSWER_S = 30.0
 _AT_ONCE = 16
 WORDS = ("-I", "-")
-"""Arguments of the interpreter that reads the program from its input: the same words with and without a shell."""
+"""Arguments of the interpreter that reads the program from its input: the words mean the same with and without a
+shell."""
 
 
 class Reached(Protocol):
@@ -67,9 +68,11 @@ def _answer(pool: Reached, host: str) -> str:
     version, torch = found
     if tuple(int(part) for part in version.split(".")[:2]) < bootstrap.OLDEST:
         oldest = ".".join(map(str, bootstrap.OLDEST))
-        raise PoolError(f"host {host} has Python {version} at {python}: set python to one of {oldest} or newer there.")
+        raise PoolError(
+            f"host {host} has Python {version} at {python}: set python to a Python {oldest} or newer there."
+        )
     if not torch:
-        raise PoolError(f"{python} on host {host} has no torch: set python to one with torch there.")
+        raise PoolError(f"{python} on host {host} has no torch: set python to an interpreter with torch there.")
     return f"Python {version} and torch {torch}"
 
 

@@ -71,7 +71,7 @@ SHARED = (
 )
 """The options of all these pools."""
 MACHINES = machine_options.MACHINES
-"""The options of those whose hosts may be started on demand."""
+"""The options of pools whose hosts may be started on demand."""
 
 
 class HostsPool:
@@ -108,8 +108,8 @@ class HostsPool:
         raise NotImplementedError
 
     def explain(self, host: str, status: int | None, said: str) -> str:
-        """Return a sentence on a command that did not start a Python: what is wrong, and what to do. Empty if that is
-        unknown; then the exit status, the last line and a command to try are shown.
+        """Return a sentence on a command that did not start a Python: what is wrong, and what to do. Empty if the
+        cause is unknown; then the exit status, the last line and a command to try are shown.
 
         Args:
             host: The host that was to be reached.
@@ -119,15 +119,15 @@ class HostsPool:
         return ""
 
     def is_final(self, said: str) -> bool:
-        """Return whether a command that failed with this output cannot succeed later, as the host is gone for good.
-        A broken connection is not taken up again then."""
+        """Return whether a command that failed with this output cannot succeed later, because the host is gone for
+        good. Then a broken connection is not re-established."""
         return False
 
     def check(self) -> dict[str, str]:
         """Return the options for the process that holds the connections, in the kernel, before a connection is made.
 
-        The place to raise `PoolError` for what is missing here. Notebooks share that process if they give it the same:
-        a subclass may add what of the notebook's environment it depends on.
+        Raise `PoolError` here for anything that is missing on this machine. Notebooks share that process if they
+        give it the same options: a subclass may add parts of the notebook's environment on which it depends.
         """
         return self.given
 
@@ -136,7 +136,9 @@ class HostsPool:
         machine_options.check(self.given)
         for name, example in self.needed.items():
             if name not in self.given and not (name == "hosts" and "hosts_from" in self.given):
-                raise PoolError(f"this pool needs {name}: say --{name} {example}, or {name} = ... in a settings file.")
+                raise PoolError(
+                    f"this pool needs {name}: write --{name} {example}, or {name} = ... in a settings file."
+                )
 
     def try_out(self) -> str:
         """Return a sentence on the Pythons that answer on the hosts. Raises `PoolError` for a host without one."""
@@ -187,7 +189,7 @@ class HostsPool:
         return f"{self.engine} to {', '.join(host.name for host in read_hosts('hosts', self.given['hosts']))}"
 
     def reach(self, loop: Loop, calls: CallSoon, archive: Future[bytes]) -> Engine:
-        """Return what reserves the hosts; `archive` is this package as a file, for them."""
+        """Return the engine that reserves the hosts; `archive` is this package as a file, for them."""
         if "up" in self.given:
             from jupyter_distrib.pools.command.machine_hosts import MachineHosts
 

@@ -1,4 +1,4 @@
-"""Reserves hosts that a command starts first (`up`), and that another one ends (`pools/machines/`).
+"""Reserves hosts that one command starts first (`up`), and another command ends (`pools/machines/`).
 
 `acquire` and `release` run in threads of their own; the rest in the coordinator's loop."""
 
@@ -26,7 +26,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
 WATCH_S = 0.5
-"""Seconds between looks whether the machines are still there."""
+"""Seconds between checks that the machines are still there."""
 READY_S = 120.0
 """Seconds after `up` in which machines may not answer yet."""
 AGAIN_S = 2.0
@@ -36,7 +36,7 @@ STATUS_S = 60.0
 
 
 class MachineHosts:
-    """The hosts of one coordinator, which are there on demand. `options` are the pool's."""
+    """The hosts of one coordinator, which are started on demand. `options` are the pool's."""
 
     def __init__(
         self, command: HostCommand, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]
@@ -77,7 +77,7 @@ class MachineHosts:
             self._needed_by.add(who)
 
     def leave(self, who: object) -> None:
-        """Let the machines be ended, as far as this user is concerned; from any thread."""
+        """Let the machines be ended, unless others need them; from any thread."""
         with self._lock:
             if who in self._needed_by:
                 self._needed_by.discard(who)
@@ -85,7 +85,7 @@ class MachineHosts:
                     self._use.end()
 
     def set_busy(self, busy: bool) -> None:
-        """Tell whether a cell runs on some ranks, or values are kept there."""
+        """Record whether a cell runs on some ranks, or values are kept there."""
         if busy:
             self.need("cells")
             self._check()
@@ -109,7 +109,7 @@ class MachineHosts:
             self.machine.start_keeper(record.life)
 
     def _look(self, tell: Tell) -> NodeReport:
-        """Report what there is; nothing is started for it."""
+        """Report the machines that are up; starts none."""
         record = self.machine.record()
         hosts = None
         if record is not None and record.state == UP:
@@ -183,7 +183,7 @@ class MachineReservation:
             return None
 
     def _wait_or_replace(self, record: Record, why: str) -> None:
-        """Wait for machines that do not answer yet, or have those replaced that are gone. Raises `PoolError`."""
+        """Wait for machines that do not answer yet, or have missing machines replaced. Raises `PoolError`."""
         if record.life != self._of.reached and time.time() < record.up_at_s + READY_S:
             if why != self._said:
                 self._said = why
@@ -201,7 +201,7 @@ class MachineReservation:
 
     def _is_up(self, record: Record) -> bool:
         """Return whether the machines are up, as far as `status` tells."""
-        self._say("no machine answers: `status` is asked.")
+        self._say("no machine answers: asking `status`.")
         with commands.Command("status", record.plan["status"], self._of.machine.place, record.path) as status:
             until_s = time.monotonic() + STATUS_S
             while not status.wait(WATCH_S):
@@ -210,7 +210,7 @@ class MachineReservation:
             return status.status == 0
 
     def _news(self, text: str) -> None:
-        """Tell what is waited for; the lines of `up` at intervals."""
+        """Say what the cell waits for, with lines of `up` at intervals."""
         now_s = time.monotonic()
         if now_s > self._said_s + SAY_S:
             self._said_s = now_s
@@ -241,7 +241,7 @@ class MachineReservation:
         return self._nodes.transfer(run, fds, given_up, folder)
 
     def cause(self, error: BaseException) -> str:
-        """Describe an exception; that the machines were ended is what a user wants to know first."""
+        """Describe an exception, beginning with the end of the machines, if they were ended."""
         if self.was_raised_on_node(error) or not self.life:
             return str(error) or type(error).__name__
         record = self._of.machine.record()

@@ -2,9 +2,9 @@
 
     coordinator ==command==> PipedRelay --link--> agent --> ranks
 
-The main thread makes the calls that come, one after another; the relay's own thread sends what comes from the agent; a
-third one sends keep-alives. When its input ends or is silent, it waits for another connection (`takeover.py`); if none
-comes in time, it ends, and with it the agent and all ranks.
+The main thread makes the calls that come, one after another; the relay's own thread sends messages of the agent; a
+third thread sends keep-alives. When its input ends or is silent, it waits for another connection (`takeover.py`); if
+none comes in time, it ends, and with it the agent and all ranks.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class PipedRelay:
                 for _, content in value:
                     _send_content(self._link.send, call.number, content)
                 value = None
-        except Exception as error:  # noqa: BLE001 - told where it was called
+        except Exception as error:  # noqa: BLE001 - reported by the caller
             if call.number:
                 return self._link.send(
                     m.RelayFailed(number=call.number, type_name=type(error).__name__, text=str(error))
@@ -184,7 +184,7 @@ class PipedRelay:
         """Go on for a while when the pipes break.
 
         Args:
-            secret: What whoever brings other pipes has to know.
+            secret: The secret that the bringer of other pipes has to know.
             limit_s: Seconds to wait for them.
             holder: The result of `takeover.identity` in the coordinator.
             input_shows_the_end: See `PipeLink`.
@@ -234,7 +234,7 @@ def own_address(interface: str) -> tuple[str, str]:
 
 
 def main(folder: str, reading: str, writing: str) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a session that ends with its connection
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a session that ends with its connection
     PipedRelay(PipeLink(int(reading), int(writing)), folder).serve()
 
 
@@ -243,9 +243,9 @@ class HostGpus:
     """The GPUs of a host that its user may see."""
 
     names: tuple[str, ...] = ()
-    """Name of each."""
+    """Name of each GPU."""
     holders: tuple[str, ...] = ()
-    """Holder of each that is of the requested type; empty for one that is free."""
+    """Holder of each GPU of the requested type; empty for a free one."""
 
     @property
     def free(self) -> int:
@@ -258,7 +258,7 @@ def gpus_here(gpu_type: str) -> dict[str, tuple[str, ...]]:
     chosen = None if words is None else tuple(filter(None, words.split(",")))
     try:
         found = devices.visible(inventory.read_now().gpus, chosen)
-    except devices.UnknownDevice:  # the agent says so
+    except devices.UnknownDevice:  # the agent reports the error
         found = []
     fitting = devices.of_type(found, gpu_type) if gpu_type else found
     return {"names": tuple(gpu.name for gpu in found), "holders": tuple(map(holder_elsewhere, fitting))}

@@ -1,4 +1,4 @@
-"""Reserves hosts that an engine has to be asked for first: an allocation of Slurm, a Job of Kubernetes.
+"""Reserves hosts that must first be requested from an engine: an allocation of Slurm, a Job of Kubernetes.
 
 `acquire` and `release` run in threads of their own."""
 
@@ -18,11 +18,11 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import messages as m
 
 ASK_S = 2.0
-"""Seconds between questions whether somebody waits for hosts that are free."""
+"""Seconds between checks whether somebody waits for hosts that are free."""
 
 
 class RequestedHosts(ABC):
-    """The part of a `coordinator.engine.Reservation` that does not depend on how its hosts are asked for."""
+    """The part of a `coordinator.engine.Reservation` that does not depend on how its hosts are requested."""
 
     engine: str
     address_advice = HostsReservation.address_advice
@@ -45,7 +45,7 @@ class RequestedHosts(ABC):
 
     @abstractmethod
     def _of_ranks(self, ranks: int) -> RequestedHosts:
-        """Return a reservation of further hosts for so many ranks, which does not wait."""
+        """Return a reservation of further hosts for this many ranks, which does not wait."""
 
     @abstractmethod
     def _is_another_waiting(self) -> bool:

@@ -270,7 +270,7 @@ class HostsReservation:
         """Connect to hosts in parallel; return the channels, and the reasons for failures, by host name.
 
         Raises:
-            PoolError: It was given up.
+            PoolError: The search was given up.
         """
         if not hosts:
             return {}, {}
@@ -302,7 +302,7 @@ class HostsReservation:
         connection = connect(command, host, self._of.archive, start, self._given_up)
         reconnection = Reconnection(command=command, secret=secret, limit_s=limit_s, given_up=threading.Event())
         channel = PipeChannel(connection, self._of.loop, self._of.calls, reconnection, self._say)
-        self._of.calls.put(channel.open)  # now, since it would take silence for our end
+        self._of.calls.put(channel.open)  # now, since the relay would take silence for the end of this process
         return channel
 
     # ------------------------------------------------------------------------------------------------ planning
@@ -382,8 +382,8 @@ class _Candidate:
         return Room(host=name, ranks=min(MAX_RANKS, max(1, int(self.channel.connection.facts["cpus"]))), elastic=True)
 
     def free(self, found: HostGpus, *, gpus: bool, held: int, on_each: int = 0) -> int:
-        """Return how many more ranks fit there, beside those that the worker group has. With `on_each`, it gets that
-        many ranks or none."""
+        """Return how many more ranks fit there, in addition to the worker group's present ones. With `on_each`, the
+        host gets that many ranks or none."""
         if on_each:
             room = self.room(found, gpus=gpus, free=True)
             return 0 if held else on_each * (room.elastic or room.ranks >= on_each)
@@ -394,7 +394,7 @@ class _Candidate:
 
 
 def shared_out(ranks: int, unit: int, rooms: Sequence[int]) -> list[int]:
-    """Return the number of ranks for each host: up to so many in all, a multiple of `unit`, in the hosts' order."""
+    """Return the number of ranks for each host: up to this many in all, a multiple of `unit`, in the hosts' order."""
     left = min(ranks, sum(rooms))
     left -= left % unit
     shares = []
@@ -456,7 +456,7 @@ def report(
 
 def _answer(asked: Future[Any] | None) -> HostGpus | None:
     if asked is not None and asked.done():
-        with suppress(Exception):  # it is lost, which its cell is told
+        with suppress(Exception):  # the host is lost, as its cell will report
             return HostGpus(**asked.result())
     return None
 

@@ -27,11 +27,11 @@ from jupyter_distrib.wire.pipe_link import PipeLink
 NAME = "takeover"
 """Name of the socket in the relay's folder."""
 NO_RELAY = (0, 0)
-"""The version of Python that the program says where there is no relay."""
+"""The version of Python that the program reports where there is no relay."""
 HELLO_S = 5.0
 _HELLO_BYTES = 1 << 10
 
-# It stays until the relay lets go of it, because the command ends with it.
+# The program stays until the relay releases it, because the command ends with it.
 _PROGRAM = r"""
 import array, os, socket, stat, struct, sys
 
@@ -74,8 +74,8 @@ def line(mark: str, folder: str, secret: str, heard: int) -> bytes:
 
     Args:
         mark: Random letters and digits, for `bootstrap.found`.
-        folder: The relay's.
-        secret: What it was given at its start.
+        folder: The relay's folder.
+        secret: The secret that the relay was given at its start.
         heard: Number of messages that have come from it.
     """
     values = {
@@ -89,7 +89,7 @@ def line(mark: str, folder: str, secret: str, heard: int) -> bytes:
 
 
 def hello(secret: str, heard: int) -> bytes:
-    """Return what comes with the pipes."""
+    """Return the message that comes with the pipes."""
     return json.dumps({"secret": secret, "heard": heard}).encode()
 
 
@@ -110,7 +110,7 @@ def _take_all(listener: socket.socket, secret: str, link: PipeLink) -> None:
         if _take(bringer, secret, link):
             bringer, in_use = in_use or bringer, bringer
         if bringer is not in_use:
-            bringer.close()  # which ends the program at the other end, and its command
+            bringer.close()  # this ends the program at the other end, and its command
 
 
 def _take(bringer: socket.socket, secret: str, link: PipeLink) -> bool:
@@ -131,19 +131,19 @@ def _take(bringer: socket.socket, secret: str, link: PipeLink) -> bool:
 
 
 def identity() -> tuple[str, int, str]:
-    """Return what tells this process from others, also from a later one of its number on this machine."""
+    """Return a text that identifies this process, even against a later process with the same number on this machine."""
     return _place(), os.getpid(), _started(os.getpid())
 
 
 def is_gone(holder: Sequence[Any]) -> bool:
-    """Return whether the process with this `identity` has ended, as far as that is seen from here."""
+    """Return whether the process with this `identity` has ended, as far as that is visible from here."""
     if not holder or holder[0] != _place():
         return False
     return not process.is_alive(holder[1]) or _started(holder[1]) != holder[2]
 
 
 def _place() -> str:
-    """Return what is equal for all processes that see one another."""
+    """Return a text that is equal for all processes that see one another."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip() + os.readlink("/proc/self/ns/pid")

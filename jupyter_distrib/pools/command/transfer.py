@@ -55,10 +55,10 @@ class Pipes:
 
 class SharedFolder(Pipes):
     """A hidden folder in the notebook's own: a part is the path of its file, which is removed when all hosts have read
-    it. The last part goes through the pipes, as do those for which there is no room in the folder.
+    it. The last part goes through the pipes, as do parts for which there is no room in the folder.
 
     Whoever may write to the notebook's folder, such as a team, can move the hidden one away and put another in its
-    place, and values are unpickled. So it is held open, and its files have names that nobody else knows.
+    place, and values are unpickled. So the hidden folder is held open, and its files have names that nobody else knows.
     """
 
     part_bytes = 8 << 20
@@ -112,7 +112,7 @@ def _opened(folder: Path) -> int:
 
 
 def _remove(folder: Path, fd: int) -> None:
-    """Remove such a folder, which is open, and the parts in it; nothing else, whatever may have come to its place."""
+    """Remove such a folder, which is open, and the parts in it; nothing else, whatever may have taken its place."""
     with suppress(OSError):
         if fd >= 0:
             for name in os.listdir(fd):

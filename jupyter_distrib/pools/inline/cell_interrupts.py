@@ -74,10 +74,10 @@ class CellInterrupts:
         An exception from another alarm or raised by the cell itself is an error even if a stop was requested.
         """
         errors, raised = list(_with_contexts(error)), self._raised
-        self._raised = []  # they hold the frames of the cell
+        self._raised = []  # the exceptions hold the frames of the cell
         if self._takes_signals and self._handle is not None and signal.getsignal(signal.SIGINT) is self._handle:
             caused = any(each is one for each in errors for one in raised)
-        else:  # no signal has raised it, or a handler of the cell's own has
+        else:  # no signal has raised it, or the cell's own handler has
             is_asked = self.asked or not self._takes_signals
             caused = is_asked and any(isinstance(each, KeyboardInterrupt) for each in errors)
         self.asked = self.asked or caused
@@ -95,7 +95,7 @@ class CellInterrupts:
     @contextmanager
     def _handled(self) -> Iterator[None]:
         before = signal.getsignal(signal.SIGINT) if self._takes_signals else None
-        if before is None:  # another thread's business, or that of C code
+        if before is None:  # a signal for another thread, or for C code
             yield
             return
 
@@ -139,7 +139,7 @@ class CellInterrupts:
             yield
         finally:
             self._inside = False
-            with self._lock:  # whoever is about to interrupt the cell has done so
+            with self._lock:  # a thread that was about to interrupt the cell has done so
                 pass
 
 
@@ -148,7 +148,7 @@ def _is_blocked(number: int) -> bool:
 
 
 def _with_contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that were being handled when it was raised."""
+    """Yield an exception and the exceptions that were being handled when it was raised."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -67,7 +67,7 @@ class Group:
 
 
 class Work:
-    """Handle of a call that goes on: of `async_op=True`, `isend` and `irecv`."""
+    """Handle of a call that is in progress: of `async_op=True`, `isend` and `irecv`."""
 
     def __init__(self, wait: Callable[[], None], done: Callable[[], bool]) -> None:
         self._wait, self.is_completed = wait, done
@@ -99,7 +99,8 @@ class Collectives:
     ) -> Work | None:  # fmt: skip
         """Meet the other members of the group; the last one moves the values.
 
-        `move` fills `takes` of all calls, in the order of the group, and returns what went from which place to which.
+        `move` fills `takes` of all calls, in the order of the group, and returns the values that went from each
+        place to another.
         """
         group, rank = group or self._world, identity.rank()
         if rank not in group.ranks:

@@ -52,7 +52,8 @@ class InlinePool:
         self._in_steps = step_through is not False
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> Node:
-        from jupyter_distrib.pools.inline.node import InlineNode  # what runs cells is not needed to know of the pool
+        # The modules that run cells are not needed to know the pool.
+        from jupyter_distrib.pools.inline.node import InlineNode
 
         node = InlineNode(hello, sink, in_steps=self._in_steps)
         sink(

@@ -37,7 +37,7 @@ Outcome = m.Returned | m.Failed | m.Interrupted
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InlineWorkerGroup:
-    """Ranks that exist as orders and kept values only."""
+    """Ranks that exist only as orders and kept values."""
 
     orders: dict[int, m.WorkerOrder]
     kept: dict[int, dict[str, object]] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class Stage:
             self._turn.wait_for(lambda: self._now == rank)
 
     def leave(self, rank: int) -> None:
-        """Leave the turns to the others for good."""
+        """Leave all further turns to the others."""
         with self._turn:
             self._left.remove(rank)
             self._pass_on(rank)

@@ -1,8 +1,9 @@
-"""The steps of inline ranks, as data and as shown: what ranks sent to one another in each collective and each message.
+"""The steps of inline ranks, as data and for display: the values that ranks sent to one another in each collective
+and each message.
 
-They are shown under the cell as text, and as HTML that steps forward and back without a script, and so works in a saved
-notebook too: each step is a section, and a radio button says which one is seen. Where style sheets are taken out, all
-are.
+They are shown under the cell as text, and as HTML that steps forward and back without a script, and so works in a
+saved notebook too: each step is a section, and a radio button selects the visible one. Where style sheets are
+removed, all are visible.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def show(steps: Sequence[Step], ranks: Sequence[int], left_out: int) -> None:
     if not steps:
         return
     text = as_text(steps, left_out)
-    ipython = sys.modules.get("IPython")  # loaded where there is a notebook
+    ipython = sys.modules.get("IPython")  # loaded only where there is a notebook
     if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         print(text)
     else:

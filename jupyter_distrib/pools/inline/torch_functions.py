@@ -1,5 +1,5 @@
-"""The functions of `torch.distributed` for inline ranks: what each collective gives, takes and moves.
-Called while a cell runs, which has imported torch."""
+"""The functions of `torch.distributed` for inline ranks: the values that each collective gives, takes and moves.
+Called while a cell runs that has imported torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Keeps pods that run while others of their Job still start: each gets a command that lasts as long as this process.
 
-Without it, a pod would take itself to be unused (`keeper`); with it, all pods end soon when this process is killed."""
+Without such a command, a pod would consider itself unused (`keeper`); with it, all pods end soon when this process
+is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Company:
         process, began_s = self._processes.get(pod, (None, 0.0))
         if process is not None and (process.poll() is None or time.monotonic() < began_s + AGAIN_S):
             return
-        with suppress(OSError):  # what is wrong is told where the relay is started
+        with suppress(OSError):  # the error is reported where the relay is started
             new = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
@@ -46,7 +47,7 @@ class Company:
             self._thread.start()
 
     def _show_signs(self) -> None:
-        """Send what the commands wait for; in a thread of its own."""
+        """Send the signs of life that the commands wait for; in a thread of its own."""
         while not self._left.wait(keeper.ALIVE_S):
             with self._lock:
                 processes = [process for process, _ in self._processes.values()]

@@ -23,7 +23,7 @@ _KEY = re.compile(r"""( *)(name|namespace): +("[^"]*"|'[^']*'|[^#\s][^#]*?)\s*(?
 
 
 def found() -> list[Found]:
-    """Return a pool for each context, if kubectl is there."""
+    """Return a pool for each context, if kubectl is installed."""
     if shutil.which("kubectl") is None:
         return []
     every: dict[str, Found] = {}

@@ -71,12 +71,12 @@ class Guard:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[file.fileno()],  # the lock is the guard's as well
+                pass_fds=[file.fileno()],  # the guard holds the lock as well
                 start_new_session=True,
             )
 
     def tell(self, word: str) -> None:
-        """Tell the guard what became of the request: `created` or `refused`; nothing if it was not answered."""
+        """Tell the guard the outcome of the request: `created` or `refused`; nothing if it was not answered."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.write(f"{word}\n".encode())
@@ -104,7 +104,7 @@ def deletes(resource: str, name: str) -> Sequence[str]:
 
 
 def key(kubectl: Kubectl) -> str:
-    """Return what tells one cluster from another, in one line."""
+    """Return a line that identifies a cluster."""
     return json.dumps([kubectl.program, kubectl.context, os.environ.get("KUBECONFIG", "")])
 
 
@@ -120,7 +120,7 @@ def delete_left(kubectl: Kubectl) -> None:
 
 
 def _are_names(namespace: str, resource: str, name: str) -> bool:
-    """Return whether nothing else than one of our objects is deleted."""
+    """Return whether these name one of our objects, so that nothing else is deleted."""
     return all(
         pattern.fullmatch(text) for pattern, text in ((_NAMESPACE, namespace), (_RESOURCE, resource), (_NAME, name))
     )

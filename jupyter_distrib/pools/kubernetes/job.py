@@ -26,13 +26,13 @@ START_S = 1800.0
 """Seconds in which pods that have their nodes start: images may have many gigabytes."""
 LOOK_S = 1.0
 ASK_S = 2.0
-"""Seconds between questions about a Job that has no pods."""
+"""Seconds between queries about a Job that has no pods."""
 WHY_S = 3.0
-"""Seconds in which the cluster has to answer them."""
+"""Seconds in which the cluster has to answer a query."""
 SETTLE_S = 1.0
 """Maximum seconds to wait until the cluster says how a pod has ended."""
 GIVEN_UP = "the ranks were given up before they had started."
-_WAIT_FOR_IT = "Wait for it by --wait S."
+_WAIT_FOR_IT = "Wait for it with --wait S."
 
 
 class PodJob:
@@ -40,8 +40,8 @@ class PodJob:
 
     Args:
         options: The pool's.
-        say: Told what is waited for.
-        given_up: Set when nobody wants it any more.
+        say: Called with what the cell waits for.
+        given_up: Set when nobody wants the Job any more.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PodJob:
     # ------------------------------------------------------------------------------------------ making it
 
     def start(self, size: int, *, gpus: bool, wait_s: float, title: str) -> tuple[Host, ...]:
-        """Create it, and wait for its pods; return them. Raises `PoolError`."""
+        """Create the Job, and wait for its pods; return them. Raises `PoolError`."""
         found = template.read(path, self._kubectl) if (path := self._options.get("template", "")) else template.none()
         if "namespace" not in self._options:
             self._kubectl = self._kubectl.of_namespace(found.namespace)
@@ -123,7 +123,7 @@ class PodJob:
                 reason = f"{words.starting(pods, self.container)}."
                 placed_until_s = placed_until_s or now_s + max(wait_s, START_S)
                 if now_s > placed_until_s:
-                    raise PoolError(f"{reason} It was waited for {max(wait_s, START_S):.0f} s.")
+                    raise PoolError(f"{reason} The wait ended after {max(wait_s, START_S):.0f} s.")
             else:
                 if now_s > asked_s + ASK_S:
                     reason, asked_s = self._why(pods), now_s
@@ -146,7 +146,8 @@ class PodJob:
             self._say(reason)
 
     def _why(self, pods: Sequence[Any]) -> str:
-        """Return what is waited for, as far as the cluster tells: what it does not let one see is left out."""
+        """Return what the cell waits for, as far as the cluster shows it: anything that the user may not see is left
+        out."""
         if text := words.waiting(pods):
             more = "; a node is being added" if any(map(self._adds_node, pods)) else ""
             return f"{text}{more}."
@@ -182,14 +183,14 @@ class PodJob:
     # ------------------------------------------------------------------------------------------ its end
 
     def is_another_waiting(self) -> bool:
-        """Return whether pods of another worker group wait for a node, as far as the cluster tells."""
+        """Return whether pods of another worker group wait for a node, as far as the cluster shows it."""
         with suppress(PoolError, KeyError, TypeError):
             pods = self._kubectl.asked("pods", f"--selector={manifest.REQUEST}", limit_s=WHY_S)["items"]
             return not all(map(words.has_node, pods))
         return False
 
     def end_of(self) -> str:
-        """Return how it, or one of its pods, has ended; empty if it goes on, or if the cluster does not tell soon."""
+        """Return how it, or one of its pods, has ended; empty if it goes on, or if the cluster does not answer soon."""
         if self._watch is None:
             return ""
         found = self._watch.end_of(SETTLE_S)
@@ -210,7 +211,7 @@ class PodJob:
         return found
 
     def release(self) -> None:
-        """Have it deleted, or see to it that it is when the cluster answers. Never raises."""
+        """Delete the Job, or arrange its deletion for when the cluster answers. Never raises."""
         self.company.leave()
         watch, self._watch = self._watch, None
         guard, self._guard = self._guard, None
@@ -221,8 +222,7 @@ class PodJob:
 
 
 def _age_s(pods: Sequence[Any]) -> float:
-    """Return how long the oldest pod has been there, by the clocks of both sides; at most an hour, since they may
-    differ."""
+    """Return the age of the oldest pod, by the clocks of both sides; at most an hour, since they may differ."""
     age_s = 0.0
     for pod in pods:
         with suppress(KeyError, ValueError):

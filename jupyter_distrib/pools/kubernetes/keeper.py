@@ -2,10 +2,10 @@
 
     pod's own command   `KEEPER`: process 1; reaps, and ends with status 0 when no command of kubectl has run in the pod
                         for a while: then the Job is complete, and its GPUs are free, whoever is left to delete it
-    kubectl exec        `COMPANY`: while other pods of the Job start, so that this one is not taken to be unused
+    kubectl exec        `COMPANY`: while other pods of the Job start, so that this pod does not count as unused
     kubectl exec        the relay (`pools/command/piped_relay.py`)
 
-Each ends when it hears nothing for twelve seconds, so that a connection which is gone without an end does not keep it.
+Each ends when it hears nothing for twelve seconds, so that a connection that has silently gone does not keep it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 FIRST_S = 45
 """Seconds in which the first command has to come."""
 ALONE_S = 20
-"""Seconds without one afterwards. A relay whose connection is broken waits for another one before it ends."""
+"""Seconds without a command afterwards. A relay whose connection is broken waits for another one before it ends."""
 SILENT_S = 12
 ALIVE_S = 1.0
 """Seconds between the signs of life that `COMPANY` waits for."""

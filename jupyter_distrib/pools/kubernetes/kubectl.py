@@ -16,14 +16,14 @@ ANSWER_S = 20.0
 LONGER_S = 3.0
 """Seconds for kubectl to end itself, with what a program of the user's around it has started."""
 OLDEST = (1, 24)
-"""The first version of Kubernetes in which Jobs with indexed pods are not a trial."""
+"""The first version of Kubernetes in which Jobs with indexed pods are stable."""
 
 
 class KubectlFailed(PoolError):
     """An error for a kubectl that has failed.
 
     Args:
-        said: What it has written to its standard error.
+        said: The text that it has written to its standard error.
     """
 
     def __init__(self, verb: str, said: str) -> None:
@@ -41,7 +41,7 @@ class Kubectl:
         self.context = options.get("context", "")
 
     def of_namespace(self, namespace: str) -> Kubectl:
-        """Return the same for another namespace; empty: that of the context."""
+        """Return the kubectl for another namespace; empty: that of the context."""
         context = {"context": self.context} if self.context else {}
         return Kubectl({"kubectl": shlex.join(self.program), **context}, namespace)
 
@@ -52,7 +52,7 @@ class Kubectl:
         return [*self.program, *context, *namespace, *more]
 
     def output(self, *more: str, given: bytes = b"", limit_s: float = ANSWER_S) -> str:
-        """Return what a command writes. Raises `KubectlFailed` or another `PoolError`."""
+        """Return the output of a command. Raises `KubectlFailed` or another `PoolError`."""
         try:
             done = subprocess.run(
                 self.words(*more, f"--request-timeout={limit_s:g}s"),
@@ -62,7 +62,7 @@ class Kubectl:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise PoolError(f"{words.AWAY} (kubectl {more[0]} took {limit_s:g} s): try again when it does.") from None
+            raise PoolError(f"{words.AWAY} (kubectl {more[0]} took {limit_s:g} s): try again later.") from None
         except OSError as error:
             raise PoolError(f"{self.program[0]} cannot be started ({error.strerror}): install kubectl.") from None
         if done.returncode:
@@ -70,19 +70,19 @@ class Kubectl:
         return done.stdout.decode("utf-8", "replace")
 
     def asked(self, *more: str, limit_s: float = ANSWER_S) -> Any:
-        """Return what `kubectl get` finds. Raises `PoolError`."""
+        """Return the objects that `kubectl get` finds. Raises `PoolError`."""
         text = self.output("get", *more, "--output=json", limit_s=limit_s)
         try:
             return json.loads(text)
         except ValueError:
-            raise PoolError(f"kubectl get writes no JSON ({text[:80]!r}): correct the option kubectl.") from None
+            raise PoolError(f"kubectl get does not write JSON ({text[:80]!r}): correct the option kubectl.") from None
 
     def check(self) -> None:
-        """Raise `PoolError` if it is no kubectl, or too old."""
+        """Raise `PoolError` if the program is not kubectl, or is too old."""
         text = self.output("version", "--client", "--output=json")
         found = re.search(r'"gitVersion": *"v(\d+)\.(\d+)', text)
         if found is None:
-            raise PoolError(f"{shlex.join(self.program)} is no kubectl: correct the option kubectl.")
+            raise PoolError(f"{shlex.join(self.program)} is not kubectl: correct the option kubectl.")
         if (int(found[1]), int(found[2])) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
             raise PoolError(f"kubectl {found[1]}.{found[2]} is too old: install {oldest} or newer.")

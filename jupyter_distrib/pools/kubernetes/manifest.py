@@ -1,6 +1,6 @@
 """Makes the object that is created: a Job with one pod for each index, or the JobSet around it. Pure.
 
-Only what must be is changed in a template (docs/kubernetes.md lists it)."""
+Changes only the necessary parts of a template (docs/kubernetes.md lists them)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST = "jupyter-distrib/request"
 QUEUE = "kueue.x-k8s.io/queue-name"
 GPU = "nvidia.com/gpu"
 TTL_S = 60
-"""Seconds for which an object stays that has ended and that nobody has deleted."""
+"""Seconds for which an object that has ended stays if nobody deletes it."""
 GRACE_S = 5
 _SHM = "/dev/shm"  # noqa: S108 - the pod's own
 
@@ -35,14 +35,14 @@ class Shape:
 
 
 def shape(options: Mapping[str, str], size: int, *, gpus: bool) -> Shape:
-    """Return the pods for so many ranks: on as few as can be, or on `nodes`."""
+    """Return the pods for this many ranks: as few as possible, or `nodes` pods."""
     per_pod = int(options.get("gpus_per_pod", "0")) if gpus else 0
     pods = min(size, int(options.get("nodes", "0"))) or -(-size // (per_pod or size))
     return Shape(pods=pods, ranks=per_pod if per_pod and "nodes" not in options else -(-size // pods), gpus=gpus)
 
 
 def object_name(title: str, random: str) -> str:
-    """Return a name for the object, with as much of the notebook's in it as names allow."""
+    """Return a name for the object, with as much of the notebook's name in it as is allowed."""
     words = re.sub(r"[^a-z0-9]+", "-", title.lower().removesuffix(".ipynb"))[:24].strip("-")
     return f"jd-{words}-{random}" if words else f"jd-{random}"
 
@@ -50,7 +50,7 @@ def object_name(title: str, random: str) -> str:
 def made(
     options: Mapping[str, str], template: Template, name: str, wanted: Shape, owner: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the object. `owner` is the notebook's own pod, with which it goes."""
+    """Return the object. `owner` is the notebook's own pod, with which the object is deleted."""
     template = copy.deepcopy(template)
     _patch_pod(options, template, wanted)
     inner = template.job["spec"]["template"]
@@ -110,12 +110,12 @@ def _patch_pod(options: Mapping[str, str], template: Template, wanted: Shape) ->
     pod.setdefault("terminationGracePeriodSeconds", GRACE_S)
     if "service_account" in options:
         pod["serviceAccountName"] = options["service_account"]
-        pod.pop("serviceAccount", None)  # its old name
+        pod.pop("serviceAccount", None)  # the old name of the field
     if "image" in options:
         container["image"] = options["image"]
     container["command"] = keeper.keeper(options["python"])
     for key in ("args", "livenessProbe", "readinessProbe", "startupProbe"):
-        container.pop(key, None)  # of the program that does not run there
+        container.pop(key, None)  # these concern the program that does not run there
     _resources(options, container, wanted)
     _shared_memory(options, pod, container)
 

@@ -1,4 +1,4 @@
-"""The notebook's own pod, if it is in one: what it owns is deleted with it by the cluster itself."""
+"""The notebook's own pod, if it runs in one: the cluster itself deletes objects that the pod owns along with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def find(kubectl: Kubectl) -> dict[str, Any] | None:
-    """Return the reference to this pod; None outside, or if it is not allowed to look itself up.
+    """Return the reference to this pod; None outside of a pod, or if the pod is not allowed to look itself up.
 
-    The pod is looked up where the new one will be: with an owner in another namespace or cluster, which is not found
-    there, the cluster would delete it at once.
+    The pod is looked up where the new object will be: the cluster would delete an object at once whose owner is in
+    another namespace or cluster.
     """
     try:
         here = (ACCOUNT / "namespace").read_text().strip()

@@ -105,7 +105,9 @@ class KubernetesPool(HostsPool):
     def check_complete(self) -> None:
         super().check_complete()
         if not {"image", "template"} & self.given.keys():
-            raise PoolError("this pool needs an image with torch: say --image NAME, or image = ... in a settings file.")
+            raise PoolError(
+                "this pool needs an image with torch: write --image NAME, or image = ... in a settings file."
+            )
 
     def check(self) -> dict[str, str]:
         given = self.given
@@ -120,7 +122,7 @@ class KubernetesPool(HostsPool):
         return given | {"kubeconfig": os.environ.get("KUBECONFIG", "")}
 
     def try_out(self) -> str:
-        """Return a sentence on the cluster; nothing is made there. Raises `PoolError`."""
+        """Return a sentence on the cluster; creates nothing there. Raises `PoolError`."""
         from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
         from jupyter_distrib.pools.kubernetes.report import missing_rights
 

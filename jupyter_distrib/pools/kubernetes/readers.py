@@ -30,7 +30,7 @@ def context(option: str, text: str) -> str:
 
 
 def image(option: str, text: str) -> str:
-    """Read the name of an image; whether there is one is for the cluster to say."""
+    """Read the name of an image; whether it exists, the cluster will say."""
     if len(text) > MOST_CHARS or not re.fullmatch(r"[\w][\w.:/@+-]*", text, re.ASCII):
         raise OptionsError(f"{option} must be an image such as pytorch/pytorch:2.9.0; got {shown(text)}")
     return text
@@ -68,7 +68,7 @@ def command(option: str, text: str) -> str:
         words = shlex.split(text)
     except ValueError as error:
         raise OptionsError(
-            f"{option} must be a command such as 'microk8s kubectl'; {shown(text)} is none ({error})"
+            f"{option} must be a command such as 'microk8s kubectl'; {shown(text)} is not a command ({error})"
         ) from None
     if not words:
         raise OptionsError(f"{option} must be a command such as 'microk8s kubectl'; got {shown(text)}")

@@ -1,5 +1,5 @@
-"""Reports the cluster: its nodes, if they may be listed, and whether new pods may be made. Blocks, in a thread of its
-own."""
+"""Reports the cluster: its nodes, if they may be listed, and whether new pods may be created. Blocks, in a thread of
+its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_distrib.pools.kubernetes.kubectl import Kubectl, KubectlFailed
 from jupyter_distrib.wire import messages as m
 
 FRESH_S = 60.0
-"""Seconds for which a report stays: the server is asked by many."""
+"""Seconds for which a report is reused, since many clients ask the server."""
 ANSWER_S = 5.0
 NEEDED = (
     ("create", "jobs.batch"),
@@ -46,7 +46,7 @@ def look(kubectl: Kubectl, tell: Tell) -> NodeReport:
 
 
 def missing_rights(kubectl: Kubectl) -> list[str]:
-    """Return what the role of the user does not allow. Raises `PoolError` if the cluster does not answer."""
+    """Return the rights that the role of the user lacks. Raises `PoolError` if the cluster does not answer."""
     return [f"{verb} {resource}" for verb, resource in NEEDED if not _can(kubectl, verb, resource)]
 
 
@@ -58,11 +58,11 @@ def _can(kubectl: Kubectl, verb: str, resource: str) -> bool:
     except KubectlFailed as error:
         if words.meaning(error.said):
             raise
-        return False  # it says `no` with a status of 1
+        return False  # the answer `no` has exit status 1
 
 
 def nodes(items: Iterable[Any]) -> tuple[m.NodeStatus, ...]:
-    """Return the status of each node; who has its GPUs is for others to see."""
+    """Return the status of each node; most users may not see who has its GPUs."""
     return tuple(_node(item) for item in items)
 
 
@@ -85,6 +85,6 @@ def _node(item: Any) -> m.NodeStatus:
 
 
 def amount(quantity: str) -> float:
-    """Return the number that a quantity such as `64Gi` is; 0 if it is none."""
+    """Return the number that a quantity such as `64Gi` stands for; 0 if it is not a quantity."""
     match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", str(quantity))
     return float(match[1]) * _UNITS.get(match[2], 0) if match else 0.0

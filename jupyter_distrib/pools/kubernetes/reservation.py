@@ -1,5 +1,5 @@
-"""Reserves pods for one worker group: in a Job of their own, which is deleted with them. What happens in them is
-`pools/command/reservation.py`'s.
+"""Reserves pods for one worker group: in a Job of their own, which is deleted with them.
+`pools/command/reservation.py` does everything inside the pods.
 
 `acquire` and `release` run in threads of their own."""
 
@@ -55,11 +55,13 @@ class KubernetesCluster:
             self._is_checked = True
 
     def size(self, opening: m.OpenWorkerGroup) -> int:
-        """Return the number of ranks. Raises `PoolError` if there is none."""
+        """Return the number of ranks. Raises `PoolError` if the cell names none."""
         all_gpus = NodeCount.of(self.options).most * int(self.options.get("gpus_per_pod", "0"))
         size = opening.ranks(all_gpus or None)
         if not 0 < size < MOST_RANKS:
-            raise PoolError(f"Kubernetes has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
+            raise PoolError(
+                f"Kubernetes has to be asked for a number of ranks, not {size}: write --gpus N or --ranks N."
+            )
         return size
 
     def hosts(self, job: PodJob, hosts: tuple[Host, ...]) -> Hosts:
@@ -83,7 +85,7 @@ class Exec:
     python: str
     engine: str = "Kubernetes"
     kind: str = "kubernetes"
-    shows_its_end: bool = False  # a server that restarts ends the input alone
+    shows_its_end: bool = False  # a server that restarts ends only the input
 
     def is_final(self, said: str) -> bool:
         return words.is_gone(said)
@@ -131,7 +133,7 @@ class KubernetesReservation(RequestedHosts):
         return self._reserved
 
     def _reached(self, hosts: tuple[Host, ...]) -> ReservedNodes:
-        """Connect to the pods. Raises `PoolError`, which tells how a pod has ended if one has."""
+        """Connect to the pods. Raises `PoolError`, which says how a pod has ended, if one has."""
         try:
             return self._connected(self._of.hosts(self._job, hosts))
         except PoolError:
@@ -147,7 +149,7 @@ class KubernetesReservation(RequestedHosts):
         self.give_up()
         ending = threading.Thread(target=self._job.release, name="jupyter_distrib-release")
         self._further.release(keep_agents=keep_agents)
-        ending.start()  # side by side: one needs the connections, the other one the server
+        ending.start()  # side by side: one needs the connections, the other the server
         if self._nodes is not None:
             self._nodes.release(keep_agents=keep_agents)
         ending.join()
@@ -156,5 +158,5 @@ class KubernetesReservation(RequestedHosts):
         return self._job.is_another_waiting()
 
     def end(self) -> str:
-        """Return how a pod has ended, if one has, which is what a user wants to know first."""
+        """Return how a pod has ended, if one has: a user wants to know this first."""
         return self._job.end_of()

@@ -19,7 +19,7 @@ JOB = "batch/v1"
 JOB_SET = "jobset.x-k8s.io/v1alpha2"
 LARGEST_BYTES = 1 << 20
 _KEPT = ("labels", "annotations")
-"""Parts of an object's metadata that stay: names, owners and states are those of another object."""
+"""Parts of an object's metadata that are kept: names, owners and states belong to the original object."""
 _BY_A_CONTROLLER = ("controller-uid", "job-name", "job-completion-index", "jobset-")
 
 
@@ -48,7 +48,7 @@ class Template:
 
 
 def none() -> Template:
-    """Return the template of a pool without one."""
+    """Return the empty template of a pool that names no file."""
     return Template(job={"metadata": {}, "spec": {"template": {"spec": {"containers": [{"name": RANKS}]}}}})
 
 
@@ -63,10 +63,10 @@ def read(path: str, kubectl: Kubectl) -> Template:
             text = file.read()
     except OSError as error:
         raise PoolError(f"the template {path} cannot be read ({error.strerror}): correct template.") from None
-    try:  # kubectl reads YAML, here and without a cluster
+    try:  # kubectl reads YAML locally, without a cluster
         found = kubectl.output("patch", "--local", "-f", "-", "-p", "{}", "--type=merge", "--output=json", given=text)
     except KubectlFailed as error:
-        raise PoolError(f"the template {path} is no object of Kubernetes: {error.last}.") from None
+        raise PoolError(f"the template {path} is not a Kubernetes object: {error.last}.") from None
     return taken(objects(found), path)
 
 
@@ -81,7 +81,7 @@ def objects(text: str) -> list[Any]:
 
 
 def taken(found: list[Any], path: str) -> Template:
-    """Return the template that an object is. Raises `PoolError`."""
+    """Return the template made from an object. Raises `PoolError`."""
     try:
         return _taken(found)
     except PoolError as error:
@@ -91,10 +91,9 @@ def taken(found: list[Any], path: str) -> Template:
 
 
 def malformed(path: str) -> PoolError:
-    """Return the error for a template that Kubernetes would not take either."""
+    """Return the error for a template that Kubernetes would not accept either."""
     return PoolError(
-        f"the template {path} is no Pod, Job or JobSet as Kubernetes has them: try `kubectl create --dry-run=server "
-        f"-f {path}`."
+        f"the template {path} is not a valid Pod, Job or JobSet: try `kubectl create --dry-run=server -f {path}`."
     )
 
 
@@ -138,7 +137,8 @@ def _check(template: Template) -> None:
 
 
 def _metadata(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stays of an object's metadata, without the labels that belong to a controller's other objects."""
+    """Return the part of an object's metadata that is kept, without the labels that belong to a controller's other
+    objects."""
     found = of.get("metadata") or {}
     kept = {key: dict(found[key]) for key in _KEPT if found.get(key)}
     for labels in kept.values():
@@ -155,4 +155,4 @@ def _for_ranks(items: list[dict[str, Any]], what: str) -> dict[str, Any]:
     for item in items:
         if item["name"] == RANKS:
             return item
-    raise PoolError(f"has {len(items)} {what}: give the one for the ranks the name {RANKS}.")
+    raise PoolError(f"has {len(items)} {what}: name the one for the ranks {RANKS}.")

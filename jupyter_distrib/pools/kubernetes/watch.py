@@ -1,6 +1,6 @@
-"""Watches the pods of one Job by `kubectl get --watch`, so that it is known how a pod has ended when it is gone.
+"""Watches the pods of one Job by `kubectl get --watch`, to know how a pod has ended even when it is gone.
 
-One thread reads. A watch that the server ends, as it does after some time, is begun again."""
+One thread reads. When the server ends a watch, as it does after some time, another begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_AGAIN_S = 30.0
 
 
 class Watch:
-    """The pods that a selector of labels chooses, as they are now and as they were when they went."""
+    """The pods that a selector of labels chooses, in their present or last state."""
 
     def __init__(self, kubectl: Kubectl, selector: str) -> None:
         self._kubectl, self._selector = kubectl, selector
@@ -51,7 +51,7 @@ class Watch:
             return self._changes
 
     def end_of(self, limit_s: float) -> str:
-        """Return how a pod has ended, as soon as it is known; empty if none has."""
+        """Return how a pod has ended, as soon as that is known; empty if none has."""
         with self._changed:
             told: Callable[[], str] = lambda: words.end_of([*self._gone.values(), *self._pods.values()])  # noqa: E731
             return self._changed.wait_for(told, limit_s)
@@ -62,7 +62,7 @@ class Watch:
             self._closed.set()
             self._changed.notify_all()
             if self._process is not None and self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # kubectl may be behind a program of the user's
+                os.killpg(self._process.pid, signal.SIGKILL)  # the user's own program may wrap kubectl
         self._thread.join()
 
     # ------------------------------------------------------------------------------------------ in its thread
@@ -76,7 +76,7 @@ class Watch:
             pause_s = min(LONGEST_AGAIN_S, pause_s * 2)
 
     def _read(self) -> bool:
-        """Follow one watch until it ends; return whether it has told anything."""
+        """Follow one watch until it ends; return whether it reported anything."""
         command = self._kubectl.words(
             "get", "pods", f"--selector={self._selector}", "--watch", "--output-watch-events", "--output=json"
         )
@@ -119,7 +119,7 @@ class Watch:
             self._changed.notify_all()
 
     def _fail(self, said: str) -> None:
-        """Keep why nothing can be watched; a server that is away may come back."""
+        """Keep the reason why nothing can be watched; a server that is away may come back."""
         with self._changed:
             text = words.failure("get", said)
             self._failure = "" if text.startswith(words.AWAY) else text

@@ -1,4 +1,4 @@
-"""Sentences on what kubectl says, and on the states of pods. Pure. Kubernetes 1.24 to 1.37."""
+"""Sentences on messages of kubectl, and on the states of pods. Pure. Kubernetes 1.24 to 1.37."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _WARNINGS = ("FailedCreate", "Stopped", "Suspended", "DeadlineExceeded", "Backof
 
 
 def last(said: str) -> str:
-    """Return the last line of what a program has written to its standard error, without `error: ` before it."""
+    """Return the last line of a program's standard error, without `error: ` before it."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return _part(
         re.sub(r"^(error|Error from server \(\w+\)|Error from server): ", "", lines[-1]) if lines else "nothing"
@@ -68,7 +68,7 @@ def _part(text: str) -> str:
 
 
 def is_gone(said: str) -> bool:
-    """Return whether a command in a pod failed since the pod, or its container, has ended."""
+    """Return whether a command in a pod failed because the pod, or its container, has ended."""
     return bool(re.search(r'pods "[^"]+" not found|container not found|in a completed pod', said))
 
 
@@ -78,15 +78,15 @@ def failure(verb: str, said: str) -> str:
 
 
 def meaning(said: str) -> str:
-    """Return a sentence on what is wrong and what to do; empty if nothing is known of it."""
+    """Return a sentence on what is wrong and what to do; empty if the cause is unknown."""
     if found := _FORBIDDEN.search(said):
         return _forbidden(found)
     if found := re.search(r'(?:context "|specified context: )([^"\n]+)(?:" does not exist|$)', said, re.MULTILINE):
         return f"kubectl has no context {found[1]}: choose one of `kubectl config get-contexts`."
     if found := re.search(r'namespaces "([^"]+)" not found', said):
-        return f"the cluster has no namespace {found[1]}: correct namespace, or have it made."
+        return f"the cluster has no namespace {found[1]}: correct namespace, or have it created."
     if any(words in said for words in _LOGIN):
-        return f"Kubernetes does not take your login ({last(said)}): run `kubectl get pods` in a terminal."
+        return f"Kubernetes does not accept your login ({last(said)}): run `kubectl get pods` in a terminal."
     if any(words in said for words in _NOTHING_SET):
         return "kubectl knows no cluster: name a context (context = ...), or set KUBECONFIG."
     if found := re.search(r'no matches for kind "(\w+)"', said):
@@ -98,12 +98,12 @@ def meaning(said: str) -> str:
     if found := re.search(r"is invalid: (.*)", said):
         return f"Kubernetes refuses these pods ({_part(found[1])}): correct the options or the template."
     if found := _UNREACHABLE.search(last(said)):
-        return f"{AWAY} ({_part(last(said)[found.start() :])}): try again when it does, or correct the context."
+        return f"{AWAY} ({_part(last(said)[found.start() :])}): try again later, or correct the context."
     return ""
 
 
 def may_have_arrived(failure: str) -> bool:
-    """Return whether a request that failed with this sentence may have been carried out, or may be yet."""
+    """Return whether a request that failed with this sentence may have been carried out, or may still be."""
     return failure.startswith(AWAY) and not _NO_CONNECTION.search(failure)
 
 
@@ -143,12 +143,12 @@ def runs(pod: Object, container: str) -> bool:
 
 
 def has_node(pod: Object) -> bool:
-    """Return whether it has a place, so that only its own start is waited for."""
+    """Return whether the pod has a node, so that only its own start is left."""
     return bool((pod.get("spec") or {}).get("nodeName"))
 
 
 def waiting(pods: Sequence[Object]) -> str:
-    """Return what pods wait for: `no node has room for pod p: ...`; empty if they only have to start."""
+    """Return a sentence on what pods wait for: `no node has room for pod p: ...`; empty if they only have to start."""
     for pod in pods:
         for each in _status(pod).get("conditions") or ():
             if each.get("type") == "PodScheduled" and each.get("status") == "False" and not has_node(pod):
@@ -160,7 +160,7 @@ def waiting(pods: Sequence[Object]) -> str:
 
 
 def starting(pods: Sequence[Object], container: str) -> str:
-    """Return which pod is not there yet: `pod p on node n is starting (ContainerCreating)`."""
+    """Return a phrase on a pod that does not run yet: `pod p on node n is starting (ContainerCreating)`."""
     for pod in pods:
         if not runs(pod, container):
             reasons = [(each.get("state") or {}).get("waiting", {}).get("reason", "") for each in _containers(pod)]
@@ -189,16 +189,20 @@ def _not_started(pod: Object, container: Object, reason: str, message: str) -> s
     image = str(container.get("image", ""))
     if found := _NO_PROGRAM.search(message):
         return (
-            f"the image {image} has no {found['program']} ({reason}): set python to the path of one with torch there."
+            f"the image {image} has no {found['program']} ({reason}): set python to the path of an interpreter with "
+            "torch there."
         )
     if "Image" in reason:
         how = f"{reason}: {_part(message)}" if message else reason
-        return f"the image {image} cannot be pulled for pod {name(pod)} ({how}): correct image, or let it be pulled."
+        return (
+            f"the image {image} cannot be pulled for pod {name(pod)} ({how}): correct image, or allow it to be pulled."
+        )
     return f"pod {name(pod)}{_on(pod)} cannot start ({reason}: {_part(message)}): change the options or the template."
 
 
 def ended(pod: Object) -> str:
-    """Return how a pod has ended, or is about to: `pod p on node n was evicted: ...`; empty if it has not."""
+    """Return a sentence on how a pod has ended, or is about to: `pod p on node n was evicted: ...`; empty if it has
+    not."""
     who, status = f"pod {name(pod)}{_on(pod)}", _status(pod)
     for each in status.get("conditions") or ():
         if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
@@ -228,13 +232,13 @@ def ended(pod: Object) -> str:
 
 
 def end_of(pods: Iterable[Object]) -> str:
-    """Return how pods have ended, by the one that tells most: the others are ended because of it."""
+    """Return how pods have ended, from the most informative one: the others ended because of it."""
     found = [text for pod in sorted(pods, key=index) if (text := ended(pod))]
     return next((text for text in found if not is_vague(text)), found[0] if found else "")
 
 
 def is_vague(text: str) -> bool:
-    """Return whether how a pod has ended is no reason: it was ended from outside."""
+    """Return whether a pod's end explains nothing: it was ended from outside."""
     return text.endswith(("was deleted", *(f"exit code {code})" for code in _BY_SIGNAL)))
 
 
@@ -261,14 +265,14 @@ def _containers(pod: Object) -> list[Object]:
 
 
 def warning(events: Sequence[Object]) -> str:
-    """Return what the last event of a Job says that tells why it has no pods."""
+    """Return the message of the last event of a Job that says why it has no pods."""
     told = [each for each in events if each.get("reason") in _WARNINGS]
     text = str(told[-1].get("message", "")) if told else ""
     return meaning(text) or (f"{_part(text)}." if text else "")
 
 
 def refused(events: Sequence[Object]) -> str:
-    """Return why no pod of a Job is ever admitted; empty if one may be. A quota may have room later."""
+    """Return why no pod of a Job will ever be admitted; empty if one may be. A quota may have room later."""
     for each in events:
         message = str(each.get("message", ""))
         if each.get("reason") == "FailedCreate" and "exceeded quota" not in message:

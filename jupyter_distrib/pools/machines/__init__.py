@@ -1,1 +1,1 @@
-"""Machines that are started by a command when a cell needs them, and ended by another one when nobody does."""
+"""Machines that one command starts when a cell needs them, and another command ends when nobody does."""

@@ -15,7 +15,7 @@ from jupyter_distrib.system import outside_text, paths, reap
 from jupyter_distrib.system.launch import began, new_log
 
 ENDING_S = 10.0
-"""Seconds in which a command that is ended may tidy up."""
+"""Seconds that a command has to clean up when it is ended."""
 LARGEST_LOG_BYTES = 16 << 20
 LARGEST_OUTPUT_BYTES = 1 << 20
 ROOT = str(Path(__file__).parents[3])
@@ -23,8 +23,8 @@ ROOT = str(Path(__file__).parents[3])
 
 
 class Command:
-    """One command of the user's that runs. Leaving the block ends it, unless it has ended; what it has left running
-    itself goes on.
+    """One running command of the user. Leaving the block ends it, unless it has ended; processes that it has left
+    running go on.
 
     Args:
         name: The option that has it.
@@ -80,23 +80,23 @@ class Command:
         return self._process.returncode or 0
 
     def output(self) -> str:
-        """Return what it has written to its standard output."""
+        """Return its standard output."""
         assert self._output is not None
         return os.pread(self._output.fileno(), LARGEST_OUTPUT_BYTES, 0).decode("utf-8", "replace")
 
     def last_line(self) -> str:
-        """Return the last line in the log that is its own."""
+        """Return the last line that the command has written to the log."""
         return last_line(self._place.log_tail(self._start))
 
 
 def last_line(text: str) -> str:
-    """Return the last line with anything in it, as it can be shown."""
+    """Return the last line that is not empty, in a form that can be shown."""
     lines = [outside_text.shown(line) for line in text.replace("\r", "\n").split("\n")]
     return next((line for line in reversed(lines) if line), "")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a command with all that it has started."""
+    """End a command with everything that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(OSError):
             os.killpg(process.pid, number)
@@ -107,14 +107,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_left(pid: int, began_at: str) -> None:
-    """End a command, with all that it has started, of a keeper that was killed."""
+    """End the command of a killed keeper, with everything that it has started."""
     if pid and began_at and began(pid) in (began_at, ""):
         reap.kill_left([pid], ())
 
 
 def environment(path: str) -> dict[str, str]:
-    """Return the variables of the user's commands: without the place of this package, which would be searched first by
-    their Pythons."""
+    """Return the variables of the user's commands: without the folder of this package, which their Pythons would
+    search first."""
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if others := [each for each in before if each and each != ROOT]:

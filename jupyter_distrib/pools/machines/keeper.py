@@ -1,12 +1,12 @@
-"""The process that holds machines: it runs `up`, counts for how long nobody needs them, and runs `down` until that
-succeeds. `machine.py` starts it; it outlives kernels and coordinators, and ends with the machines.
+"""The process that holds machines: it runs `up`, measures how long nobody has needed them, and runs `down` until
+that succeeds. `machine.py` starts it; it outlives kernels and coordinators, and ends with the machines.
 
     starting --> up --> ending --> ended
         |                  ^
         +------------------+   `up` has failed, takes too long, or nobody waits for it any more
 
-Standard input is JSON: the folder, and for a new life its name and plan. Without a plan it takes over what a keeper
-that was killed has left. Single-threaded; looks at the locks a few times a second."""
+Standard input is JSON: the folder, and for a new life its name and plan. Without a plan it takes over the machines
+that a killed keeper has left. Single-threaded; looks at the locks a few times a second."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DOWN_S = 1800.0
 LEAVE_S = 1.0
 """Seconds in which coordinators notice that the machines are about to end, and end their ranks."""
 AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
-"""Seconds until `down` is tried again; the last one holds from then on."""
+"""Seconds until `down` is tried again; the last value applies from then on."""
 LATE_S = 20.0
 """Seconds after which `down` is run again for an `up` that was cut off: its request may have arrived late."""
 
@@ -50,12 +50,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     place = Place(Path(told["folder"]))
     if (lock := place.hold()) is None:
-        return  # another one was first
+        return  # another keeper was first
     left = place.record()
     if left is not None and left.alive:
         Keeper(place, left).take_over(wanted=bool(told.get("wanted")))
     elif plan := told.get("plan"):
-        place.asked_for_end()  # of an earlier life
+        place.asked_for_end()  # files of an earlier life
         path, now_s = os.environ.get("PATH", os.defpath), time.time()
         fresh = Record(life=told["life"], state=STARTING, plan=plan, path=path, began_at_s=now_s)
         Keeper(place, fresh).live()
@@ -70,7 +70,7 @@ class Keeper:
         self._use = Use(place)
         self._told_to_end = False
         self._cut_off = False
-        """Whether `up` was ended early, so that something may still come."""
+        """Whether `up` was ended early, so that machines may still come up."""
         self._used_s = time.time()
         signal.signal(signal.SIGTERM, self._terminated)
 
@@ -83,7 +83,7 @@ class Keeper:
         self._end(self._start() or self._hold())
 
     def take_over(self, *, wanted: bool) -> None:
-        """Go on with what another keeper has left: hold machines that somebody needs, and end all others."""
+        """Continue with the machines that another keeper has left: hold them if somebody needs them, else end them."""
         record = self._record
         self._write()
         if record.state == UP and (wanted or not self._is_free()):
@@ -92,12 +92,12 @@ class Keeper:
         if record.state == STARTING:
             commands.end_left(record.up_pid, record.up_began)
             self._cut_off = True
-        return self._end(record.reason or "nobody held it any more")
+        return self._end(record.reason or "nobody looked after it any more")
 
     # ------------------------------------------------------------------------------------------------ starting
 
     def _start(self) -> str:
-        """Run `up` and find the hosts; return why there are none, or the empty text."""
+        """Run `up` and find the hosts; return why there are none, or an empty text."""
         with self._command("up") as up:
             self._write(up_pid=up.pid, up_began=up.began)
             if reason := self._follow(up, self._record.seconds("up_within"), needed=True):
@@ -121,7 +121,7 @@ class Keeper:
         return ""
 
     def _follow(self, command: Command, limit_s: float, *, needed: bool) -> str:
-        """Wait for the end of a command; return why it was ended early, or the empty text.
+        """Wait for the end of a command; return why it was ended early, or an empty text.
 
         Args:
             command: The command.
@@ -145,7 +145,7 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------ holding
 
     def _hold(self) -> str:
-        """Wait until they should be ended; return why."""
+        """Wait until the machines should be ended; return why."""
         down_after_s = self._record.seconds("down_after")
         while True:
             time.sleep(LOOK_S)
@@ -159,7 +159,7 @@ class Keeper:
                 continue
             idle_s = now_s - max(self._used_s, self._use.last_s())
             if idle_s > down_after_s and self._use.claim():
-                if now_s - self._use.last_s() > down_after_s:  # nobody has needed them in between
+                if now_s - self._use.last_s() > down_after_s:  # nobody has needed the machines in between
                     reason = f"nobody had used it for {duration(down_after_s)}"
                     self._write(state=ENDING, reason=reason)
                 self._use.leave()
@@ -170,7 +170,7 @@ class Keeper:
         return "its keeper was told to end" if self._told_to_end else self._place.asked_for_end()
 
     def _is_free(self) -> bool:
-        """Return whether nobody needs them at this moment."""
+        """Return whether nobody needs the machines at this moment."""
         if free := self._use.claim():
             self._use.leave()
         return free
@@ -199,7 +199,7 @@ class Keeper:
             self._write(state=ENDED, ended_at_s=time.time())
 
     def _down(self) -> str:
-        """Run `down` once; return why it has not succeeded, or the empty text."""
+        """Run `down` once; return why it has not succeeded, or an empty text."""
         with self._command("down") as down:
             if reason := self._follow(down, DOWN_S, needed=False):
                 return reason
@@ -238,7 +238,7 @@ class Keeper:
 
     def _write(self, **changes: Any) -> None:
         self._record = replace(self._record, **changes)
-        with suppress(OSError):  # a full disk: what is known stays as it was, and the machines are ended all the same
+        with suppress(OSError):  # a full disk: the record stays as it was, and the machines are ended all the same
             self._place.write(self._record)
 
 

@@ -1,4 +1,4 @@
-"""Machines on demand, for those who need them: a coordinator, or the kernel for `%distributed_pool up`.
+"""Machines on demand, for the processes that need them: a coordinator, or the kernel for `%distributed_pool up`.
 
     kernel, coordinator --starts--> keeper (keeper.py) --runs--> up, down
             \\---- locks and files (record.py) ----/
@@ -22,7 +22,7 @@ from jupyter_distrib.system import interrupts, paths
 
 LOOK_S = 0.2
 AT_MOST_KEEPERS = 3
-"""Number of keepers that may end without having written anything."""
+"""Number of keepers that may end without having written a record."""
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from jupyter_distrib.pools.machines.keeper import main; main()"
 
 
@@ -41,14 +41,14 @@ class Machine:
         return self.place.record()
 
     def obtain(self, say: Callable[[str], object], given_up: threading.Event) -> Record:
-        """Return the machines when they are up; start them if need be. The caller holds their `Use`.
+        """Return the machines when they are up; start them if necessary. The caller holds their `Use`.
 
         Args:
-            say: Told what is waited for.
+            say: Called with what the caller waits for.
             given_up: Set when the caller does not want them any more.
 
         Raises:
-            PoolError: They could not be started, or earlier ones cannot be ended.
+            PoolError: The machines could not be started, or earlier ones cannot be ended.
         """
         followed, tries, said = "", 0, ""
         keeper: subprocess.Popen[bytes] | None = None
@@ -76,14 +76,14 @@ class Machine:
             return f"`up` starts the machines{f': {record.line}' if record.line else '.'}"
         if record.state == ENDING and record.failures and not record.gone:
             raise PoolError(summary.stuck(record, self.place))
-        return "the machines are being ended; new ones are started then." if record.state == ENDING else ""
+        return "the machines are being ended; after that, new ones are started." if record.state == ENDING else ""
 
     def _refusal(self, record: Record) -> str:
         return f"the machines were not started: {record.reason}. `down` has been run; {self.place.log} has the output."
 
     def start_keeper(self, life: str) -> subprocess.Popen[bytes]:
-        """Start a keeper: for machines that a killed one has left, else for new ones under this name. It ends at once
-        if there is another one."""
+        """Start a keeper: for machines that a killed keeper has left, else for new machines under this name. It ends
+        at once if there is another keeper."""
         return start_keeper(self.place, {"life": life, "plan": self.plan, "wanted": True})
 
 
@@ -107,7 +107,7 @@ def start_keeper(place: Place, told: Mapping[str, object]) -> subprocess.Popen[b
 
 
 def end_left() -> None:
-    """Have the machines ended whose keeper was killed, and that nobody needs."""
+    """End machines whose keeper was killed and that nobody needs."""
     for place, record in known():
         if record.alive and not place.is_held():
             start_keeper(place, {"wanted": False})

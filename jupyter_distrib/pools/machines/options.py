@@ -33,7 +33,9 @@ def price(name: str, text: str) -> str:
 UP = Option(flag="--up", metavar="COMMAND", meaning="the command that starts the machines for a cell", read=command)
 MACHINES = (
     UP,
-    Option(flag="--down", metavar="COMMAND", meaning="the command that ends what up has started", read=command),
+    Option(
+        flag="--down", metavar="COMMAND", meaning="the command that ends the machines that up has started", read=command
+    ),
     Option(
         flag="--status", metavar="COMMAND", meaning="the command with status 0 while the machines are up", read=command
     ),
@@ -58,7 +60,7 @@ MACHINES = (
         read=duration,
         default="no limit",
     ),
-    Option(flag="--up-within", metavar="TIME", meaning="give up an up that takes longer", read=duration, default="30m"),
+    Option(flag="--up-within", metavar="TIME", meaning="give up if up takes longer", read=duration, default="30m"),
     Option(flag="--price", metavar="NUMBER", meaning="the price of an hour; it is only shown", read=price),
 )
 NAMES = tuple(option.name for option in MACHINES)

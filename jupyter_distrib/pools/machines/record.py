@@ -1,10 +1,10 @@
-"""The files about machines that are started on demand, by which they are known whoever is killed.
+"""The files about machines that are started on demand, so that they stay known whatever process is killed.
 
-    STATE/machines/KEY/record     the last thing that is known of them; written by their keeper only
+    STATE/machines/KEY/record     their last known state; written by their keeper only
                       /held       locked by the keeper, as long as it lives
-                      /used       locked, shared, by everybody who needs them now; its time is that of the last use
+                      /used       locked, shared, by every process that needs them now; its time is that of the last use
                       /end        the reason why they should be ended now; the keeper removes it
-                      /log        what `up`, `hosts_from`, `status` and `down` have written
+                      /log        the output of `up`, `hosts_from`, `status` and `down`
 
 A lock ends with its process, however that ends. Any process; standard library only."""
 
@@ -44,7 +44,7 @@ class Record:
     """A random name."""
     state: str
     plan: dict[str, str]
-    """The options of the pool that concern them, as texts."""
+    """The options of the pool that concern the machines, as texts."""
     path: str
     """PATH for the commands."""
     began_at_s: float
@@ -60,19 +60,19 @@ class Record:
     failures: int = 0
     """The number of times that `down` has failed."""
     failure: str = ""
-    """The reason why it has failed last."""
+    """The reason for its last failure."""
     next_at_s: float = 0.0
-    """The time at which it is tried again."""
+    """The time at which `down` is tried again."""
     gone: bool = False
     """Whether `status` says that they are not up, after a `down` that has failed."""
     keeper: int = 0
     up_pid: int = 0
     up_began: str = ""
-    """Start time of that process, which tells it from later ones of the same number."""
+    """Start time of that process, which distinguishes it from later ones with the same number."""
 
     @property
     def alive(self) -> bool:
-        """Return whether there may be machines."""
+        """Return whether machines may exist."""
         return self.state != ENDED
 
     @property
@@ -82,7 +82,7 @@ class Record:
 
     @property
     def ends_at_s(self) -> float:
-        """Return the time at which they are ended in any case; 0 for none."""
+        """Return the time at which the machines are ended in any case; 0 for none."""
         limit_s = duration_s(self.plan.get("at_most", ""))
         return self.began_at_s + limit_s if limit_s else 0.0
 
@@ -91,11 +91,11 @@ class Record:
         return duration_s(self.plan.get(name) or _DEFAULTS[name])
 
     def elapsed_s(self, now_s: float) -> float:
-        """Return for how long they have cost something."""
+        """Return for how long the machines have existed."""
         return max(0.0, (self.ended_at_s or now_s) - self.began_at_s)
 
     def cost(self, now_s: float) -> float:
-        """Return what they have cost until now; 0 if the price is unknown."""
+        """Return the cost of the machines so far; 0 if the price is unknown."""
         return self.elapsed_s(now_s) / 3600 * self.price
 
 
@@ -112,7 +112,7 @@ class Place:
         return cls(_folder() / hashlib.sha256(identity.encode()).hexdigest()[:16])
 
     def made(self) -> Place:
-        """Return it once the folder exists."""
+        """Return the place, after making its folder."""
         paths.clear(self.folder, stat.S_IFDIR)
         paths.private(self.folder)
         return self
@@ -126,14 +126,14 @@ class Place:
         return self.folder / "keeper.log"
 
     def record(self) -> Record | None:
-        """Return what is known; None if nothing is."""
+        """Return the record; None if there is none."""
         try:
             return record_file.record_of(Record, record_file.json_of(record_file.text_of(self.folder / "record")))
         except (OSError, DamagedFile):
             return None
 
     def write(self, record: Record) -> None:
-        """Replace what is known."""
+        """Replace the record."""
         paths.write_whole(self.folder / "record", json.dumps(asdict(record)))
 
     def forgotten(self) -> bool:
@@ -146,7 +146,7 @@ class Place:
         for _ in range(HOLD_TRIES):
             if _locked(file, fcntl.LOCK_EX):
                 return file
-            time.sleep(HOLD_S)  # somebody may just be looking
+            time.sleep(HOLD_S)  # another process may just be checking
         file.close()
         return None
 
@@ -156,11 +156,11 @@ class Place:
             return not _locked(file, fcntl.LOCK_SH)
 
     def ask_for_end(self, reason: str) -> None:
-        """Have them ended now, even if they are in use."""
+        """Request the end of the machines now, even if they are in use."""
         paths.write_whole(self.folder / "end", reason)
 
     def asked_for_end(self) -> str:
-        """Return why they should be ended now, once; empty if nobody has asked."""
+        """Return the reason of a request to end the machines now, once; empty without a request."""
         with suppress(OSError, DamagedFile):
             reason = record_file.text_of(self.folder / "end", LARGEST_BYTES)
             (self.folder / "end").unlink()
@@ -168,7 +168,7 @@ class Place:
         return ""
 
     def log_tail(self, start: int) -> str:
-        """Return the end of the log, at most what comes after this many bytes."""
+        """Return the end of the log, at most the part after this many bytes."""
         with suppress(OSError), record_file.opened(self.log) as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             return file.read(TAIL_BYTES).decode("utf-8", "replace")
@@ -182,11 +182,11 @@ class Use:
         self._file = paths.opened(place.folder / "used", emptied=False)
 
     def begin(self) -> None:
-        """Need them from now on."""
+        """Need the machines from now on."""
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def end(self) -> None:
-        """Need them no more."""
+        """Stop needing the machines."""
         os.utime(self._file.fileno())
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -194,20 +194,20 @@ class Use:
         self._file.close()
 
     def claim(self) -> bool:
-        """Return whether nobody needs them; then nobody can until `leave`."""
+        """Return whether nobody needs the machines; if so, nobody can claim them until `leave`."""
         return _locked(self._file, fcntl.LOCK_EX)
 
     def leave(self) -> None:
-        """Let others need them again."""
+        """Let others need the machines again."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def last_s(self) -> float:
-        """Return the time at which somebody has needed them last."""
+        """Return the time at which somebody last needed the machines."""
         return os.fstat(self._file.fileno()).st_mtime
 
 
 def _locked(file: BinaryIO, how: int) -> bool:
-    """Lock a file without waiting; return whether that has succeeded, as it never does where there are no locks."""
+    """Lock a file without waiting; return whether that has succeeded, which it never does where there are no locks."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except OSError:

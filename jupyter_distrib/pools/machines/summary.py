@@ -23,9 +23,9 @@ def next_rank(record: Record | None) -> str:
         case "up":
             return "at once, on the machines that are up"
         case "ending":
-            return "on new machines, when the last ones have ended"
+            return "on new machines, once the last ones have ended"
         case _:
-            return "a cell starts the machines by `up`"
+            return "a cell starts the machines with `up`"
 
 
 def state(record: Record, *, is_held: bool) -> str:
@@ -68,7 +68,8 @@ def stuck(record: Record, place: Place) -> str:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.began_at_s))
     costs = f" and have cost {cost(record)}" if record.price else ""
     return (
-        f"{record.failure}, so the machines may still be running: they are there since {since}{costs}. `down` is tried "
+        f"{record.failure}, so the machines may still be running: they have existed since {since}{costs}. `down` is "
+        "tried "
         f"again and again; run `{record.plan['down']}` by hand, and see {place.log}. If they are gone, remove "
         f"{place.folder / 'record'}."
     )

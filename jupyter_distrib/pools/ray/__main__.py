@@ -26,7 +26,7 @@ def main(arguments: Sequence[str], options: dict[str, str]) -> None:
     look = partial(cluster.look, options.get("address", "auto"), insecure="insecure" in options)
     looking = subprocess_future(look, int(arguments[0]))
     serve(arguments, options, partial(_make, looking))
-    os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours
+    os._exit(0)  # Ray's own threads take seconds to end, and hold nothing of this package
 
 
 def _make(looking: Future[cluster.Looked], serving: Serving) -> RayCluster:
@@ -45,14 +45,15 @@ def _join(
         try:
             address = cluster.join(looking)
         except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
-            calls.put(lambda: coordinator.give_up(TELL_S))  # first, so that who is refused asks another one
+            # First, so that kernels that are refused ask another coordinator.
+            calls.put(lambda: coordinator.give_up(TELL_S))
             joined.set_exception(error)
         else:
             coordinator.title = f"Ray at {address.shown}"
             joined.set_result(address)
             if address.client:
                 cluster.wait_until_cut()
-                said = f"the connection to the Ray cluster at {address.shown} is lost, and all that was there with it."
+                said = f"the connection to the Ray cluster at {address.shown} is lost, and everything there with it."
                 calls.put(lambda: coordinator.lose(said, LOST_LOGS_S + TELL_S))
 
     threading.Thread(target=join, name="jupyter_distrib-join", daemon=True).start()

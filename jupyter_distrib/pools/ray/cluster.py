@@ -68,9 +68,9 @@ def look(address: str, *, insecure: bool) -> Looked:
 
 def join(looking: Future[Looked]) -> Address:
     """Join the cluster found by `look`. Raises `PoolError`, including that of `look`."""
-    gc.disable()  # what is imported stays: looking through it again and again is a sixth of Ray's import
+    gc.disable()  # imported objects stay: repeated collections of all of them would take a sixth of Ray's import
     try:
-        if not _token():  # no other mode is left, and what has been imported needs not wait
+        if not _token():  # no other mode is left, so modules imported so far need not wait
             _import(_DISABLED)
         found, mode = looking.result()
         _import(mode)
@@ -96,7 +96,7 @@ def resolve(address: str) -> Address:
         text, origin = os.environ.get("RAY_ADDRESS", "auto"), "RAY_ADDRESS"
     if text in ("auto", ""):
         text = _running_here()
-    text = shown(text)  # Ray knows no users: what looks like one is no part of the address
+    text = shown(text)  # Ray has no users: what looks like a user name is not part of the address
     client = text.startswith("ray://")
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -108,7 +108,7 @@ def resolve(address: str) -> Address:
 
 def _running_here() -> str:
     """Return the address of the only cluster that has a node on this machine. Any user may start a program that calls
-    itself a raylet, and would get the token: only those of this user and of root are believed."""
+    itself a raylet, and would get the token: only raylets of this user and of root are trusted."""
     found = sorted(set(filter(None, map(_cluster_of, _command_lines((os.getuid(), 0))))))
     if not found:
         raise PoolError(
@@ -175,7 +175,7 @@ def _mode(address: Address, *, insecure: bool) -> str:
     if not insecure:
         raise PoolError(
             f"the Ray cluster at {address.shown} asks for no token, so anyone who reaches it can run code on it: "
-            "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it."
+            "start it with RAY_AUTH_MODE=token, or write --insecure (insecure = true) if only you can reach it."
         )
     return _DISABLED
 
@@ -200,7 +200,8 @@ def _refuses(address: Address, token: str) -> bool:
                 ) from None
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise PoolError(
-                    f"what answers at {address.shown} is no Ray cluster ({error.details()}): correct the address."
+                    f"the program that answers at {address.shown} is not a Ray cluster ({error.details()}): correct "
+                    "the address."
                 ) from None
         return False
 
@@ -239,7 +240,7 @@ def _join(address: Address) -> None:
 
 def wait_until_cut() -> None:
     """Wait until Ray Client has given up its connection, which it never makes anew: the thread that receives its
-    answers has ended then. Nothing else shows it (Ray 2.60: `ray.is_initialized` stays true)."""
+    answers has ended then. There is no other sign of it (Ray 2.60: `ray.is_initialized` stays true)."""
     from ray.util.client import ray as client
 
     client.get_context().client_worker.data_client.data_thread.join()
@@ -266,8 +267,8 @@ def explained(address: Address, text: str) -> str:
 
 
 def probe() -> Any:
-    """Return the function that Ray runs on a node before an actor with a `py_executable`: it says in a sentence what is
-    wrong with the executable. Ray itself tries again and again for minutes, and does not say why."""
+    """Return the function that Ray runs on a node before an actor with a `py_executable`: it returns a sentence on
+    what is wrong with the executable. Ray itself retries for minutes, and does not say why."""
     import ray
 
     def look(executable: str) -> str:
@@ -282,7 +283,7 @@ def probe() -> Any:
             return ""
         if (found := shutil.which(command)) is None:
             return f"there is no py_executable = {executable!r} on node {node}: correct the runtime environment."
-        if len(words) > 1 or "python" not in os.path.basename(found):  # `uv run`, say, which takes its time
+        if len(words) > 1 or "python" not in os.path.basename(found):  # such as `uv run`, which takes its time
             return ""
         tried = subprocess.run([found, "-c", "import ray"], capture_output=True, text=True, check=False)
         if tried.returncode == 0:
@@ -305,7 +306,7 @@ def actor_class() -> Any:
     class HostActor:
         def __init__(self, package: bytes, label: str, session: str, **more: Any) -> None:
             folder = unpack(package)
-            from jupyter_distrib.pools.ray import host  # of the package that is there now
+            from jupyter_distrib.pools.ray import host  # from the package that is on the node now
 
             self._relay = host.start(folder, label, session, **more)
 
@@ -374,7 +375,7 @@ def cause(error: BaseException) -> str:
     """Return the cause of an exception in Ray's own words, without frames; or in this package's, from a node."""
     if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
         return ours.splitlines()[0]
-    if isinstance(raised := getattr(error, "cause", None), BaseException):  # what a node has raised
+    if isinstance(raised := getattr(error, "cause", None), BaseException):  # an exception raised on a node
         return f"{type(raised).__name__}: {raised}"[:500]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if "Traceback" in str(error) else lines[0] if lines else type(error).__name__)[:500]

@@ -1,4 +1,4 @@
-"""Finds the addresses of Ray clusters: RAY_ADDRESS, and the file in which the Ray of this machine keeps its own.
+"""Finds the addresses of Ray clusters: RAY_ADDRESS, and the file in which the Ray of this machine keeps its address.
 Connects to nothing."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jupyter_distrib.system import record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
 _FILE = "ray/ray_current_cluster"
-"""Below Ray's temporary folder; `ray._private.utils.read_ray_address` (Ray 2.60) reads it."""
+"""The file below Ray's temporary folder; `ray._private.utils.read_ray_address` (Ray 2.60) reads it."""
 
 
 def found() -> list[Found]:
@@ -40,6 +40,6 @@ def _addresses() -> Iterator[tuple[str, str]]:
         yield given, "RAY_ADDRESS"
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     for path in dict.fromkeys((f"{folder}/{_FILE}", f"/tmp/{_FILE}")):  # noqa: S108 - Ray's own folder
-        with suppress(OSError, DamagedFile, ValueError):  # the file of another user is not believed
+        with suppress(OSError, DamagedFile, ValueError):  # another user's file is not trusted
             if text := record_file.text_of(path, 1000).strip():
                 yield text, path

@@ -46,9 +46,9 @@ class PlacementRequest:
 
     @classmethod
     def of(cls, command: m.OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
-        """Return the request for a command. Without any GPU, CPU ranks take the place of GPUs, unless the user waits
-        for a number or type of GPUs. Raises `PoolError` if the requested type is missing and the user does not wait for
-        it."""
+        """Return the request for a command. Without any GPU, CPU ranks take the place of ranks with GPUs, unless the
+        user waits for a number or type of GPUs. Raises `PoolError` if the requested type is missing and the user
+        does not wait for it."""
         kind = _gpu_kind(command, nodes)
         may_come = bool(command.size and command.wait_s)
         gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
@@ -130,7 +130,7 @@ class PlacementRequest:
         typed = f" of type {self.command.gpu_type}" if self.command.gpu_type else ""
         return (
             f"--{'gpus' if self.gpus else 'ranks'} {self.size(there)}{nodes}, but the Ray cluster has room for "
-            f"{total}{typed}{each}; ask for at most that many, or say --wait S if it grows by itself."
+            f"{total}{typed}{each}; ask for at most that many, or use --wait S if it grows by itself."
         )
 
 

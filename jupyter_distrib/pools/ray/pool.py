@@ -27,7 +27,7 @@ class RayPool:
             metavar="WHERE",
             meaning="the cluster: auto, HOST:PORT or ray://HOST:10001",
             read=not_an_option,
-            default="auto: the one that runs here",
+            default="auto: the cluster that runs here",
             main=True,
         ),
         NODES,
@@ -38,7 +38,7 @@ class RayPool:
             read=at_least_zero,
             default="1",
         ),
-        Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it", main=True),
+        Option(flag="--insecure", meaning="use a cluster that requires no token", default="refuse it", main=True),
         IDLE,
         Option(
             flag="--copy-files",
@@ -70,7 +70,7 @@ class RayPool:
         _check_installed()
         from jupyter_distrib.pools.ray.cluster import resolve
 
-        address = resolve(self._options.get("address", "auto")).shown  # a coordinator is of one cluster
+        address = resolve(self._options.get("address", "auto")).shown  # a coordinator belongs to one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)
         return greeted(home.reach(), hello, sink, lambda _: lost("the process that holds the Ray cluster has ended"))

@@ -1,7 +1,7 @@
 """Reserves nodes of a Ray cluster for one worker group: a placement group with one bundle a node, and one actor in
 each.
 
-`RayReservation.acquire` and `release` run in threads of their own, what Ray reports arrives in threads of Ray's.
+`RayReservation.acquire` and `release` run in threads of their own, reports of Ray arrive in Ray's own threads.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class RayReservation:
             for shape in shapes[:3]:
                 if self._try(shape, need, time.monotonic() + READY_S):
                     return shape
-            # Left standing, it is what an autoscaler looks at.
+            # An autoscaler looks at the pending group, so it stays.
             shape = shapes[0] if shapes else need.grown(there)
             if need.command.wait_s and self._try(shape, need, until_s, known=nodes):
                 return shape
@@ -203,7 +203,7 @@ class RayReservation:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         strategy = need.strategy(shape, need.there(_alive() if known is None else known))
-        who = os.path.basename(self._hello.notebook) or self._hello.label  # its next kernel may have it, too
+        who = os.path.basename(self._hello.notebook) or self._hello.label  # the notebook's next kernel may use it, too
         name = f"jupyter_distrib: {who} #{need.command.group}.{next(_PLACEMENT_GROUPS)}"
         with self._lock:
             if self._given_up.is_set():
@@ -303,7 +303,7 @@ class RayReservation:
                 ray.kill(actor)
             if group is not None:
                 remove_placement_group(group)
-        except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
+        except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, with everything in it
             traceback.print_exc()  # into the coordinator's log
 
 
@@ -314,7 +314,7 @@ def _alive() -> list[Any]:
 
 
 def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on what is free, and which notebooks have the rest."""
+    """Return a sentence on free resources, and on the notebooks that have the rest."""
     import ray
     from ray.util import placement_group_table
 

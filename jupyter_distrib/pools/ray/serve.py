@@ -1,4 +1,4 @@
-"""Serves the coordinator of a Ray cluster, wherever that comes from: `main` of the process that a pool starts."""
+"""Serves the coordinator of a Ray cluster, whatever started that cluster: `main` of the process that a pool starts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_wanted(options: Mapping[str, str]) -> Wanted:
     environment = json.loads(options.get("runtime_env", "{}"))
     env = environment.get("env_vars", {})
     cpus = float(options.get("cpus_per_rank", "1"))
-    if cpus and "cpus_per_rank" in options:  # what others have of the node is not for these
+    if cpus and "cpus_per_rank" in options:  # other users' part of the node is not for these
         env = {"OMP_NUM_THREADS": max(1, int(cpus)), **env}
     executable = ""
     if not environment.keys() & READ_BY_INSTALLERS:
@@ -108,7 +108,7 @@ def reporter(loop: Loop, calls: CallSoon, joined: Future[Address]) -> NodeReport
     def look(tell: Tell) -> NodeReport:
         if not joined.done() or joined.exception() is not None:
             return NodeReport()
-        import ray  # as the join has set it up
+        import ray  # as set up by the join
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
         tell(NodeReport(nodes=statuses(nodes, {})))
@@ -143,8 +143,8 @@ def _status(name: str, has: Mapping[str, float], free: Mapping[str, float] | Non
 
 
 def _free() -> dict[str, dict[str, float]]:
-    """Return the free resources of each node. Ray reveals them only to its own processes, so a client has one of those
-    ask."""
+    """Return the free resources of each node. Ray reveals them only to its own processes, so a client has one of
+    those processes ask."""
     import ray
     from ray._private.client_mode_hook import client_mode_wrap
     from ray._private.state import available_resources_per_node

@@ -1,8 +1,8 @@
 """Asks Slurm for nodes, and holds them as long as they are used. Blocks, in the thread of `acquire`.
 
-A frozen or slow controller may get a request after its salloc was given up, and make a job of it. So each request has
-its own job name to cancel it by, kept in a file until it is certain that no job has it. The next coordinator on this
-machine cancels the jobs of remaining names.
+A frozen or slow controller may get a request after its salloc was given up, and start a job for it. So each request
+has its own job name to cancel it by, kept in a file until it is certain that no job has that name. The next
+coordinator on this machine cancels the jobs of any remaining names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Allocation:
         self._request: Request | None = None
 
     def obtain(self, size: int, *, gpus: bool, wait_s: float, title: str) -> tuple[command.Job, tuple[Host, ...]]:
-        """Wait for nodes for so many ranks; return the job and its nodes. Raises `PoolError`."""
+        """Wait for nodes for this many ranks; return the job and its nodes. Raises `PoolError`."""
         self._request = Request(title)
         words = command.salloc(self._options, size, gpus=gpus, name=self._request.name)
         pipe = subprocess.PIPE
@@ -79,12 +79,13 @@ class Allocation:
         self._granted = True
         job, nodes, counts = found
         if (gpus or not nodes) and ((held := job_of(job)).gpus or not nodes):
-            return held, command.hosts(list(held.nodes), [])  # a node has room for as many ranks as GPUs, or cores
+            # A node has room for as many ranks as it has GPUs, or cores.
+            return held, command.hosts(list(held.nodes), [])
         hosts = command.hosts(node_names(nodes), command.tasks(counts))
         return command.Job(id=job, state="RUNNING", nodes=tuple(host.name for host in hosts), gpus={}), hosts
 
     def _line(self, process: subprocess.Popen[bytes]) -> tuple[str, str, str] | None:
-        """Return what was granted, or None after a while."""
+        """Return the line of salloc on the grant, or None after a while."""
         assert process.stdout is not None
         until_s = time.monotonic() + LOOK_S
         while time.monotonic() < until_s:
@@ -105,7 +106,7 @@ class Allocation:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(OSError):
-            process.stdin.close()  # which ends the program in the allocation, if there is one
+            process.stdin.close()  # this ends the program in the allocation, if there is one
         if not self._granted:
             process.terminate()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -130,11 +131,11 @@ def job_of(number: str) -> command.Job:
 
 
 def notebooks_job(number: str, wait_s: float, say: Callable[[str], None], given_up: threading.Event) -> command.Job:
-    """Return the job that `SLURM_JOB_ID` says this notebook is in; one that was requeued when it has nodes again.
+    """Return the job that `SLURM_JOB_ID` says this notebook is in; a requeued job when it has nodes again.
 
     Raises:
-        PoolError: It has ended, there is no such job, so the variable is left from an earlier one, or it is still
-            queued after so many seconds.
+        PoolError: The job has ended, or does not exist, so that the variable is left from an earlier job, or is
+            still queued after this many seconds.
     """
     advice = 'to get nodes of your own, run `del os.environ["SLURM_JOB_ID"]` and the cell again.'
     until_s, ending_until_s, said = time.monotonic() + wait_s, time.monotonic() + AT_ONCE_S, ""
@@ -185,7 +186,7 @@ def environment() -> dict[str, str]:
 
 
 def seconds_left(job: str) -> float | None:
-    """Return how long a job may still last; None if there is no limit, or Slurm does not tell."""
+    """Return how long a job may still last; None if there is no limit, or Slurm does not answer."""
     with suppress(PoolError):
         listed = output("squeue", "--noheader", f"--jobs={job}", "--format=%A %L")
         return command.seconds_left(command.of_job(job, listed))
@@ -193,8 +194,8 @@ def seconds_left(job: str) -> float | None:
 
 
 def end_of(job: str) -> str:
-    """Return how a job has ended, by Slurm's own state: `job 17 was preempted by another one`; empty if it goes on, or
-    if Slurm does not tell soon. Blocks for a moment."""
+    """Return how a job has ended, by Slurm's own state: `job 17 was preempted by another one`; empty if it goes on,
+    or if Slurm does not answer soon. Blocks for a moment."""
     until_s = time.monotonic() + SETTLE_S
     while time.monotonic() < until_s:
         try:
@@ -218,7 +219,7 @@ def is_another_queued(job: str) -> bool:
 
 
 def _reason(job: str) -> str:
-    """Return why a job waits, and until when, as far as Slurm tells."""
+    """Return why a job waits, and until when, as far as Slurm says."""
     with suppress(PoolError):
         listed = output("squeue", "--noheader", f"--jobs={job}", "--format=%A %r|%S")
         reason, _, start = command.of_job(job, listed).strip().partition("|")
@@ -228,7 +229,7 @@ def _reason(job: str) -> str:
 
 
 def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
-    """Return what a command of Slurm writes; with `says`, what it says beside. Raises `PoolError`."""
+    """Return the output of a command of Slurm; with `says`, also its messages. Raises `PoolError`."""
     try:
         done = subprocess.run(
             words, env=environment(), capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
@@ -242,7 +243,7 @@ def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
 
 class Request:
     """One request, from just before it is sent until no job has its name. Its file is locked by the process that has
-    it, so that it is known to be left when that process has ended."""
+    it, so that others know that it is abandoned when that process has ended."""
 
     def __init__(self, title: str) -> None:
         self.name = f"{title} {secrets.token_hex(4)}"
@@ -253,7 +254,7 @@ class Request:
         self._file.flush()
 
     def finish(self, *, certain: bool) -> None:
-        """End the request: any job of this name is nobody's.
+        """End the request: no job of this name is needed any more.
 
         Args:
             certain: Whether Slurm has answered, so that nothing can arrive later.
@@ -261,7 +262,8 @@ class Request:
         threading.Thread(target=self._cancel, args=(certain,), name="jupyter_distrib-cancel", daemon=True).start()
 
     def _cancel(self, certain: bool) -> None:
-        """Cancel until nothing can arrive any more; what this process does not live to see is the next one's."""
+        """Cancel until nothing can arrive any more; if this process ends before that, the next coordinator
+        continues."""
         until_s = None
         while until_s is None or time.monotonic() < until_s:
             if not cancel(self.name):
@@ -306,5 +308,5 @@ def _folder() -> Path:
 
 
 def _cluster() -> str:
-    """Return what tells one cluster from another: its configuration."""
+    """Return a text that identifies the cluster: its configuration."""
     return os.environ.get("SLURM_CONF", "")

@@ -1,4 +1,4 @@
-"""The command lines of Slurm, and what its messages mean. Pure. Slurm 22.05."""
+"""The command lines of Slurm, and the meaning of its messages. Pure. Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ killed and cannot."""
 
 
 _ADDRESSES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-"""Variables that say where Slurm is, and who asks."""
+"""Variables that say where Slurm is, and which user calls it."""
 
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables by which a job, or its script, sets options of Slurm's programs. They are those of the
-    notebook's own job, or left from another one, and contradict the options given here."""
+    """Return the variables by which a job, or its script, sets options of Slurm's programs. They come from the
+    notebook's own job, or are left from another job, and contradict the options given here."""
     stray = re.compile(r"(SLURM|SRUN|SALLOC|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL)_")
     return sorted(name for name in environment if stray.match(name) and name not in _ADDRESSES)
 
@@ -80,8 +80,8 @@ class Job:
 
 
 def _parts(id_: str, shown: str) -> list[str]:
-    """Return what `scontrol show job` tells of this very job: one text, or one for each component of a heterogeneous
-    job. The number of an array names all of its jobs, and is the number of one of them, too."""
+    """Return the description of this very job from `scontrol show job`: one text, or one for each component of a
+    heterogeneous job. The number of an array names all of its jobs, and is the number of one of them, too."""
     parts = re.split(r"^(?=JobId=)", shown, flags=re.MULTILINE)
     return [part for part in parts if re.match(rf"JobId={id_}\b", part) or re.search(rf"\bHetJobId={id_}\b", part)]
 
@@ -105,7 +105,7 @@ class Srun:
     job: str
     python: str
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """The number of the job's GPUs on each node. A step of one task would get one task's GPUs."""
+    """The number of the job's GPUs on each node. A step of one task would get only that task's GPUs."""
     components: Mapping[str, str] = field(default_factory=dict)
     """See `Job`."""
     engine: str = "Slurm"
@@ -157,13 +157,13 @@ def elsewhere(salloc: str, nodes: Sequence[str]) -> str:
 
 
 def test_only(options: Mapping[str, str]) -> list[str]:
-    """Return the command that asks when a job of one rank would start, and makes none."""
+    """Return the command that asks when a job of one rank would start, and starts none."""
     own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
     return ["srun", "--test-only", "--ntasks=1", *own, *shlex.split(options.get("salloc", "")), "true"]
 
 
 def likely_start(said: str) -> str:
-    """Return when and where a job would start, as `test_only` says it; empty if that cannot be read."""
+    """Return when and where a job would start, as `test_only` reports it; empty if the report cannot be read."""
     match = re.search(r"to start at (\S+) .*? on nodes (\S+)(?: in partition (\S+))?", said)
     if match is None:
         return ""
@@ -184,12 +184,12 @@ def _room(options: Mapping[str, str], size: int, *, gpus: bool) -> list[str]:
 
 
 def _gpus_of(gres: str) -> int:
-    """Return the number of GPUs of each node in `gpu:a100:4,license:1`; 0 if it does not say."""
+    """Return the number of GPUs of each node in `gpu:a100:4,license:1`; 0 if none is given."""
     return sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
 
 
 def granted(line: str) -> tuple[str, str, str] | None:
-    """Return job, nodes and tasks per node from the line that says so; of a heterogeneous job only its number."""
+    """Return job, nodes and tasks per node from the line of salloc; for a heterogeneous job only its number."""
     words = line.split()
     if len(words) not in (2, 4) or words[0] != "granted":
         return None
@@ -260,10 +260,10 @@ def seconds_left(text: str) -> float | None:
 
 
 def never(reason: str) -> str:
-    """Return what to do about a job that will never start, by Slurm's reason; empty if waiting makes sense."""
+    """Return advice on a job that will never start, by Slurm's reason; empty if waiting makes sense."""
     if _USED_UP.search(reason):
-        return "the account's budget is used up; use another account or qos"
-    return "ask for less, or of another partition" if any(part in reason for part in _NEVER) else ""
+        return "the account's budget is used up: use another account or qos"
+    return "ask for less, or for another partition" if any(part in reason for part in _NEVER) else ""
 
 
 def is_another_queued(job: str, listed: str) -> bool:

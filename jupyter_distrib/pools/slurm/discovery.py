@@ -9,7 +9,7 @@ from jupyter_distrib.pools.discovery import Found, pool_name
 
 
 def found() -> list[Found]:
-    """Return one pool if srun is there."""
+    """Return one pool if srun is installed."""
     if (program := shutil.which("srun")) is None:
         return []
     job = os.environ.get("SLURM_JOB_ID", "")

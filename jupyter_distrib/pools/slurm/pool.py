@@ -61,13 +61,13 @@ class SlurmPool(HostsPool):
     def check(self) -> dict[str, str]:
         if shutil.which("srun") is None:
             raise PoolError(
-                "the slurm pool needs srun, which is not here: start the notebook on a node of the cluster."
+                "the slurm pool needs srun, which is not installed here: start the notebook on a node of the cluster."
             )
-        job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator is of one allocation, or makes its own
+        job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator belongs to one allocation, or requests its own
         return self.given | {"job": job}
 
     def try_out(self) -> str:
-        """Return a sentence on when Slurm would start a job of one rank; no job is made. Raises `PoolError`."""
+        """Return a sentence on when Slurm would start a job of one rank; starts no job. Raises `PoolError`."""
         if job := self.check()["job"]:
             return f"The notebook is in Slurm job {job}, on whose nodes the ranks run."
         from jupyter_distrib.pools.slurm.allocation import would_start

@@ -23,8 +23,8 @@ SOON_S = 60.0
 """Seconds until an estimated start below which the nodes count as free: Slurm plans in whole minutes."""
 _NODES = ("NodeList:128", "StateLong:32", "CPUsState:32", "Memory:16", "Gres:256", "GresUsed:256")
 _JOBS = "%i|%u|%T|%N|%j"
-"""The job's name comes last, since whoever submits a job chooses it, also with line ends and bars in it. For the same
-reason a word that nobody knows begins each line."""
+"""The job's name comes last, since the submitter of a job chooses it, perhaps with line ends and bars in it. For the
+same reason each line begins with a word that nobody else knows."""
 _USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 _MOST = 3
 """Maximum number of jobs listed for one node."""

@@ -44,7 +44,8 @@ class SlurmCluster:
 
     def hosts(self, job: command.Job, hosts: tuple[Host, ...], *, gpus: bool) -> Hosts:
         """Return the nodes of an allocation."""
-        nodes = NodeCount.of(self.options) if self.options.get("job") else NodeCount()  # else salloc has seen to it
+        # Else salloc has taken care of it.
+        nodes = NodeCount.of(self.options) if self.options.get("job") else NodeCount()
         own = HostOptions(
             hosts=hosts,
             nodes=nodes,
@@ -105,7 +106,7 @@ class SlurmReservation(RequestedHosts):
         return self._reserved
 
     def acquire_more(self, ranks: int, unit: int) -> ReservedNodes | None:
-        """See `Reservation.acquire_more`: in the notebook's own job what is free there, else by one more job."""
+        """See `Reservation.acquire_more`: free nodes of the notebook's own job if it is in one, else one more job."""
         if not self._of.options.get("job"):
             return super().acquire_more(ranks, unit)
         assert self._nodes is not None
@@ -129,7 +130,7 @@ class SlurmReservation(RequestedHosts):
             return job, command.hosts(list(job.nodes), [])
         size = self._opening.ranks()
         if not 0 < size < 100_000:
-            raise PoolError(f"Slurm needs a number of ranks, not {size}: say --gpus N or --ranks N.")
+            raise PoolError(f"Slurm needs a number of ranks, not {size}: write --gpus N or --ranks N.")
         title = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"
         try:
             return self._allocation.obtain(size, gpus=self._opening.gpus, wait_s=self._opening.wait_s, title=title)

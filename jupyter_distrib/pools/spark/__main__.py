@@ -18,7 +18,7 @@ def main(arguments: Sequence[str], options: Mapping[str, str]) -> None:
     application = Application(options, f"{arguments[1]}/{arguments[2]}.log")
     serve(arguments, options, partial(SparkCluster, application))
     application.end()
-    os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours
+    os._exit(0)  # Ray's own threads take seconds to end, and hold nothing of this package
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ standard input; the application ends when that input ends. Its answers are lines
 `{"said": TEXT}` while it starts, then `{"address": "HOST:PORT"}` or `{"refused": SENTENCE}`. Neither the kernel nor the
 coordinator loads Spark.
 
-What Ray on Spark does not say (measured with Ray 2.60 and pyspark 4.3): it looks for `ray` on PATH, in the executors
-too; it makes no token by itself; the number of CPUs of a node and that of GPUs are given together or not at all.
+Undocumented behaviour of Ray on Spark (measured with Ray 2.60 and pyspark 4.3): it looks for `ray` on PATH, in the
+executors too; it makes no token by itself; the number of CPUs of a node and that of GPUs are given together or not
+at all.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _session(options: Mapping[str, str]) -> Any:
 
 
 def _settings(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the application: what Ray on Spark needs, then the user's, which win."""
+    """Return the settings of the application: the settings that Ray on Spark needs, then the user's, which take
+    precedence."""
     settings = {"spark.ui.showConsoleProgress": "false"}
     if chosen := options.get("master"):
         settings["spark.master"] = chosen
@@ -74,7 +76,7 @@ def _settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ray(spark: Any, options: Mapping[str, str], say: Say) -> str:
-    """Start Ray in the executors and return its address. Raises `PoolError`, and what Ray and Spark raise."""
+    """Start Ray in the executors and return its address. Raises `PoolError`, and any exception of Ray and Spark."""
     from ray.util.spark import setup_ray_cluster
 
     chosen = spark.sparkContext.master
@@ -121,7 +123,7 @@ def _end(spark: Any) -> None:
 
     try:
         shutdown_ray_cluster()
-    except Exception as error:  # noqa: BLE001 - Spark's end takes what is left of Ray with it
+    except Exception as error:  # noqa: BLE001 - the end of Spark ends the rest of Ray with it
         print(f"Ray has not been shut down: {error}", file=sys.stderr)
     spark.stop()
 

@@ -27,11 +27,12 @@ def refusal(master: str) -> str:
         )
     if master.startswith(("k8s://", "mesos://")):
         return (
-            f"master = {master!r} is no cluster in which Ray on Spark runs: start Ray there with KubeRay and use its "
+            f"master = {master!r} is not a cluster in which Ray on Spark runs: start Ray there with KubeRay and use "
+            "its "
             'address with kind = "ray".'
         )
     if not master.startswith(("spark://", "local-cluster[")) and not _LOCAL.fullmatch(master):
-        return f"master = {master!r} is no Spark master for Ray on Spark: give {_KINDS}."
+        return f"master = {master!r} is not a Spark master for Ray on Spark: give {_KINDS}."
     return ""
 
 

@@ -47,7 +47,7 @@ class SparkPool:
             metavar="N",
             meaning="wait for N executors, each of which becomes a node",
             read=count,
-            default="those that come",
+            default="as many as come",
             main=True,
         ),
         Option(
@@ -69,14 +69,17 @@ class SparkPool:
         check(given)
         match = re.fullmatch(r"spark://\[?([^\s/,]+?)\]?:(\d{1,5})", given)
         if match is None:
-            return "Spark, Ray and Java are there; the first cell starts an application."
+            return "Spark, Ray and Java are installed; the first cell starts an application."
         try:
             socket.create_connection((match[1], int(match[2])), timeout=CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise PoolError(
                 f"no Spark master can be reached at {given} ({error}): start it, or correct master."
             ) from None
-        return f"A program listens at {given}, and Spark, Ray and Java are there; the first cell starts an application."
+        return (
+            f"A program listens at {given}, and Spark, Ray and Java are installed; "
+            "the first cell starts an application."
+        )
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check(self._options.get("master", ""))

@@ -74,14 +74,15 @@ class SparkCluster(RayCluster):
             looking.set_result(cluster.look(self._application.start(), insecure=False))
             address = cluster.join(looking)
         except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
-            self.calls.put(lambda: self._coordinator.give_up(TELL_S))  # first, so that who is refused asks another one
+            # First, so that kernels that are refused ask another coordinator.
+            self.calls.put(lambda: self._coordinator.give_up(TELL_S))
             self._joined.set_exception(error)
             return
         self._coordinator.title = f"Spark, with Ray at {address.shown}"
         self._joined.set_result(address)
         self._application.wait()
         if not self._application.ending:
-            said = "the Spark application has ended, and all that was in it: the next cell starts another one."
+            said = "the Spark application has ended, with everything in it: the next cell starts another one."
             self.calls.put(lambda: self._coordinator.lose(said, LOST_LOGS_S + TELL_S))
 
     def released(self, *, used: bool) -> None:
@@ -97,7 +98,7 @@ class SparkCluster(RayCluster):
                 self._coordinator.give_up(TELL_S)
 
         stay_s = 0.0 if used else TRY_AGAIN_S
-        if self._coordinator.server.keeps_records:  # which end with the coordinator
+        if self._coordinator.server.keeps_records:  # these end with the coordinator
             stay_s = max(stay_s, self._coordinator.idle_s)
         self._coordinator.loop.later(stay_s, end)
 
@@ -150,7 +151,7 @@ class Application:
         with self._lock:
             if self.ending:
                 raise PoolError("the ranks were given up before Spark was started.")
-            # A session of its own, so that nothing that signals the coordinator's ends Spark before Ray.
+            # A session of its own, so that a signal to the coordinator's session does not end Spark before Ray.
             self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )

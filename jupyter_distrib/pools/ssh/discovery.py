@@ -38,7 +38,7 @@ def found() -> list[Found]:
 
 
 def _is_host(word: str) -> bool:
-    if not re.fullmatch(r"[\w.:@+\[\]-]+", word):  # patterns, and names for which only ssh has a meaning
+    if not re.fullmatch(r"[\w.:@+\[\]-]+", word):  # patterns, and names that only ssh understands
         return False
     try:
         (host,) = read_hosts("hosts", word)

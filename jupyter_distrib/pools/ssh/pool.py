@@ -21,7 +21,7 @@ CONNECT_S = 10
 """Seconds to wait for a host to answer."""
 _OPTIONS = (
     "-T",  # no terminal
-    "-oBatchMode=yes",  # asks nothing
+    "-oBatchMode=yes",  # never prompts
     f"-oConnectTimeout={CONNECT_S}",
     "-oClearAllForwardings=yes",
     "-oRemoteCommand=none",
@@ -53,7 +53,7 @@ class SshPool(HostsPool):
         Option(
             flag="--ssh",
             metavar="COMMAND",
-            meaning="the command for ssh, with options if need be: 'ssh -F FILE'",
+            meaning="the command for ssh, with options if needed: 'ssh -F FILE'",
             read=words,
             default="ssh",
         ),
@@ -78,7 +78,7 @@ class SshPool(HostsPool):
 
 
 def command_line(ssh: str, host: str, python: Sequence[str]) -> list[str]:
-    """Return the command for a host; `python` is what a shell executes there, an interpreter first."""
+    """Return the command for a host; a shell there executes the words `python`, which begin with an interpreter."""
     own = [os.path.expanduser(word) for word in shlex.split(ssh)]
     return [*own, *_OPTIONS, "--", host, " ".join((quoted(python[0]), *python[1:]))]
 
@@ -116,7 +116,7 @@ def _meaning(host: str, ssh: str, said: str) -> str:
             f"or install one with `ssh-copy-id {host}`; then {try_it}"
         )
     if "Could not resolve hostname" in said:
-        return f"there is no host {host} ({last}): correct hosts, or give it an entry in ~/.ssh/config; {try_it}"
+        return f"there is no host {host} ({last}): correct hosts, or add an entry for it to ~/.ssh/config; {try_it}"
     if "Connection refused" in said:
         return (
             f"no SSH server answers on {host} ({last}): start one there, or correct its port in ~/.ssh/config; {try_it}"

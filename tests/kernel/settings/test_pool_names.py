@@ -173,7 +173,7 @@ def test_an_interpreter_that_does_not_fit_is_one_sentence(
 def test_an_interpreter_that_is_not_there_is_one_sentence(book: Notebook, tmp_path: Path) -> None:
     refused = book.fails(f"%%distributed --pool local --python {tmp_path}/nowhere\nrank").traceback
     assert refused == (
-        f"PoolError: there is no interpreter at {tmp_path}/nowhere: give --python that of an environment with torch."
+        f"PoolError: there is no interpreter at {tmp_path}/nowhere: give --python the interpreter of an environment with torch."
     )
 
 

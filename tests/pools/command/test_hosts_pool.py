@@ -45,7 +45,7 @@ def test_a_failure_is_what_the_subclass_makes_of_it_or_shows_the_command() -> No
 
 
 def test_an_option_that_is_needed_is_named_with_an_example() -> None:
-    with pytest.raises(PoolError, match=r"^this pool needs hosts: say --hosts a,b, or hosts = \.\.\. in a settings"):
+    with pytest.raises(PoolError, match=r"^this pool needs hosts: write --hosts a,b, or hosts = \.\.\. in a settings"):
         connect(Box())
 
 

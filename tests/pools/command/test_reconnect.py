@@ -118,7 +118,7 @@ def test_one_that_does_not_come_back_is_lost_with_the_reason_and_nothing_is_left
         assert "a is out of reach" in reason, reason
         [note] = outcome.of(Noted)
         assert note.text.startswith("node a: its connection has ended"), note
-        assert "being taken up again; the ranks there go on meanwhile" in note.text
+        assert "being re-established; the ranks there go on meanwhile" in note.text
         assert wait_until(lambda: len(folders("command")) < there, 15)
     finally:
         bed.close()

@@ -191,7 +191,7 @@ def test_a_down_that_fails_is_repeated_and_told(cloud: Cloud) -> None:
     with (
         needing(machine),
         pytest.raises(
-            PoolError, match=r"the API is away.*may still be running: they are there since .*run `.*down.sh` by hand"
+            PoolError, match=r"the API is away.*may still be running: they have existed since .*run `.*down.sh` by hand"
         ),
     ):
         obtain(machine)

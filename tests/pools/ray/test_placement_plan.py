@@ -67,7 +67,7 @@ def test_too_few_is_one_sentence() -> None:
     asked = need(GPUS, size=9)
     assert asked.too_few(asked.there(GPUS)) == (
         "--gpus 9, but the Ray cluster has room for 6 on 2 nodes (4, 2); ask for at most that many, "
-        "or say --wait S if it grows by itself."
+        "or use --wait S if it grows by itself."
     )
     assert "--ranks 9 on 1 nodes, but the Ray cluster has room for 12 on 2 nodes (8, 4), at 1 CPU" in need(
         CPUS, Wanted(nodes=NodeCount(1)), size=9, gpus=False
