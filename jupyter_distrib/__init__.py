@@ -7,7 +7,8 @@ Importing this package loads neither torch nor IPython.
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""A constant that type checkers take for True. `typing` itself imports more slowly than all that an agent needs."""
+"""A constant that type checkers take for True. Importing `typing` itself takes longer than everything that an agent
+needs."""
 if TYPE_CHECKING:
     from typing import Any
 

@@ -3,7 +3,7 @@
     DistributedError          shown in a notebook as its message alone, without our frames
     ├ OptionsError            the magic line or a keyword is wrong; names a similar one
     ├ CaptureError            the cell cannot run on ranks unchanged; names the line
-    ├ PayloadError            a variable cannot travel; names it and the part of it that cannot
+    ├ PayloadError            a variable cannot be sent; names it and the part that cannot
     ├ PoolError               ranks could not be started or used; says what is missing or who holds it
     ├ RankLost                a rank's process died: signal or exit code, last lines
     ├ RemoteError             replaces a rank's exception whose own class cannot come back

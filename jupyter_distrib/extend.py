@@ -1,4 +1,4 @@
-"""The names for pools, strategies and observers of other packages; nothing else of this package is for them.
+"""The names for pools, strategies and observers of other packages, which should use nothing else of this package.
 
     Option and its readers          the options that a pool or a strategy declares, and the readers of their texts
     DistributedError, PoolError     the errors that they raise for the user, in one sentence

@@ -59,7 +59,8 @@ def save(
             tensors, and plain values, each under the name to load it by.
 
     Raises:
-        DistributedError: What cannot be written, and why. The earlier checkpoint is as it was.
+        DistributedError: Something cannot be written; the message says what, and why. The earlier checkpoint is as
+            it was.
     """
     folder = _folder(path)
     _check_callable_here("save", objects)
@@ -96,8 +97,8 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     """Load models, optimizers and anything with a `load_state_dict()` in place, from a checkpoint of any number of
     ranks.
 
-    Values other than tensors are unpickled. If somebody else wrote the checkpoint, no code is run: a value other than
-    numbers, texts, lists, dicts and tensors is then an error.
+    Values other than tensors are unpickled. If somebody else wrote the checkpoint, no code is run: a value other
+    than numbers, strings, lists, dicts and tensors is then an error.
 
     Args:
         path: The folder that `save` wrote.
@@ -105,8 +106,8 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
             trains.
 
     Returns:
-        What else is in the checkpoint, by name, other than models and optimizers; without any `objects`, everything,
-        on the CPU.
+        The other entries of the checkpoint, by name, without models and optimizers; without any `objects`,
+        everything, on the CPU.
 
     Raises:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
@@ -159,7 +160,7 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         objects: As for `load`; the next pass over a data loader starts at the position in the checkpoint.
 
     Returns:
-        What else is in the checkpoint, by name, as from `load`; empty if there is no checkpoint.
+        The other entries of the checkpoint, by name, as from `load`; empty if there is no checkpoint.
 
     Raises:
         DistributedError: What does not fit, with nothing changed; or what cannot be read.
@@ -178,7 +179,7 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    return Path(path).expanduser()  # a shell would do so, and a folder named "~" is a trap
+    return Path(path).expanduser()  # as a shell does: a folder named "~" is a trap
 
 
 def _newest(folder: Path) -> str:

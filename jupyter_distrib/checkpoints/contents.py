@@ -46,7 +46,7 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
 
 
 class ModelState(dict[str, Any]):
-    """The state of a model, which nobody wants who does not ask for it; a dict of tensors is the same otherwise."""
+    """The state of a model, which is loaded only on request; otherwise it is like a dict of tensors."""
 
 
 def models(state: Mapping[str, Any]) -> list[str]:
@@ -118,7 +118,7 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
         for key, tensor in state.items()
         if isinstance(tensor, torch.Tensor) and tensor.is_meta
     )
-    if not state:  # as it was written: `()` is the path of what is one pickle
+    if not state:  # as it was written: `()` is the path of an entry that is one pickle
         found.pop((), None)
     saved = {str(path[0]): entry for path, entry in found.items() if path}
     layout.refuse_if_any(
@@ -136,13 +136,13 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
 
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return places for what was not requested by name, other than models and optimizers."""
+    """Return places for entries that were not requested by name, except models and optimizers."""
     models = [] if metadata.storage_meta is None else metadata.storage_meta.modules
     found = {name: layout.entries(metadata, name) for name in layout.names(metadata) if name not in objects}
     return {
         name: layout.nested(inner)
         for name, inner in found.items()
-        if name not in models and not any(len(path) > 1 for path in inner)  # those of an optimizer are longer
+        if name not in models and not any(len(path) > 1 for path in inner)  # the paths of an optimizer are longer
     }
 
 

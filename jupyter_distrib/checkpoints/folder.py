@@ -120,7 +120,7 @@ class Writer(FileSystemWriter):
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DistributedError(
-                f"{self.folder}/{name} is not what rank {rank} leaves there: {reason}. Nothing of it was used."
+                f"{self.folder}/{name} was not written by rank {rank}: {reason}. None of it was used."
             ) from None
 
     # -------------------------------------------------------------------------------------------------- the end
@@ -165,7 +165,7 @@ class Writer(FileSystemWriter):
             if name.startswith(self._marks):
                 self._place.remove(name)
         if self._is_new and not self._place.names():
-            with suppress(OSError):  # another one may be there by now
+            with suppress(OSError):  # another folder may be there by now
                 self.folder.rmdir()
 
     def close(self) -> None:
@@ -207,14 +207,14 @@ def is_checkpoint(folder: Path) -> bool:
 
 def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
     """Return a folder that a save may write into, after trying. `of_series`: the folder contains checkpoints, but is
-    none itself.
+    not one itself.
 
     A folder of root counts as one of this user. Root may write into any folder that is not open to everybody, as in a
     container, where the host's folders belong to another user. The files in such a folder are read like those of other
     users.
 
     Raises:
-        DistributedError: It cannot be written, and why.
+        DistributedError: It cannot be written; the message says why.
     """
     if os.path.isfile(folder):
         raise DistributedError(f"{folder} is a file, and a checkpoint is a folder: choose another name.")
@@ -225,7 +225,7 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
             make_folder(folder)
         place = CheckpointFolder(folder)
         try:
-            place.created()  # an error if none may be written
+            place.created()  # raises an error if no file may be written
             may_be_of_others = os.geteuid() == 0 and not place.info.st_mode & stat.S_IWOTH
             looked_at = [] if may_be_of_others else [place.info]
             if stat.S_ISLNK((link := folder.lstat()).st_mode):
@@ -254,7 +254,7 @@ def refusal_to_read(folder: Path) -> str | None:
     if is_checkpoint(folder):
         return None
     if os.path.isfile(folder):
-        return f"{folder} is a file, and a checkpoint is a folder: torch.load() may know what to do with it."
+        return f"{folder} is a file, and a checkpoint is a folder: torch.load() may be able to read it."
     try:
         os.stat(folder / METADATA)
     except PermissionError as error:

@@ -1,4 +1,5 @@
-"""Writes a checkpoint while the ranks wait for it. What several ranks have is written by the lowest of them."""
+"""Writes a checkpoint while the ranks wait for it. Entries that several ranks have are written by the lowest of
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
     """Write the state of all ranks (`together`, collective) or of this process.
 
     Raises:
-        DistributedError: It was not written, and why; on every rank.
+        DistributedError: It was not written; the message says why, on every rank.
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     is_new, held, refusal = not os.path.exists(folder), None, ""

@@ -1,7 +1,7 @@
 """Decides which ranks write a checkpoint, and lets the others know when it is complete. Rank's main thread. Uses the
 store instead of collectives, in which a missing rank would block the others for ever.
 
-nothing is sharded    rank 0 writes, whoever else calls; the others wait until it has
+nothing is sharded rank 0 writes, no matter which ranks call; the others wait until it has
 shards                every rank writes its own: all have to come, and one that has ended its cell does not
 """
 
@@ -39,7 +39,7 @@ def board() -> StoreBoard | None:
 
 
 def has_shards(value: Any) -> bool:
-    """Return whether this state contains anything of which a rank holds only its part."""
+    """Return whether this state contains anything of which a rank holds only a part."""
     if isinstance(value, dict):
         return any(map(has_shards, value.values()))
     if isinstance(value, (list, tuple)):
@@ -58,7 +58,7 @@ def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
     """Write on rank 0, while every other rank that calls waits for it.
 
     Raises:
-        DistributedError: It was not written, and why; on every rank that calls.
+        DistributedError: It was not written; the message says why, on every rank that calls.
     """
     if identity.rank() != 0:
         if refusal := _heard(words, key):
@@ -93,8 +93,8 @@ def _comes(words: StoreBoard, key: str) -> bool:
     """Wait for a message of rank 0. Return whether it has arrived; False if rank 0 has ended its cell without one."""
     while not words.has([key]):
         if words.has([_ended(0)]):
-            return words.has([key])  # again: it may have left its word and ended since the look above
-        with suppress(RuntimeError):  # not yet; a store that is gone raises in `has`
+            return words.has([key])  # again: rank 0 may have left its message and ended since the check above
+        with suppress(RuntimeError):  # no message yet; a store that is gone raises in `has`
             words.wait([key], _WAIT_S)
     return True
 
@@ -131,7 +131,8 @@ def all_come(words: StoreBoard, key: str) -> None:
     words.put(f"{key}/{identity.rank()}", "")
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
         gone = [rank for rank in missing if words.has([_ended(rank)]) or words.has([_returns(rank)])]
-        if gone and not words.has([f"{key}/{gone[0]}"]):  # again: it may have come and ended since the look above
+        # Again: the rank may have come and ended since the check above.
+        if gone and not words.has([f"{key}/{gone[0]}"]):
             raise DistributedError(
                 f"jupyter_distrib.save() was called on rank {identity.rank()}, and not on rank {gone[0]}, which has "
                 "come to the end of its cell: every rank writes its own shards, so call it on all of them, and not "

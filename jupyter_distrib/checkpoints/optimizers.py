@@ -1,7 +1,7 @@
 """An optimizer's state by the names of its parameters, which do not depend on how these are sharded or numbered.
 
 The form is that of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`, which is not used because
-(torch 2.13) it takes a step with an optimizer that has no state yet, and fails where a parameter never had a gradient.
+(torch 2.13) it takes a step with an optimizer that has no state yet, and fails if a parameter never had a gradient.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _parameters(optimizer: Optimizer) -> list[Parameter]:
 def _names(key: str, model: Module) -> Names:
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise DistributedError(
-            f"`{key}` is sharded by FullyShardedDataParallel, whose optimizers cannot be saved here: shard it by "
+            f"`{key}` is sharded by FullyShardedDataParallel, whose optimizers cannot be saved here: shard it with "
             "torch.distributed.fsdp.fully_shard."
         )
     names: Names = {}
@@ -131,7 +131,7 @@ def state_place(metadata: Metadata, name: str, optimizer: Optimizer, names: Name
         if layout.is_tensor(entry) and place is None:
             layout.refuse(
                 f"`{name}` has `{key}` of shape {layout.size(entry)} for the sharded `{inner}`, and only a step shows "
-                "how that is divided (take one step before you load)"
+                "how that is divided (make one step before you load)"
             )
         out.setdefault(inner, {})[str(key)] = place
     return {"state": out} if out else {}

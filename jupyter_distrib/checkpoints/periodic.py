@@ -109,7 +109,7 @@ class Periodic:
             if refusal := series.refusal_to_extend(self._folder):
                 raise DistributedError(refusal)
             self._held = make_ready(self._folder, of_series=True)
-        self.wait()  # the next is numbered after it
+        self.wait()  # the next checkpoint is numbered after it
         return series.make_following(self._folder, self._held)
 
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
@@ -126,7 +126,7 @@ class Periodic:
         self._schedule.saved(time.monotonic())
 
     def _saved(self, keep: int) -> None:
-        """Remove old checkpoints, and report the one that is complete now; on rank 0, in the thread that writes."""
+        """Remove old checkpoints, and report the new complete one; on rank 0, in the thread that writes."""
         series.prune(self._folder, keep, self._held)
         if (reporter := identity.cell.reporter) is not None:
             reporter.saved(str(self._folder))
@@ -140,7 +140,8 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
     """Save if a checkpoint is due.
 
     Raises:
-        DistributedError: What cannot be written, and why: this checkpoint, or the previous one in the background.
+        DistributedError: This checkpoint, or the previous one in the background, cannot be written; the message says
+            why.
     """
     place = folder.absolute()
     if place not in _running:

@@ -80,7 +80,7 @@ class CheckpointFolder(FileSystem):
             if not temporary:
                 raise OSError(errno.EOPNOTSUPP, "no files without a name")
             fd, name = os.open(".", os.O_RDWR | temporary | os.O_CLOEXEC, 0o600, dir_fd=self.fd), ""
-        except OSError:  # not every file system has them
+        except OSError:  # not every file system has unnamed files
             fd = self._new(name, 0o600)
         try:
             info = os.fstat(fd)
@@ -127,7 +127,7 @@ class CheckpointFolder(FileSystem):
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "this is no file", name)
+            raise OSError(errno.EINVAL, "this is not a file", name)
         if not doubt and (own := self.doubt(self.fd)):
             doubt = f"is in a folder that {own}"
         return os.fdopen(fd, "rb"), self.doubt(fd) or doubt
@@ -154,7 +154,7 @@ class CheckpointFolder(FileSystem):
         os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> None:
-        """Remove a file, but no folder, which only a stranger could have created here."""
+        """Remove a file, but not a folder, which only a stranger could have created here."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except (FileNotFoundError, IsADirectoryError, PermissionError):

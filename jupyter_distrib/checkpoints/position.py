@@ -1,14 +1,15 @@
 """The position of a data loader: its progress in the current pass over the data, and the random state of the pass.
 
-`follow` makes a loader count the batches that it hands out, whoever iterates over it and whichever loader reads for it
-(the share of a training strategy). `resume` calls it before the first pass, so that `save` finds the position.
+`follow` makes a loader count the batches that it hands out, no matter which code iterates over it and which loader
+reads for it (the share of a training strategy). `resume` calls it before the first pass, so that `save` finds the
+position.
 
     state       samples that the pass has read so far; random numbers and sampler as they were at its beginning, and
                 random numbers as they are now
-    restored    the next pass begins as that one did, and leaves out what was read, without reading it again
+    restored    the next pass begins as that one did, and leaves out samples that were read, without reading them again
 
-A checkpoint has the random numbers of the rank that wrote it, which is rank 0. Those of the other ranks begin anew with
-each batch, by its number, so that they need not be saved.
+A checkpoint has the random numbers of the rank that wrote it, which is rank 0. The random numbers of the other ranks
+begin anew with each batch, by its number, so that they need not be saved.
 
 Rank's main thread, or a plain program's.
 """
@@ -57,7 +58,7 @@ class _Position:
 
     def state(self, loader: DataLoader[Any]) -> State:
         """Return the position as plain values and tensors."""
-        if self._saved is not None:  # nothing was read since it was restored
+        if self._saved is not None:  # nothing has been read since the position was restored
             return self._saved | {"now": randomness.state()}
         if self._pass is None:
             begin, samples = _begin(loader, self._reader()), 0
@@ -90,13 +91,13 @@ class _Position:
         return self._counted(batches, current)
 
     def _begin_again(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> None:
-        """Prepare a pass of a loader with persistent workers, which goes on with its iterator."""
+        """Prepare a pass of a loader with persistent workers, which continues with its iterator."""
         if saved is not None:
             private_torch.drop_iterator(reader)
             return
         self._prepare(reader, current, None)
-        # A new iterator draws a seed for its workers before the sampler draws its own; so does the one that continues
-        # from a checkpoint.
+        # A new iterator draws a seed for its workers before the sampler draws its own; so does the iterator that
+        # continues from a checkpoint.
         torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
 
     def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
@@ -266,7 +267,7 @@ def _set_generators(loader: DataLoader[Any], saved: State) -> None:
     for generator, state in zip(_generators(loader), saved["begin"]["generators"], strict=False):
         generator.set_state(state)
     if saved["reading"]:
-        randomness.restore(saved["begin"]["random"], "")  # its pass begins with random numbers of its own
+        randomness.restore(saved["begin"]["random"], "")  # the pass begins with random numbers of its own
 
 
 def _replicas(reader: DataLoader[Any]) -> int:

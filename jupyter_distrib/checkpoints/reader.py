@@ -1,8 +1,8 @@
 """Reads a checkpoint without running code of anybody other than this user and root.
 
-`.metadata` and every value other than a tensor are pickles. Those of this user are simply loaded. If somebody else has
-written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are what torch loads with
-`weights_only`: numbers, texts, lists, dicts, tensors.
+`.metadata` and every value other than a tensor are pickles. Files of this user are simply loaded. If somebody else
+has written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are limited to those that
+torch loads with `weights_only`: numbers, strings, lists, dicts, tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from jupyter_distrib.worker.pytorch.private import saved_pickle
 _MOST_METADATA_BYTES = 1 << 30
 _SHOWN_CHARACTERS = 1000
 _BEGINS = b"PK\3\4"
-"""First bytes of a file of `torch.save`; torch would take any others for one of its earlier formats."""
+"""First bytes of a file of `torch.save`; torch would take a file with other first bytes for one of its earlier
+formats."""
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def opened(folder: Path) -> Iterator[CheckpointReader]:
     """Open a checkpoint for the duration of the block.
 
     Raises:
-        DistributedError: There is none, or its `.metadata` cannot be read.
+        DistributedError: There is no checkpoint, or its `.metadata` cannot be read.
     """
     if refusal := refusal_to_read(folder):
         raise DistributedError(refusal)
@@ -67,10 +68,10 @@ class CheckpointReader(FileSystemReader):
         self.metadata = self._checked_metadata()
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill the tensors in `state` in place, and replace its None values by the other entries.
+        """Fill the tensors in `state` in place, and replace its None values with the other entries.
 
         Raises:
-            DistributedError: An entry cannot be read, or only by running code of somebody else.
+            DistributedError: An entry cannot be read, or only by running somebody else's code.
         """
         try:
             with warnings.catch_warnings():
@@ -79,7 +80,8 @@ class CheckpointReader(FileSystemReader):
         except CheckpointException as error:
             cause, files = told(error, f"{self._files.path} could not be read"), self._files
             if not isinstance(cause, KeyboardInterrupt) and (files.doubt_of_this or files.doubt_of_all):
-                cause = DistributedError(outside_text.shown(str(cause), _SHOWN_CHARACTERS))  # names of others are in it
+                # It contains names chosen by others.
+                cause = DistributedError(outside_text.shown(str(cause), _SHOWN_CHARACTERS))
             raise cause from None
         return state
 
@@ -137,7 +139,7 @@ class _Streams:
         files, stream = self._files, self._given.transform_load_stream(read_item, transforms, stream)
         if not (doubt := files.doubt_of_this or files.doubt_of_all):
             return stream
-        content: bytes = stream.read(-1)  # so that it is what was looked at
+        content: bytes = stream.read(-1)  # so that the checked bytes are loaded
         try:
             if not content.startswith(_BEGINS):
                 raise ValueError("it is not as torch.save writes it")
@@ -151,7 +153,7 @@ class _Streams:
 
 
 class _Planner(DefaultLoadPlanner):
-    """Reads values of somebody else without running code."""
+    """Reads another user's values without running code."""
 
     def __init__(self, files: _Files) -> None:
         super().__init__()
@@ -165,7 +167,7 @@ class _Planner(DefaultLoadPlanner):
             try:
                 plain = torch.load(value, map_location="cpu", weights_only=True)
             except Exception:  # noqa: BLE001 - anything, since anybody has made it
-                # Not with torch's own message, in which names of that file stand as they are.
+                # Not with torch's own message, which quotes names of that file unchanged.
                 raise DistributedError(_needs_code(read_item.dest_index.fqn, files.path, name, doubt)) from None
             value = io.BytesIO()
             torch.save(plain, value)
@@ -175,7 +177,7 @@ class _Planner(DefaultLoadPlanner):
 
 def _needs_code(entry: str, folder: Path, name: str, doubt: str) -> str:
     return (
-        f"{folder}/{name} {doubt}, and `{entry}` in it is more than numbers, texts and tensors, so that it could run "
-        f"any code here: if you trust who wrote it, copy the folder and load the copy "
+        f"{folder}/{name} {doubt}, and `{entry}` in it is more than numbers, strings and tensors, so that it could run "
+        "any code here: if you trust its author, copy the folder and load the copy "
         f"(cp -rL {folder} COPY && chmod -R go-w COPY)."
     )

@@ -3,8 +3,9 @@
     ckpt/save-000007/   whole: it has a `.metadata` file
     ckpt/save-000008/   being written, or left by a process that was killed
 
-A checkpoint counts if it belongs to the owner of `ckpt`, to this user or to root: where others may put folders beside
-them, one with a higher number would be taken for the newest. Links do not count, nor are they followed.
+A checkpoint counts if it belongs to the owner of `ckpt`, to this user or to root: otherwise somebody who may put
+folders there could add one with a higher number, which would count as the newest. Links do not count, and are not
+followed.
 
 Runs on rank 0, in its main thread and in the thread that writes; other processes only look for the newest.
 """
@@ -31,8 +32,8 @@ _LAST = 10**18 - 1
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder, which may be a checkpoint itself; None if there is none. Warns
-    about a newer one that does not count."""
+    """Return the newest complete checkpoint of a folder, which may be a checkpoint itself; None if there is none.
+    Warns about a newer checkpoint that does not count."""
     members, others = _members(folder)
     if is_checkpoint(folder) and not (members and _is_planted(folder / METADATA)):
         return folder
@@ -52,7 +53,7 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
         held: Its identity when it was prepared; None: any.
 
     Raises:
-        DistributedError: It cannot be created, and why.
+        DistributedError: It cannot be created; the message says why.
     """
     with _held_open(folder, held) as place:
         members, _ = _members(folder, place.fd)
@@ -62,12 +63,12 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
             try:
                 place.make_folder(made.name)
             except FileExistsError:
-                continue  # of somebody else, or a link
+                continue  # another user's folder, or a link
             except OSError as error:
                 raise DistributedError(f"{made} cannot be written: {error.strerror or error}.") from None
             return made
     raise DistributedError(
-        f"{folder} has no room for another checkpoint: of the names from save-{min(first, _LAST):06d} on none is free. "
+        f"{folder} has no room for another checkpoint: no name from save-{min(first, _LAST):06d} on is free. "
         "Choose another folder."
     )
 
@@ -115,7 +116,8 @@ def _remove(place: CheckpointFolder, name: str) -> None:
     with suppress(OSError):  # a link that has taken its place
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
         try:
-            for each in sorted(filter(is_of_checkpoint, os.listdir(fd))):  # `.metadata` first: half of one is none
+            # `.metadata` first: without it, the rest does not count as a checkpoint
+            for each in sorted(filter(is_of_checkpoint, os.listdir(fd))):
                 with suppress(OSError):
                     os.unlink(each, dir_fd=fd)
         finally:
@@ -176,4 +178,4 @@ def _whose(checkpoint: Path) -> str:
         owners = [other_users.login(each.stat().st_uid) for each in (checkpoint, folder)]
     except OSError:  # it has just been removed
         return f"{checkpoint} belongs to another user"
-    return f"{checkpoint} belongs to {owners[0]}, and not to {owners[1]} as {folder} does"
+    return f"{checkpoint} belongs to {owners[0]}, not to {owners[1]}, the owner of {folder}"

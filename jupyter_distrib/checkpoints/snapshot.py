@@ -1,6 +1,6 @@
-"""A copy of the state at one moment, and the thread that writes it while the ranks go on.
+"""A copy of the state at one moment, and the thread that writes it while the ranks continue.
 
-Each rank copies what it writes, in its main thread; that is all the time that a checkpoint costs the training. Rank 0
+Each rank copies what it writes, in its main thread; a checkpoint costs the training no more time than that. Rank 0
 writes everything that is not sharded, every rank its own shards. There is no collective, which would have to wait for a
 rank that has died: the other ranks leave their part of the plan in a file beside their data, and rank 0 makes the
 checkpoint valid when all these files are there.
@@ -60,7 +60,7 @@ class Snapshot:
     ) -> None:
         self.folder = folder
         self.problem = ""
-        """The reason why it was not written; empty if there is none."""
+        """The reason why the part was not written; empty if it was."""
         self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
         self._given_up = threading.Event()
         self._writer = Writer(folder, save_id, rank, is_new=True, models=contents.models(state))
@@ -77,9 +77,9 @@ class Snapshot:
         """Wait until the checkpoint is valid.
 
         Raises:
-            DistributedError: This rank has not written it, and why; raised once.
+            DistributedError: This rank has not written it; the message says why. Raised once.
         """
-        while not self.ended:  # an interrupt is noticed between two
+        while not self.ended:  # an interrupt is noticed between two waits
             self._thread.join(0.2)
         self.check()
         while self._rank != 0 and not is_checkpoint(self.folder) and not self._given_up.wait(_LOOK_UP_S):

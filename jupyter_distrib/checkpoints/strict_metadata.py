@@ -1,12 +1,12 @@
-"""Reads the `.metadata` of somebody else without running code: the pickle may name only the classes that
+"""Reads another user's `.metadata` without running code: the pickle may name only the classes that
 `torch.distributed.checkpoint` puts into it. It gets stand-ins for them that hold the pickled fields; the real objects
 are built from the fields that pass the checks.
 
 A pickle that names nothing can still keep this process busy for ever, or end it. A few bytes make a tuple that holds
-another one twice, which again holds one twice, and so on: its hash would take longer than the age of the universe. In C
-the hash of a tuple calls that of the tuple inside, so a million nested ones overflow the stack. Neither can be
-interrupted, and no error is raised. So `check_extent` first follows the operations, with the depth and the size of
-each value in place of the value.
+another tuple twice, which again holds one twice, and so on: its hash would take longer than the age of the universe.
+In C the hash of a tuple calls the hash of the tuple inside, so a million nested tuples overflow the stack. Neither
+can be interrupted, and no error is raised. So `check_extent` first follows the operations, with the depth and the
+size of each value in place of the value.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _list(value: object) -> list[Any]:
 
 _MOST_LEVELS = 200
 _MOST_PARTS = 10**9
-"""Most parts of all values together; a part referenced several times counts as often."""
+"""Maximum number of parts of all values together; a part referenced several times counts as often."""
 _KEEPS = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _NAMES = {"GET", "BINGET", "LONG_BINGET"}
 _ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
@@ -193,7 +193,7 @@ def check_extent(content: bytes) -> None:
 
     Raises:
         pickle.UnpicklingError: They are.
-        ValueError: It is no pickle.
+        ValueError: It is not a pickle.
     """
     stack: list[_Extent | None] = []  # None: a mark
     memo: dict[Any, _Extent | None] = {}

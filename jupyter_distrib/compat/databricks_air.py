@@ -57,13 +57,13 @@ def _kind_of(accelerator_type: str) -> str:
     """Return `H100` for `GPU_8xH100`. Raises `ValueError`."""
     match = re.fullmatch(r"(?:GPU_(\d+)x)?([A-Za-z0-9]+)", str(getattr(accelerator_type, "value", accelerator_type)))
     if match is None:
-        raise ValueError(f"accelerator_type is a text such as GPU_1xA10 or GPU_8xH100; got {accelerator_type!r}")
+        raise ValueError(f"accelerator_type must be a string such as GPU_1xA10 or GPU_8xH100; got {accelerator_type!r}")
     return match[2]
 
 
 def ray_init(*args: Any, **options: Any) -> Any:
     """Connect to Ray, as `ray.init`: in a function of `ray_launch` to its cluster, elsewhere to one on this machine,
-    which is started if there is none. What is connected already stays.
+    which is started if there is none. An existing connection stays.
 
     Raises:
         DistributedError: Ray is not installed.

@@ -76,7 +76,7 @@ class DeepspeedTorchDistributor:
         return None
 
 
-_NONE = "is no configuration of DeepSpeed:"
+_NONE = "is not a configuration of DeepSpeed:"
 
 
 def _as_text(given: str | Mapping[str, Any]) -> str:

@@ -10,6 +10,6 @@ MARK = "[log_to_driver] "
 def log_to_driver(message: str) -> None:
     """Show a message in the notebook; called on a rank."""
     if not isinstance(message, str):
-        raise TypeError(f"log_to_driver takes a text; got {type(message).__name__}")
+        raise TypeError(f"log_to_driver takes a string; got {type(message).__name__}")
     for line in message[:MOST_CHARACTERS].splitlines():
         print(MARK + line, flush=True)

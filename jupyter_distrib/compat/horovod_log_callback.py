@@ -18,7 +18,7 @@ class LogCallback:
     """Shows the metrics of each epoch by `log_to_driver`, from the first rank.
 
     Args:
-        per_batch_log: Whether to show those of each batch as well.
+        per_batch_log: Whether to show the metrics of each batch as well.
     """
 
     async_safe = False
@@ -68,7 +68,7 @@ class LogCallback:
         return False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return a function that does nothing, for the other moments of which Keras tells its callbacks."""
+        """Return a function that does nothing, for all other callback methods of Keras."""
         if name.startswith("on_"):
             return lambda *_, **__: None
         raise AttributeError(name)

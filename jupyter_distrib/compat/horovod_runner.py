@@ -25,8 +25,9 @@ class HorovodRunner:
     """Runs a function on several ranks.
 
     Args:
-        np: The number of ranks: above 0 on the pool in use, below 0 on this machine, 0 for all that the pool has.
-        driver_log_verbosity: `all` shows the run and all its output, `log_callback_only` what `log_to_driver` is given.
+        np: The number of ranks: above 0 on the pool in use, below 0 on this machine, 0 for as many as the pool has.
+        driver_log_verbosity: `all` shows the run and all its output, `log_callback_only` only the messages given to
+            `log_to_driver`.
 
     Raises:
         ValueError: A value is not one of these.
@@ -34,9 +35,9 @@ class HorovodRunner:
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
         if isinstance(np, bool) or not isinstance(np, int):
-            raise ValueError(f"np has to be a whole number; got {np!r}")
+            raise ValueError(f"np must be a whole number; got {np!r}")
         if driver_log_verbosity not in ("all", "log_callback_only"):
-            raise ValueError(f"driver_log_verbosity is all or log_callback_only; got {driver_log_verbosity!r}")
+            raise ValueError(f"driver_log_verbosity must be all or log_callback_only; got {driver_log_verbosity!r}")
         self.num_processor, self.driver_log_verbosity = np, driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:

@@ -84,7 +84,7 @@ def _check(**given: Any) -> None:
         raise ValueError("use_gloo and use_mpi exclude each other: leave both out, the pool says where ranks are")
     for name in ("stdout", "stderr"):
         if given.get(name) is not None:
-            raise ValueError(f"{name} has no counterpart: what ranks print is in the cell and in %distributed_logs")
+            raise ValueError(f"{name} has no counterpart: the output of ranks is in the cell and in %distributed_logs")
 
 
 def _launch(

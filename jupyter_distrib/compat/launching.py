@@ -37,8 +37,8 @@ def launch(
     subject: Callable[..., Any] | str | None = None,
     **options: Any,
 ) -> Results:
-    """Run a function on every rank of a pool, and return the value of each. `names` are the caller's for options, for
-    advice; `subject` is the user's function, or the name of their script, that the function calls.
+    """Run a function on every rank of a pool, and return the value of each. `names` are the caller's names for
+    options, for advice; `subject` is the user's function, or the name of their script, that the function calls.
 
     Raises:
         RuntimeError: It failed on a rank: exit code and last lines, with the rank's own exception as the cause.
@@ -93,7 +93,7 @@ def failure(name: str, run: Run, cause: BaseException) -> RuntimeError:
     output = [f"The last {len(shown)} lines of output:", *shown] if shown else []
     error = RuntimeError("\n".join([text, *notes, *output]))
     if callable(rendering := getattr(cause, "_render_traceback_", None)):
-        # A notebook shows the rank's own lines, which no frame of this process has; the output stands there already.
+        # A notebook shows the rank's own lines, which no frame of this process has; the output is shown there already.
         error.__dict__["_render_traceback_"] = Rendering(lines=(*rendering(), "", f"RuntimeError: {text}"))
     return error
 
@@ -119,7 +119,7 @@ def pool_of(*, local: bool) -> dict[str, Any]:
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise `ValueError` for an argument that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} has to be a whole number of {least} or more; got {value!r}")
+        raise ValueError(f"{name} must be a whole number of {least} or more; got {value!r}")
 
 
 def check_script(name: str, path: object, keywords: Mapping[str, Any]) -> str:
@@ -131,15 +131,15 @@ def check_script(name: str, path: object, keywords: Mapping[str, Any]) -> str:
     """
     if keywords:
         texts = ", ".join(repr(f"--{key}={value}") for key, value in keywords.items())
-        raise ValueError(f"{name}.run() takes keyword arguments for a function only; give the script texts: {texts}")
+        raise ValueError(f"{name}.run() takes keyword arguments for a function only; give the script strings: {texts}")
     if not os.path.isfile(found := os.path.abspath(str(path))):
         raise FileNotFoundError(f"{name}.run() takes a function or the path of a script; there is no file {found}")
     return found
 
 
 def check_gpus(keyword: str, *, local: bool, otherwise: str = "") -> int | None:
-    """Return the number of GPUs of this machine, if the pool of a launch is on it; None for another pool, which knows
-    what it has.
+    """Return the number of GPUs of this machine, if the pool of a launch is on it; None for another pool, which
+    knows its own GPUs.
 
     Args:
         keyword: The caller's keyword for ranks with GPUs.
@@ -165,5 +165,5 @@ def gpu_count(pool: str = DEFAULT_POOL) -> int:
 
 
 def names_for(launcher: str, number: str) -> dict[str, str]:
-    """Return what the caller of a launcher writes for options; `number` is its keyword for the number of ranks."""
+    """Return the caller's names for options of a launcher; `number` is its keyword for the number of ranks."""
     return {"gpus": number, "ranks": number, "backend_fallback": f"{launcher}.backend_fallback = True"}

@@ -48,19 +48,19 @@ def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
             if os.environ["RANK"] == "0":
                 value = _driven(function, args, keywords, members)
                 default_store().set(_DONE, b"")
-            # Not in a collective alone: it would be told as one that hangs, for as long as the function takes.
+            # Not only in a collective, which would be reported as hanging for as long as the function takes.
             while not default_store().check([_DONE]):
                 time.sleep(_LOOK_S)
             distributed.barrier()  # the head stays until all members have come up
         return value
     finally:
-        with suppress(Exception):  # others have gone
+        with suppress(Exception):  # other ranks have gone
             distributed.destroy_process_group()
 
 
 def _exchanged() -> tuple[str, list[dict[str, str]]]:
-    """Return the cluster's address, and each rank's report on its node. Nothing in it is secret, and only these texts
-    are trusted."""
+    """Return the cluster's address, and each rank's report on its node. Nothing in these texts is secret, and
+    nothing else is trusted."""
     from jupyter_distrib.worker.autoparallel import object_collectives
 
     address = _address()
@@ -164,7 +164,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, where: str, l
         time.sleep(0.1)
     reason = f"took longer than {START_S:g} s" if process.poll() is None else f"ended with {process.returncode}"
     said = log.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
-    raise RuntimeError("\n".join([f"Ray did not start on node {address} for {where}: it {reason}. It said:", *said]))
+    raise RuntimeError("\n".join([f"Ray did not start on node {address} for {where}: it {reason}. Its output:", *said]))
 
 
 def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], members: int) -> Any:
@@ -195,7 +195,7 @@ def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a member. `ray start --block` would end what it has started, one after another, in some fifteen seconds, and
-    nobody needs the cluster any more. What is killed takes its children with it."""
+    nobody needs the cluster any more. A killed member takes its children with it."""
     for number, wait_s in ((signal.SIGTERM, ASKED_S), (signal.SIGKILL, END_S)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

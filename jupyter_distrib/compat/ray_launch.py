@@ -65,9 +65,9 @@ class RayFunction:
             BaseException: The function's own exception, or `RuntimeError` if Ray did not start on some node.
         """
         check_ray("ray_launch")
-        # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
-        # A function that uses the notebook's `ray` loads it with the arguments, and Ray looks then for how it
-        # authenticates; the token itself is not needed before the rank has it.
+        # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster. A function that uses the
+        # notebook's `ray` loads it with the arguments; Ray then determines how it authenticates, but needs the token
+        # itself only later, when the rank has it.
         options = {"fresh": True, **self._options, "env": {"RAY_AUTH_MODE": "token", **self._options.get("env", {})}}
         if options.get("remote") is True:
             options |= {"remote": None, "pool": remote_pool()}

@@ -30,7 +30,7 @@ _ABOUT_PROCESSES = frozenset({"SessionName", "Version", "WorkerId", "JobId", "No
 
 
 class RayMetricsMonitor:
-    """Copies the metrics of one node, and on the head those of the cluster.
+    """Copies the metrics of one node, and on the head also the metrics of the cluster.
 
     Args:
         run_id: The MLflow run to log to; None for the run of the cell, through `jupyter_distrib.report`.
@@ -76,8 +76,8 @@ class RayMetricsMonitor:
             self.publish_metrics(self.collect_metrics())
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return a sample of the node's metrics, by name in the tracker; empty if the node does not answer, of which a
-        warning tells once."""
+        """Return a sample of the node's metrics, by name in the tracker; empty if the node does not answer, as one
+        warning says."""
         if not self._has_port:
             return self._nothing("it exports none")
         try:

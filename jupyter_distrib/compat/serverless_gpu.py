@@ -45,8 +45,8 @@ def tracked(
     *,
     choose_pool: Callable[[], str] | None = None,
 ) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
-    """Have each run of the functions that a decorator makes tracked by MLflow if that is installed, as Databricks
-    does. `names` are the decorator's for options, for advice; `choose_pool` returns the pool of a call."""
+    """Let MLflow, if it is installed, track each run of the functions that a decorator makes, as Databricks does.
+    `names` are the decorator's names for options, for advice; `choose_pool` returns the pool of a call."""
 
     def made(function: Callable[..., Any]) -> DistributedFunction[..., Any]:
         distributed_function = decorate(function)

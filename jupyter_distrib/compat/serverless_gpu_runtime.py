@@ -23,7 +23,7 @@ __all__ = [
 
 
 def get_global_rank(group: Any = None) -> int:
-    """Return the number of this rank among all ranks, or among those of a process group."""
+    """Return the number of this rank among all ranks, or among the ranks of a process group."""
     if group is None:
         return _global_rank()
     from torch import distributed

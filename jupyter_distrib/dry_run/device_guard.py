@@ -1,9 +1,10 @@
 """Lets torch compute with fake tensors of a GPU where there is none. Only in a process that is thrown away.
 
-Autograd asks a device guard for the device of each tensor. A CUDA build has one that asks the driver; a CPU build has
-none and aborts the process ("not linked with support for cuda devices"). This module gives torch's C++ registry a guard
-that answers 0, in whose place torch then puts its own guard without effect, and tells autograd that CUDA is built and
-has no context. The places of these two functions among the virtual ones are read from the header that torch brings.
+Autograd asks a device guard for the device of each tensor. A CUDA build has one that asks the driver; a CPU build
+has none and aborts the process ("not linked with support for cuda devices"). This module gives torch's C++ registry
+a guard that answers 0, which torch then replaces with its own guard that does nothing, and tells autograd that CUDA
+is built and has no context. The places of these two functions among the virtual ones are read from the header that
+comes with torch.
 """
 
 # ruff: noqa: SLF001 - private names, listed in `system/private_names.py`
@@ -34,9 +35,9 @@ _kept: list[Any] = []
 def problem() -> str:
     """Return why this torch cannot compute with fake tensors of a GPU; empty if it can."""
     if torch.version.hip:
-        why = "torch for ROCm is not known to a dry run"
+        why = "dry runs do not support torch for ROCm"
     elif len(_places()) < 2 or not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
-        why = f"torch {torch.__version__} is built in a way that a dry run for GPUs does not know"
+        why = f"dry runs for GPUs do not support the way in which torch {torch.__version__} is built"
     else:
         return ""
     return f"{why}: check the cell with --ranks, or install another version of torch."
@@ -50,7 +51,7 @@ def _places() -> list[int]:
     names = re.findall(r"\bvirtual\s[^(~]*?(~?\w+)\(", header.read_text())
     if not names or not names[0].startswith("~"):
         return []
-    after_destructor = 1  # which takes two places
+    after_destructor = 1  # a destructor takes two places
     return [after_destructor + names.index(name) for name in ("isBuilt", "hasPrimaryContext") if name in names]
 
 
@@ -63,11 +64,11 @@ def install() -> None:
     table = (ctypes.c_void_p * _SLOTS)(*[ctypes.cast(zero, ctypes.c_void_p).value] * _SLOTS)
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(table))
     (ctypes.c_void_p * 32).in_dll(c10, _REGISTRY)[_CUDA] = ctypes.addressof(guard)
-    torch._C._ensureCUDADeviceGuardSet()  # finds no device, and installs torch's own
+    torch._C._ensureCUDADeviceGuardSet()  # finds no device, and installs torch's own guard
     get = getattr(cpu, _HOOKS)
     get.restype = ctypes.c_void_p
     hooks = ctypes.cast(get(), ctypes.POINTER(ctypes.c_void_p))
-    first = 2  # before the functions lie the offset and the type
+    first = 2  # the offset and the type come before the functions
     size = ctypes.sizeof(ctypes.c_void_p) * first
     before = (ctypes.c_void_p * (_SLOTS + first)).from_address((hooks[0] or 0) - size)
     after = (ctypes.c_void_p * (_SLOTS + first))(*before)

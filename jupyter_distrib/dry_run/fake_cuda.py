@@ -1,6 +1,6 @@
 """`torch.cuda` as a cell finds it on a rank with one GPU, which is not there. Process of a dry run.
 
-Work on it is done at once, and what is asked of its memory is answered from the ledger.
+Work on it is done at once, and queries of its memory are answered from the ledger.
 """
 
 # ruff: noqa: SLF001 - private names, listed in `system/private_names.py`

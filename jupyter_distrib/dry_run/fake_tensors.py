@@ -1,6 +1,6 @@
 """Makes torch accept tensors without values where it expects real ones. Process of a dry run; installed once.
 
-What it replaces, by the trap that each would be otherwise:
+The replacements, each for something that would otherwise fail:
 
     numbers from a tensor             guessed, and the line recorded (`Ledger.guess`)
     states of random numbers          left as they are
@@ -58,7 +58,7 @@ unfaked = unset_fake_temporarily
 
 
 def new_mode() -> FakeTensorMode:
-    """Return a mode in which tensors have no values, but may meet some that have."""
+    """Return a mode in which tensors have no values, but may be combined with tensors that have."""
     FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment,method-assign]
     module: Any = importlib.import_module("torch._subclasses.fake_tensor")
     module.init_gpu_context = lambda *_: None
@@ -126,7 +126,7 @@ def _give_numbers(ledger: Ledger) -> None:
 
 
 def _keep_states_of_generators() -> None:
-    """Let the state that ranks agree on, which has no values here, leave a generator as it is."""
+    """Let a generator ignore a state on which ranks agree, since that has no values here."""
     everything: Any = torch
     real: Any = torch.Generator
     set_rng_state = torch.set_rng_state
@@ -184,7 +184,7 @@ def swap(one: Any, other: Any) -> None:
 
 @contextmanager
 def unpickled(mode: FakeTensorMode, device: str, ledger: Ledger) -> Iterator[None]:
-    """Make the tensors fake that the block unpickles, those of an accelerator on this device."""
+    """Make tensors that the block unpickles fake, with tensors of an accelerator on this device."""
     before = {id(each) for each in _tensors()}
     yield
     with torch.no_grad():
@@ -217,7 +217,7 @@ def _use_kernels_of_gpus() -> None:
 
 
 def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    def scaled_dot_product_attention(  # noqa: PLR0917 - as torch has them
+    def scaled_dot_product_attention(  # noqa: PLR0917 - torch's own parameters
         query: Any,
         key: Any,
         value: Any,
@@ -269,7 +269,7 @@ def _load_data_here(loaders: list[Loaded], is_users: Callable[[str], bool], batc
     loader: Any = importlib.import_module("torch.utils.data").DataLoader
     original = loader.__init__
 
-    @functools.wraps(original)  # its signature is read elsewhere
+    @functools.wraps(original)  # other code reads its signature
     def begin(self: Any, *args: Any, **keywords: Any) -> None:
         for name in _OF_WORKERS:
             keywords.pop(name, None)
@@ -303,7 +303,7 @@ def _reduce_without_others() -> None:
         future.set_result(bucket.buffer())
         return future
 
-    reduced.__annotations__.clear()  # torch compares them with classes, and these are texts
+    reduced.__annotations__.clear()  # torch compares the annotations with classes, and these are strings
 
     @functools.wraps(original)
     def begin(self: Any, *args: Any, **keywords: Any) -> None:
@@ -357,7 +357,7 @@ def _leave_out() -> None:
     everything.compile = compile
     everything.nn.Module.compile = lambda *_, **__: None
     everything.save = lambda *_, **__: None
-    torch.distributions.Distribution.set_default_validate_args(False)  # of values
+    torch.distributions.Distribution.set_default_validate_args(False)  # checks of values
     scaler: Any = importlib.import_module("torch.amp.grad_scaler").GradScaler
     scaler._maybe_opt_step = lambda _, optimizer, state, *args, **keywords: optimizer.step(*args, **keywords)
 

@@ -1,5 +1,6 @@
 """Keeps the books of a dry run: the memory of the device, allocation by allocation, with the line of the user's code
-and what the memory is for; and the values that were guessed. Process of a dry run, main thread and autograd's threads.
+and the purpose of the memory; and the values that were guessed. Process of a dry run, main thread and autograd's
+threads.
 
 It is a dispatch mode above the one that makes tensors fake, so it sees every operation of torch with its results.
 """
@@ -75,7 +76,7 @@ _SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 
 
 class Finished(BaseException):
-    """Ends the cell, once it has shown all that it can."""
+    """Ends the cell once it has shown everything that a dry run can see."""
 
 
 @dataclass(slots=True)
@@ -151,8 +152,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _answered(
         self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[bool, Any, tuple[Any, ...]]:
-        """Return whether an operation that needs values was answered by a guess, the answer, and the arguments of one
-        that was not."""
+        """Return whether an operation that needs values was answered by a guess, the answer, and otherwise its
+        arguments."""
         first = args[0] if args else None
         if func in _DRAWN:
             return self._drawn(func, args, keywords)
@@ -191,7 +192,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False, None, args
         with unset_fake_temporarily():
             real = func(*args, **keywords)
-        with suppress(Exception):  # one that torch does not keep as a constant
+        with suppress(Exception):  # a number that torch does not keep as a constant
             return True, self._mode.fake_tensor_converter.from_real_tensor(self._mode, real, make_constant=True), args
         return False, None, args
 
@@ -201,7 +202,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _without_masks(self, indices: Any) -> list[Any]:
-        """Return the indices with as many numbers in place of a mask as it has places: the most that can be chosen."""
+        """Return the indices, with all positions in place of a mask: the maximum that it can choose."""
         out: list[Any] = []
         for each in indices:
             if each is None or each.dtype is not torch.bool:
@@ -279,13 +280,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return -(-size_bytes // self._block_bytes) * self._block_bytes
 
     def mark(self, tensor: torch.Tensor | None, kind: str) -> None:
-        """Record what a tensor is for."""
+        """Record the purpose of a tensor."""
         for each in plain_parts(tensor) if tensor is not None else ():
             if each.device.type == self._device and (made := self._alive.get(id(each.untyped_storage()))):
                 made.kind = kind
 
     def mark_modules(self) -> None:
-        """Record the parameters and buffers of all modules there are."""
+        """Record the parameters and buffers of all existing modules."""
         for each in gc.get_objects():
             if issubclass(type(each), torch.nn.Module):  # `isinstance` would run code of proxies
                 for kind, found in ((BUFFERS, vars(each).get("_buffers")), (PARAMETERS, vars(each).get("_parameters"))):
@@ -294,7 +295,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             self.mark(tensor, kind)
 
     def peak(self) -> Peak:
-        """Return what the memory was used for when most of it was in use."""
+        """Return the purposes of the memory at its peak."""
         total = most = end = 0
         for index, (_, size_bytes) in enumerate(self._events, 1):
             total += size_bytes
@@ -315,8 +316,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------------------------------------------ where
 
     def _where(self) -> tuple[Place, str, bool]:
-        """Return the user's line that is running, what memory is for there, if that is known, and whether this package
-        runs between the two."""
+        """Return the running line of the user, the purpose of memory there, if that is known, and whether code of
+        this package runs in between."""
         frame: FrameType | None = sys._getframe(2)
         tag, called, ours = "", False, False
         while frame is not None:
@@ -340,8 +341,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tag_of(file: str, function: str) -> tuple[str, bool]:
-    """Return what memory is for that is allocated in this function, and whether it calls a module, whose own memory
-    this is then."""
+    """Return the purpose of memory that is allocated in this function, and whether the function calls a module, to
+    which the memory then belongs."""
     if file.endswith("nn/modules/module.py") and function == "_call_impl":
         return "", True
     if "_sharding_prop" in file or ("distributed/tensor" in file and "/_ops/" in file):
@@ -354,7 +355,8 @@ def _tag_of(file: str, function: str) -> tuple[str, bool]:
 
 
 def likely_truth(func: Any, args: tuple[Any, ...]) -> bool | None:
-    """Return the likely truth of a result, by which cells ask whether numbers are finite: they are; None for others."""
+    """Return the likely truth of a result, such as a check that numbers are finite: they are; None for other
+    results."""
     first, *rest = args
     second = rest[0] if rest else None
     if func in _EQUALITIES:

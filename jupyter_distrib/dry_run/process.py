@@ -1,9 +1,9 @@
-"""The process of one dry run: plays rank 0 of a cell on fake tensors, and reports what it has seen. Runs once and ends.
+"""The process of one dry run: plays rank 0 of a cell on fake tensors, and reports its findings. Runs once and ends.
 
     kernel  --m.Execute-->  this process  --a report as JSON-->  kernel
 
-The kernel kills it after a while, or when the user has pressed Stop. Nothing in it may be used for anything else: torch
-is full of replacements.
+The kernel kills it after a while, or when the user has pressed Stop. The process cannot be used for anything else:
+torch is full of replacements.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(fd: int, kernel_pid: int) -> None:
     began_s = time.monotonic()
     try:
         report = DryRun(command).report()
-    except BaseException as error:  # noqa: BLE001 - it is the kernel that tells
+    except BaseException as error:  # noqa: BLE001 - the kernel reports the error
         report = {"end": "refused", "why": str(error) or type(error).__name__, "trace": traceback.format_exc()}
     report["wall_s"] = time.monotonic() - began_s
     sock.sendall(json.dumps(report).encode())
@@ -202,7 +202,7 @@ class DryRun:
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
         frames = [each for each in described.frames if self._ledger.is_users(each.filename)]
-        # A PayloadError is such as that of a value that --keep has left on the ranks.
+        # For example, a PayloadError for a value that --keep has left on the ranks.
         if isinstance(error, (PayloadError, side_effects.NotWritten)):
             return {"end": "refused", "why": f"The cell cannot be run dry: {described.message}"}
         at = f" on line {frames[-1].line} ({frames[-1].text})" if frames else ""
@@ -231,7 +231,7 @@ class DryRun:
     # ------------------------------------------------------------------------------------------------ followed
 
     def _follow(self, torch: Any) -> None:
-        """Have the ledger told of backward passes and of the steps of optimizers."""
+        """Notify the ledger of backward passes and of the steps of optimizers."""
         from torch.optim import optimizer as optimizers
 
         from jupyter_distrib.dry_run import ledger
@@ -312,7 +312,7 @@ def _is_of_fake_tensors(error: BaseException) -> bool:
 
 
 def _unsent(*_: Any) -> None:
-    """Drop what a real rank would tell the notebook."""
+    """Drop the events that a real rank would send to the notebook."""
 
 
 def _inputs(parcel: m.Parcel) -> tuple[Any, list[memoryview]]:

@@ -1,5 +1,5 @@
-"""Switches off what a cell does outside itself: experiment trackers, saving, and uploads; and lists what it does for
-real. Process of a dry run."""
+"""Switches off the side effects of a cell: experiment trackers, saving, and uploads; and lists its real ones. Process
+of a dry run."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Nothing(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds such modules in place of these packages and of the modules in them."""
+    """Finds modules that do nothing in place of these packages and of the modules in them."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages
@@ -162,7 +162,7 @@ def _key(file: Any) -> Any:
 
 
 def switch_saving_off() -> None:
-    """Have what saves do nothing, except to refuse what a rank refuses."""
+    """Make functions that save do nothing, except refuse the values that a rank refuses."""
     torch: Any = importlib.import_module("torch")
     save, load, saved = torch.save, torch.load, dict[Any, Any]()
 
@@ -172,7 +172,9 @@ def switch_saving_off() -> None:
 
     def loaded(f: Any, *args: Any, **keywords: Any) -> Any:
         if _key(f) in saved:
-            raise NotWritten("torch.load() reads what torch.save() has not written, since a dry run saves nothing")
+            raise NotWritten(
+                "torch.load() reads a file that torch.save() has not written, since a dry run saves nothing"
+            )
         return load(f, *args, **keywords)
 
     torch.save, torch.load = checked, loaded
@@ -180,7 +182,7 @@ def switch_saving_off() -> None:
     checkpoints.save = _nothing
     for module, (owner, names) in _SAVING.items():
         when_imported(module, "what saves", partial(_leave_out, owner, names))
-    # Not only what saves: checkpoints of earlier runs that are too many would be removed.
+    # Not only the saving: surplus checkpoints of earlier runs would be removed.
     when_imported("transformers.trainer_callback", "what saves", _never_save)
 
 

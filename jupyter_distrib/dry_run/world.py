@@ -1,4 +1,4 @@
-"""The ranks of a dry run as rank 0 sees them: they are not there, and would answer what rank 0 answers.
+"""The ranks of a dry run as rank 0 sees them: they do not exist, and would answer as rank 0 does.
 
 Process of a dry run.
 """
@@ -36,7 +36,7 @@ class PlayedRanks(object_collectives.OtherRanks):
 
 
 class PlayedBoard(StoreBoard):
-    """The messages between the ranks: what rank 0 has written, as from each of them."""
+    """The messages between the ranks: rank 0's own messages count for each rank."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size, self._texts = world_size, dict[str, str]()
@@ -65,12 +65,12 @@ class PlayedBoard(StoreBoard):
 
 
 def _of_rank_0(key: str) -> str:
-    """Return the key of rank 0 in place of that of another rank: a key of a rank ends with its number."""
+    """Return the key of rank 0 in place of another rank's key: a key of a rank ends with its number."""
     return f"{key.rpartition('/')[0]}/0"
 
 
 class PlayedRendezvous(process_group.Rendezvous):
-    """The meeting of rank 0 with ranks that are not there."""
+    """The meeting of rank 0 with ranks that do not exist."""
 
     def environment(self) -> dict[str, str]:
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -77,7 +77,7 @@ class Groups(Protocol):
         group."""
 
     def abort(self, then: Callable[[], None]) -> None:
-        """Release a rank that is not released by shutting its sockets down; call `then` when done, or after a while.
+        """Release a rank for which shutting down its sockets is not enough; call `then` when done, or after a while.
         Called in the control thread, which does not wait."""
 
     def wait_s(self) -> float:
@@ -132,10 +132,10 @@ class Framework(Protocol):
 
     def preload(self) -> Iterator[None]:
         """Import what cells will need, one library after another: all at once in the preloaded forkserver, one at a
-        time in an idle rank that was forked before that was ready."""
+        time in an idle rank that was forked before the preloaded forkserver was ready."""
 
     def set_up(self, order: m.WorkerOrder) -> None:
-        """Set this process up as the rank: do what a fork leaves open, and select the device."""
+        """Set this process up as the rank: finish the set-up that a fork leaves open, and select the device."""
 
     def prepare(self) -> None:
         """Restore state of the library that an interrupt of an earlier cell may have left inconsistent."""
@@ -157,10 +157,10 @@ class Framework(Protocol):
         unknown. Called in the control thread."""
 
     def measure_peak(self) -> None:
-        """Begin to measure the most memory that tensors have on the device at once."""
+        """Begin to measure the peak memory of tensors on the device."""
 
     def peak_bytes(self) -> int | None:
-        """Return that memory; None if unknown."""
+        """Return that peak; None if unknown."""
 
     def phase_times(self) -> m.PhaseTimes | None:
         """Return the cell's training time by phase; None if it does not train or this is not measured. From any
@@ -176,8 +176,8 @@ class Framework(Protocol):
         """Return the memory of the tensors in a value on this rank, as far as they can be found cheaply."""
 
     def warm_device(self) -> None:
-        """Load what the first computation on the device needs. Called once, while a rank is idle before its first
-        cell."""
+        """Load the libraries that the first computation on the device needs. Called once, while a rank is idle
+        before its first cell."""
 
     def release_memory(self) -> None:
         """Return device memory that the framework caches without using it. Called when a rank is idle."""

@@ -1,5 +1,5 @@
 """The identity of this process: rank, world size, device. Set once when the worker starts; read by strategies and by
-the cell. Also the state that belongs to the cell which it executes."""
+the cell. Also the state of the cell that the process executes."""
 
 from __future__ import annotations
 
@@ -127,15 +127,15 @@ _BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 def with_defaults(given: dict[str, str]) -> dict[str, str]:
     """Return the user's variables with defaults: threads share the cores, local ranks meet on the loopback interface,
-    ranks of several nodes on the one between them, and torch records fewer collectives than its default of 2000,
+    ranks of several nodes on the interface between them, and torch records fewer collectives than its default of 2000,
     which grow to 3 MB a rank (measured with torch 2.13). For GPU ranks, see `_NCCL`."""
     interface = order().interface
     out = {
         "OMP_NUM_THREADS": str(order().threads),
         "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this one: without the sign, eth1 means eth10, too
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this interface: without the sign, eth1 means eth10, too
     }
-    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only if the new one is unset
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # the older name, which torch reads only if the new one is unset
         out["TORCH_FR_BUFFER_SIZE"] = "200"
     if order().visible_devices is not None:
         out |= {name: value for name, (value, older) in _NCCL.items() if older not in given}

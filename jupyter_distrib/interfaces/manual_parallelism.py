@@ -13,7 +13,7 @@ PLAN = "parallelize_module"
 SAMPLERS = frozenset({"DistributedSampler"})
 
 EFFECTS = {
-    GROUP: "the cell looks after its ranks itself, so nothing of it is changed",
+    GROUP: "the cell manages its ranks itself, so nothing in it is changed",
     **dict.fromkeys(WRAPPERS, "wrapped by hand, so this model is left alone"),
     SHARDS: "sharded by hand, so this model is left alone",
     PLAN: "spread over the mesh by this plan",
@@ -60,7 +60,7 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
 
 
 def _is_share(attributes: Mapping[str, Any]) -> bool:
-    """Return whether attributes hold a rank and a number of ranks. One of one is all of the data."""
+    """Return whether attributes hold a rank and a number of ranks. Rank 0 of 1 has all of the data."""
     plain = {name.removeprefix("_"): value for name, value in attributes.items()}
     return any(plain.get(rank) is not None and plain.get(size) not in (None, 1) for rank, size in _RANK_AND_SIZE)
 

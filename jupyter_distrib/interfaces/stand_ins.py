@@ -59,7 +59,7 @@ PLATFORMS: dict[str, dict[str, str]] = {
 }
 """Import names of each platform, with the module of `compat/` that serves each."""
 _NAMESPACES = ("databricks",)
-"""The names at the top that are namespaces: those of an installed part of them are served beside it."""
+"""The names at the top that are namespaces: our names inside them are served beside an installed part."""
 _on: dict[str, str] = {}
 """The names that are served in this process."""
 _followed = ""
@@ -98,7 +98,7 @@ def top_names() -> dict[str, str]:
 
 
 def real_packages(platform: str) -> list[str]:
-    """Return the packages of a platform that are installed here, so that nothing stands in for them."""
+    """Return the packages of a platform that are installed here, which get no stand-in."""
     tops = dict.fromkeys(name.partition(".")[0] for name in PLATFORMS[platform])
     return [top for top in tops if top not in _NAMESPACES and _is_installed(top)]
 
@@ -122,7 +122,8 @@ class StandInModule(types.ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name, f"jupyter_distrib's stand-in for {name}.")
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="jupyter_distrib")
-        self.__path__: list[str] = []  # so that the import of a missing part asks the finder, which says what is there
+        # So that the import of a missing part asks the finder, whose error names the existing parts.
+        self.__path__: list[str] = []
 
     def names(self) -> tuple[str, ...]:
         """Return the names that the module has."""
@@ -153,7 +154,7 @@ class StandInLoader(importlib.abc.Loader):
 
 
 class StandInFinder(importlib.abc.MetaPathFinder):
-    """The finder at the end of `sys.meta_path`, which is asked for modules that no package has."""
+    """The finder at the end of `sys.meta_path`, for modules that no package has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -222,7 +223,7 @@ _find_spec = _original_find_spec()
 
 
 def _hide_from_find_spec() -> None:
-    """Make `importlib.util.find_spec` find none of ours, under every name that a library has bound it to."""
+    """Make `importlib.util.find_spec` find no stand-in, under every name that a library has bound that function to."""
     if isinstance(importlib.util.find_spec, types.FunctionType):
         importlib.util.find_spec.__code__ = _look.__code__
     else:
@@ -237,7 +238,8 @@ def _look(name: str, package: str | None = None) -> importlib.machinery.ModuleSp
 
 
 def _find_no_stand_in(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:
-    """Find a module as `importlib.util.find_spec`, but none of ours: who looks for a package wants the package."""
+    """Find a module as `importlib.util.find_spec` does, but no stand-in: code that looks for a package wants the
+    package."""
     if isinstance(sys.modules.get(name), StandInModule):
         return None
     return _find_spec(name, package)

@@ -8,7 +8,7 @@ module's name; other packages add strategies by an entry point:
     deepspeed = "their_package.strategy:DeepSpeed"
 
 The notebook's kernel reads the class for its options, and a rank makes an instance for each run; so a strategy's file
-imports torch inside its methods only. What strategies share is in `worker/autoparallel/`.
+imports torch inside its methods only. `worker/autoparallel/` has the parts that strategies share.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Strategy:
         """Return its effects on a model and on a data loader, for `--explain`; called in the kernel.
 
         Args:
-            options: The given ones of its own options, by `Option.name`.
+            options: The given options among its own, by `Option.name`.
         """
         return cls.summary, DIVIDED_ALWAYS if "shard_eval" in options else DIVIDED
 
@@ -117,7 +117,7 @@ class Strategy:
         """Restore torch after the cell; also called, with `ok` False, when `begin` or the cell has raised."""
 
     def prepare(self, *objects: Any) -> Any:
-        """Return the arguments of `jupyter_distrib.prepare`, prepared, in the same order; a single one as itself."""
+        """Return the arguments of `jupyter_distrib.prepare`, prepared, in the same order; a single object as itself."""
         raise DistributedError(
             "jupyter_distrib.prepare() needs a strategy to prepare for: add --strategy ddp to the first line of this "
             "cell."
@@ -242,7 +242,7 @@ def _class_of(built_in: str) -> type[Strategy]:
         if isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, Strategy)
     ]
     if len(found) != 1:
-        raise TypeError(f"{module.__file__} has to define one strategy, not {len(found)}.")
+        raise TypeError(f"{module.__file__} must define one strategy, not {len(found)}.")
     return found[0]
 
 

@@ -64,7 +64,7 @@ def takes_backward(engine: Any) -> bool:
 
 
 def _agree_on_parameter_numbers() -> None:
-    """Have all ranks of a new group number the parameters and modules of ZeRO's third stage from the same numbers on: a
+    """Let all ranks of a new group number the parameters and modules of ZeRO's third stage from the same start: a
     rank that has replaced a lost one would begin at 0, and DeepSpeed (0.19) compares the numbers. Collective."""
     import torch
     from deepspeed.accelerator import get_accelerator  # type: ignore[import-not-found]
@@ -88,7 +88,7 @@ def _check_groups_of_engines(module: Any) -> None:
         if is_lost(engine):
             raise DistributedError(
                 "the process group of this DeepSpeed engine is gone, since a cell has failed or was stopped after it "
-                "was made: make the engine anew in this cell, and load a checkpoint into it."
+                "was made: create the engine again in this cell, and load a checkpoint into it."
             )
         return original(engine, *inputs, **keywords)
 

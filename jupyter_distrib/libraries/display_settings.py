@@ -70,11 +70,11 @@ def _write_pandas(pandas: Any, value: dict[str, Any] | None) -> None:
 
 
 _pandas_before: dict[str, Any] = {}
-"""The options of this process before another one's were set."""
+"""The options of this process before those of another process were set."""
 
 
 _parameters_seen: list[dict[str, Any]] = [{}, {}]
-"""All parameters as they were last read, and the changed ones: comparing takes less time than reading."""
+"""All parameters as they were last read, and the changed parameters: comparing takes less time than reading."""
 
 
 def changed_parameters() -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _write_parameters(matplotlib: Any, value: dict[str, Any] | None) -> None:
         matplotlib.rcParams[name] = matplotlib.rcParamsOrig[name]
     _parameters_set.clear()
     for name, parameter in value.items():
-        if name in matplotlib.rcParams:  # not in that of another version
+        if name in matplotlib.rcParams:  # another version does not have this parameter
             is_cycle = isinstance(parameter, dict)
             matplotlib.rcParams[name] = matplotlib.cycler(**parameter["cycler"]) if is_cycle else parameter
             _parameters_set.add(name)

@@ -23,8 +23,8 @@ def _declared_blocks(model: Any) -> Collection[str]:
 
 
 LIBRARIES = (
-    # It takes one set of arguments and one process group for a program, and requires a restart for others. On ranks
-    # without an accelerator it needs a variable that says so.
+    # Accelerate takes one set of arguments and one process group per program, and requires a restart for others. On
+    # ranks without an accelerator it needs a variable that says so.
     Library(
         modules=("accelerate",),
         extra="accelerate",

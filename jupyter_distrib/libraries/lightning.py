@@ -1,7 +1,7 @@
 """The facts about Lightning. It starts its own ranks unless `TORCHELASTIC_RUN_ID` is set. It ignores SIGINT while it
 shuts down, and leaves it ignored: `worker/environment/cell_environment.py` puts every handler back.
 
-Code for Spark says `Trainer(devices=1, num_nodes=8)`, since each task of Spark is a node with one process. Eight ranks
+Code for Spark has `Trainer(devices=1, num_nodes=8)`, since each task of Spark is a node with one process. Eight ranks
 of one node are `devices=8, num_nodes=1`: Lightning (2.6) looks for the device of a rank by its local rank.
 """
 
@@ -15,8 +15,8 @@ from jupyter_distrib.libraries.library import Library
 
 
 def fitting(devices: object, num_nodes: object) -> tuple[object, object]:
-    """Return the devices of each node and the number of nodes as these ranks have them, if the arguments together name
-    as many ranks; else the arguments."""
+    """Return these ranks' number of devices per node and number of nodes, if the arguments stand for as many ranks;
+    else the arguments."""
     local, world = (int(os.environ.get(name, "0")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (devices, num_nodes))
     if not whole or not local or world % local or devices * num_nodes != world:  # type: ignore[operator]

@@ -42,7 +42,7 @@ _OWN_LOGGERS = frozenset(
 _STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
 _LEVELS = logging.getLevelNamesMapping()
 _before: dict[str, tuple[int, bool, bool, list[logging.Handler]]] = {}
-"""Level, `propagate`, `disabled` and handlers of this process's loggers before another one's were set."""
+"""Level, `propagate`, `disabled` and handlers of this process's loggers before those of another process were set."""
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
@@ -68,8 +68,8 @@ def _is_of_library(name: str) -> bool:
 
 @cache
 def _is_of_one_that_is_not_loaded(name: str) -> bool:
-    """Return whether a logger belongs to a library that only another one has set up so far, as MLflow does with its
-    own."""
+    """Return whether a logger belongs to a library that is not loaded, for which another library has set it up, as
+    MLflow does."""
     top = name.partition(".")[0]
     found = None if top in sys.modules else PathFinder.find_spec(top)
     return found is not None and found.origin is not None and file_owner.is_library(found.origin)
@@ -85,7 +85,7 @@ def _read(_: Any) -> dict[str, Any] | None:
             handlers = [form for each in logger.handlers if (form := _form(each)) is not None]
             own |= {"handlers": handlers} if handlers else {}
             own |= {} if logger.propagate or (logger.handlers and not handlers) else {"propagate": False}
-        if logger.disabled:  # as `logging.config.dictConfig` does with the loggers that are there before it
+        if logger.disabled:  # as `logging.config.dictConfig` does with existing loggers
             own["disabled"] = True
         if own:
             found[name] = own
@@ -98,11 +98,11 @@ def _read(_: Any) -> dict[str, Any] | None:
 
 
 def _form(handler: logging.Handler) -> dict[str, Any] | None:
-    """Return a handler as JSON; None for one that cannot be made anew from it."""
-    if handler.filters:  # what they keep out, such as a password, is not to be written
+    """Return a handler as JSON; None for a handler that cannot be rebuilt from JSON."""
+    if handler.filters:  # their filters may keep out secrets, such as a password, which must not be written
         return None
     form: dict[str, Any] = {}
-    if isinstance(handler, logging.FileHandler):  # also one that begins a new file from time to time
+    if isinstance(handler, logging.FileHandler):  # also a handler that begins a new file from time to time
         form = {"file": handler.baseFilename, "encoding": handler.encoding}
     elif type(handler) is logging.StreamHandler:
         if not (stream := _standard(handler.stream)):
@@ -123,7 +123,7 @@ def _form(handler: logging.Handler) -> dict[str, Any] | None:
 
 
 def _standard(stream: Any) -> str:
-    """Return which of the standard streams a stream is; empty for another."""
+    """Return the name of the standard stream that a stream is; empty for any other stream."""
     for name in ("stdout", "stderr"):
         if stream is getattr(sys, name) or stream is getattr(sys, f"__{name}__"):
             return name
@@ -179,7 +179,7 @@ def _put_back(name: str) -> None:
 
 
 def _replace_handlers(logger: logging.Logger, handlers: list[logging.Handler]) -> None:
-    """Give a logger these handlers in place of the ones given before. Handlers that a cell has added stay."""
+    """Give a logger these handlers in place of those given earlier. Handlers that a cell has added stay."""
     for old in [each for each in logger.handlers if each in _made_here]:
         if old not in handlers:
             logger.removeHandler(old)

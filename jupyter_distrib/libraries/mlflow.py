@@ -1,5 +1,5 @@
-"""The facts about MLflow: what it keeps in a rank's process is put back after each cell, and the notebook's own choice
-of store and experiment travels. The run of a tracked cell: `mlflow_rank.py`."""
+"""The facts about MLflow: its state in a rank's process is restored after each cell, and the notebook's choice of
+store and experiment is sent along. The run of a tracked cell: `mlflow_rank.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_distrib.libraries import mlflow_rank
 from jupyter_distrib.libraries.library import Library
 
 END_S = 1.0
-"""Most seconds to wait for the server when closing a run that a cell has left open."""
+"""Maximum seconds to wait for the server when closing a run that a cell has left open."""
 _FLUENT = "mlflow.tracking.fluent"
 _STORE = "mlflow.tracking._tracking_service.utils"
 _REGISTRY = "mlflow.tracking._model_registry.utils"
@@ -27,8 +27,8 @@ def active_experiment() -> str | None:
 
 
 def with_choices(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables of ranks with those by which they find the store and the experiment that the notebook has
-    chosen."""
+    """Return the variables of ranks, with the variables by which they find the store and the experiment that the
+    notebook has chosen."""
     if _FLUENT not in sys.modules:
         return variables
     chosen = {
@@ -79,7 +79,7 @@ def _close_runs(fluent: Any) -> None:
 
 
 def _put_back(fluent: Any) -> None:
-    """Put back what MLflow keeps in the process; the next cell has variables of its own."""
+    """Restore MLflow's state in the process; the next cell has variables of its own."""
     fluent._active_experiment_id = None  # noqa: SLF001 - mlflow has no way to choose none
     for name in ("_last_active_run_id", "_last_logged_model_id", "_ACTIVE_MODEL_CONTEXT"):
         if (kept := getattr(fluent, name, None)) is not None:
@@ -118,7 +118,7 @@ def _reset_tracing() -> None:
     from opentelemetry import context
 
     provider.reset()
-    context.attach(context.Context())  # a span that a cell has left open would be the parent of the next cell's
+    context.attach(context.Context())  # a span that a cell has left open would be the parent of the next cell's spans
 
 
 def _named_logger(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The tracked MLflow run of a cell on a rank: MLflow's functions log to it, and to no second one.
+"""The tracked MLflow run of a cell on a rank: MLflow's functions log to it, and to no second run.
 
 The kernel has made the run (`kernel/trackers/mlflow.py`), and a variable names it. It is the active run on every rank,
 and one rank logs: on the others the functions that log, also those for models and autologging, do nothing, and runs
@@ -22,7 +22,7 @@ from jupyter_distrib.libraries import mlflow_store
 from jupyter_distrib.libraries.mlflow_store import RUN_VARIABLE, Tracked
 
 FIND_S = 10.0
-"""Most seconds that a rank waits for an MLflow run that the kernel or the logging rank is about to make."""
+"""Maximum seconds that a rank waits for an MLflow run that the kernel or the logging rank is about to make."""
 FIND_EVERY_S = 0.05
 QUIET_S = 30.0
 """Seconds after a failure in which nothing is sent to the store, since each attempt may take long."""
@@ -46,9 +46,9 @@ class CellRun:
         self.is_begun = False
         """Whether the cell has begun the run itself, by `start_run`."""
         self.is_used = False
-        """Whether something may be in it, so that it stays where it is."""
+        """Whether the run may contain something, so that it stays where it is."""
         self.is_ended = False
-        """Whether the cell has ended it, so that the next one is another."""
+        """Whether the cell has ended the run, so that the next one is a different run."""
         self.is_elsewhere = False
         """Whether the logging rank may have moved it, so that its id has to be found again."""
         self.stand_ins: set[str] = set()
@@ -62,7 +62,7 @@ class CellRun:
         return os.environ.get("RANK") == str(self.tracked.rank)
 
     def may_log(self, run_id: str | None) -> bool:
-        """Return whether something goes to a store that is for this run, or for the active one without an id."""
+        """Return whether a call that logs to this run, or without an id to the active one, goes to a store."""
         if run_id is None:
             active = self.fluent.active_run()
             run_id = self.id if active is None else active.info.run_id
@@ -284,7 +284,7 @@ def _begun(run: CellRun, given: dict[str, Any]) -> Any:
 
 
 def _another(run: CellRun, start_run: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Begin a run beside or below the tracked one: on the logging rank, or by its id on any."""
+    """Begin a run beside or below the tracked one: on the logging rank, or by its id on any rank."""
     if run.stack and not given.get("nested"):
         return start_run(**given)  # which raises an error, since a run is active
     _forget_the_variable()
@@ -298,7 +298,7 @@ def _another(run: CellRun, start_run: Callable[..., Any], given: dict[str, Any])
         given = {**given, "parent_run_id": run.id}
     begun = guarded(run, "another run could not be begun", lambda: start_run(**given))
     if begun is None and by_id and not run.stack and not run.is_ended:
-        return _begun(run, {})  # what is logged now is in the run of the cell
+        return _begun(run, {})  # later calls log to the run of the cell
     return run.enter_stand_in(given.get("run_name")) if begun is None else begun
 
 
@@ -398,7 +398,7 @@ _REPLACED = {
 # Errors.
 
 _ANSWERS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
-"""Errors with which a store answers, and can be asked again."""
+"""Errors with which a store answers, after which it can be asked again."""
 
 
 def guarded(run: CellRun, what: str, call: Callable[[], Any]) -> Any:
@@ -429,7 +429,7 @@ def _is_of_store(error: Exception) -> bool:
 
 
 def mend_models(module: Any) -> None:
-    """Have only the logging rank log models."""
+    """Let only the logging rank log models."""
     log = module.Model.log.__func__
 
     @functools.wraps(log)
@@ -450,7 +450,7 @@ def mend_models(module: Any) -> None:
 
 
 def _model(module: Any, run: CellRun, name: str) -> Any:
-    """Return a stand-in for what is known of a logged model."""
+    """Return a stand-in for the description of a logged model."""
     return module.ModelInfo(
         artifact_path=name, flavors={}, model_uri=f"runs:/{run.id}/{name}", model_uuid="", run_id=run.id,
         saved_input_example_info=None, signature=None, utc_time_created="", mlflow_version="",
@@ -458,7 +458,7 @@ def _model(module: Any, run: CellRun, name: str) -> Any:
 
 
 def mend_autologging(module: Any) -> None:
-    """Have only the logging rank log by itself."""
+    """Let only the logging rank use autologging."""
     is_disabled = module.autologging_is_disabled
 
     @functools.wraps(is_disabled)

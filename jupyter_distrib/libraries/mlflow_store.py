@@ -1,5 +1,5 @@
 """Makes and finds the MLflow run that tracks a run, and says in one sentence why a store cannot be used. The kernel
-makes it; a rank does when its cell chooses another experiment or store. Loads MLflow only in its functions."""
+makes the run; a rank does so when its cell chooses another experiment or store. Loads MLflow only in its functions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RUN_VARIABLE = "JUPYTER_DISTRIB_MLFLOW"
 RUN_TAG = "jupyter_distrib.run"
 """Tag of an MLflow run with the id of the run that it tracks."""
 MOVED_TAG = "jupyter_distrib.moved"
-"""Tag of an MLflow run that another one has replaced: the id of that one, and the address of its store."""
+"""Tag of an MLflow run that another run has replaced: the id of the new run, and the address of its store."""
 DEFAULT_EXPERIMENT = "0"
 REASON_CHARACTERS = 300
 LOCKED_S = 2.0
-"""Most seconds to wait for a local database that another program has locked."""
+"""Maximum seconds to wait for a local database that another program has locked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Tracked:
 
     @classmethod
     def of(cls, text: str) -> Tracked:
-        """Return what `text` made a text."""
+        """Return the run that `text` has encoded."""
         return cls(**json.loads(text))
 
 
@@ -68,7 +68,8 @@ class MLflowUse:
 
 
 def anywhere(uri: str) -> str:
-    """Return the address of a store; that of a local database holds also for a process that changes its folder."""
+    """Return the address of a store; the address of a local database stays valid in a process that changes its
+    folder."""
     scheme, path = "sqlite:///", uri.removeprefix("sqlite:///")
     is_relative = path != uri and path and not path.startswith(("/", ":", "file:"))
     return f"{scheme}{os.path.abspath(path)}" if is_relative else uri
@@ -104,8 +105,8 @@ def make_run(client: Any, experiment: str, name: str, began_at_s: float, tags: M
 
 
 def check_file(uri: str) -> None:
-    """Raise `OSError` at once for a local database that is locked, cannot be written, or is none: MLflow would wait for
-    half a minute and log pages."""
+    """Raise `OSError` at once for a local database that is locked, cannot be written, or is not a database: MLflow
+    would wait for half a minute and log pages."""
     path = uri.partition("?")[0].removeprefix("sqlite:///")
     if path == uri or not os.path.isfile(path):
         return
@@ -154,7 +155,7 @@ def resume(client: Any, run_id: str) -> Any:
 
 
 def move(client: Any, old: Any, run_id: str, experiment: str, uri: str) -> Any:
-    """Make an MLflow run in another experiment or store in place of one that is deleted, and return it.
+    """Make an MLflow run in another experiment or store in place of one, which is deleted, and return it.
 
     Args:
         client: The client of the new run's store.
@@ -182,7 +183,7 @@ def moved_to(client: Any, run_id: str) -> tuple[str, str] | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error of a store says, as a part of a sentence: without the statement of a database."""
+    """Return the message of an error of a store, as part of a sentence: without the statement of a database."""
     text = str(error) or type(error).__name__
     if of_database := re.search(r"\(\w+\.\w+\) ([^\n]+)", text):
         text = of_database[1]

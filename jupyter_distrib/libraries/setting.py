@@ -27,11 +27,12 @@ class LibrarySetting:
 
 
 waiting: dict[str, dict[str, Callable[[Any], None]]] = {}
-"""The functions that set something in modules that are not imported yet, by module and by what they set."""
+"""The functions that set something in modules that are not imported yet, by module and by the name of the setting."""
 
 
 def when_imported(module: str, name: str, write: Callable[[Any], None]) -> None:
-    """Call `write` with a module: now, or after its import in this process, in place of an earlier one of this name."""
+    """Call `write` with a module: now, or after its import in this process, in place of an earlier function of this
+    name."""
     if (loaded := sys.modules.get(module)) is not None:
         write(loaded)
     else:
@@ -39,7 +40,7 @@ def when_imported(module: str, name: str, write: Callable[[Any], None]) -> None:
 
 
 def imported(module: Any) -> None:
-    """Set what was waiting for the import of this module. Called in a rank after the import."""
+    """Apply the settings that were waiting for the import of this module. Called in a rank after the import."""
     for name, write in waiting.pop(module.__name__, {}).items():
         try:
             write(module)
@@ -63,7 +64,7 @@ def attribute(name: str, library: str, path: str, default: Any) -> LibrarySettin
 
 
 def function(name: str, library: str, getter: str, setter: str, default: Any) -> LibrarySetting:
-    """Return the row of a value with two functions of the module, one that returns it and one that takes it."""
+    """Return the row of a value with two functions of the module: one returns the value, the other sets it."""
     get, put = attrgetter(getter), attrgetter(setter)
     return LibrarySetting(
         name=name,

@@ -96,14 +96,14 @@ def that_stay() -> Iterator[str]:
 
 
 class Applied:
-    """Settings of this process that were copied from another one."""
+    """Settings of this process that were copied from another process."""
 
     def __init__(self) -> None:
         self._now: dict[str, Any] = {}
 
     def apply(self, wanted: dict[str, Any]) -> list[str]:
         """Apply these settings, and reset settings that only the previous call had set; all others stay. Return a
-        sentence on each that this process cannot have."""
+        sentence on each setting that this process cannot have."""
         problems: list[str] = []
         if wanted == self._now:
             return problems
@@ -251,7 +251,7 @@ SETTINGS = (
         read=_read_threads_of_cv2,
         write=lambda cv2, value: cv2.setNumThreads(value or cv2.getNumberOfCPUs()),
     ),
-    # what libraries print; their import sets the levels of their loggers
+    # the output of libraries; their import sets the levels of their loggers
     *(
         function(f"verbosity of {library}", f"{library}.{module}", "get_verbosity", "set_verbosity", default)
         for library, module, default in (

@@ -42,7 +42,8 @@ def _write_printing(torch: Any, value: dict[str, Any] | None) -> None:
 
 
 def _read_precision(torch: Any) -> str | dict[str, str] | None:
-    """Return the precision of matrix products: a word, or the words by place if the notebook has set it by place."""
+    """Return the precision of matrix products: a word, or the words by backend if the notebook has set it by
+    backend."""
     try:
         word = str(torch.get_float32_matmul_precision())
     except RuntimeError:  # since torch 2.9, if it was set through `torch.backends`

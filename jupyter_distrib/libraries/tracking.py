@@ -9,6 +9,6 @@ RANK_VARIABLE = "JUPYTER_DISTRIB_TRACKING_RANK"
 
 
 def is_silent() -> bool:
-    """Return whether another rank than this one logs."""
+    """Return whether a rank other than this one logs."""
     chosen = os.environ.get(RANK_VARIABLE)
     return chosen is not None and os.environ.get("RANK") != chosen

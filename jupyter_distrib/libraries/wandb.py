@@ -1,5 +1,5 @@
 """The facts about Weights & Biases: `wandb.init` in a cell makes one run, from the rank that logs, and the next cell
-finds none open. A cell that names a group means one run for each rank, and gets them."""
+finds none open. A cell that names a group gets one run for each rank, as intended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from jupyter_distrib.libraries import tracking
 from jupyter_distrib.libraries.library import Library
 
 GROUP_VARIABLE = "JUPYTER_DISTRIB_WANDB_GROUP"
-"""Environment variable with the group that the tracker has given the ranks, which no user has chosen."""
+"""Environment variable with the group that the tracker has given the ranks, as opposed to a group chosen by the
+user."""
 FINISH_S = 5.0
-"""Most seconds to wait for the end of a run that a cell has left open."""
+"""Maximum seconds to wait for the end of a run that a cell has left open."""
 
 
 def _mended(module: ModuleType) -> None:

@@ -1,7 +1,7 @@
 """The filters of `warnings`, as a row of the table in `libraries/settings.py`. Standard library only.
 
-Python, libraries and the kernel have filters of their own, which exist on ranks too: those with the actions and
-categories that only they use, and with the messages and modules that are known, are left out.
+Python, libraries and the kernel have filters of their own, which exist on ranks too: filters with actions and
+categories that only they use, and with known messages and modules, are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _OF_PYTHON = {
 _OF_LIBRARIES = ("numpy.", "torch::", ".*Trio's signal handling code", "the matrix subclass is not")
 """Prefixes of the messages that numpy, torch and scipy filter at import, and ipykernel at its start."""
 _OF_KERNEL = ("IPython", "ipykernel", "torch", "numpy")
-"""Libraries whose categories are filtered by themselves only."""
+"""Libraries whose categories only they filter themselves."""
 _set: list[Any] = []
-"""The filters that this process has taken over from another one."""
+"""The filters that this process has taken over from another process."""
 
 
 def _read(_: Any) -> list[list[Any]] | None:

@@ -1,4 +1,5 @@
-"""Hashes large buffers with several threads: each part has a hash of its own, and the buffer's is that of all of them.
+"""Hashes large buffers with several threads: each part has a hash of its own, and the buffer's hash is the hash of
+these.
 
 Any thread. xxhash is imported when something is hashed.
 """
@@ -12,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 PART_BYTES = 16 << 20
-"""Size of a part: 2 ms, so that threads have about the same to do, and an interrupt is heard."""
+"""Size of a part: 2 ms, so that threads have about equal work, and an interrupt is noticed."""
 _MOST_THREADS = 4
-"""The most threads: more do not read memory faster."""
+"""Maximum number of threads: more do not read memory faster."""
 
 HashPart = Callable[[int, int, Any], object]
 """Called as `hash_part(start, size, hasher)`: updates the hasher with a part of the buffer."""
@@ -25,7 +26,7 @@ def digest_of(size_bytes: int, seed: int, hash_part: HashPart) -> bytes:
 
     Args:
         size_bytes: The size of the buffer.
-        seed: A number that nobody else knows, which keeps others from making values with equal hashes.
+        seed: A secret number, which keeps others from making values with equal hashes.
         hash_part: Reads the buffer; called in several threads.
 
     Raises:

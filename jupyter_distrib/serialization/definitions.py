@@ -7,7 +7,7 @@ send its definition again and set the attributes of the notebook's class anew: m
     kernel                          rank                            kernel
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
-    share(Net)                      share(Net)                      each is the other's (`%%distributed_setup`)
+    share(Net)                      share(Net)                      each stands for the other (`%%distributed_setup`)
 
 Only this file uses private names of cloudpickle; `system/private_names.py` lists them. All state is weak and per
 process; callers use one thread at a time.
@@ -168,13 +168,13 @@ DISPATCH_TABLE = ChainMap(
 
 def sent_form(obj: Any, reduced: Reduced, namespace: dict[str, object], live: dict[str, object]) -> Reduced:
     """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to identify it, and
-    with the names of the notebook that its annotations read as texts.
+    with the names of the notebook in its string annotations.
 
     Args:
         obj: The function or class.
         reduced: cloudpickle's form.
         namespace: The names of the notebook.
-        live: What stands for the run's namespace in the pickle.
+        live: The stand-in for the run's namespace in the pickle.
     """
     key = _key_of_sent(obj)
     make, arguments, state = reduced[:3]
@@ -194,8 +194,8 @@ _PLAIN = (type, types.ModuleType, types.FunctionType, bool, int, float, str, typ
 
 
 def _in_annotations(obj: Any, namespace: dict[str, object]) -> dict[str, object]:
-    """Return the notebook's types, modules, functions and plain values that annotations of a function or class read as
-    texts."""
+    """Return the notebook's types, modules, functions and plain values that string annotations of a function or
+    class name."""
     names = annotation_texts.names_of(obj)
     return {name: namespace[name] for name in sorted(names & namespace.keys()) if _is_of_types(namespace[name])}
 
@@ -321,7 +321,7 @@ def _register(function: Any, others: dict[type, Callable[..., Any]]) -> None:
 
 def share(names: Iterable[str], namespace: Mapping[str, Any], prefix: str, *, sent: bool) -> None:
     """Give the functions and classes that the same source has defined in the kernel and on a rank the same keys, so
-    that each counts as the other's.
+    that each counts as the other's counterpart.
 
     Args:
         names: The names that the source binds.
@@ -333,7 +333,7 @@ def share(names: Iterable[str], namespace: Mapping[str, Any], prefix: str, *, se
     _namespaces[prefix] = namespace
     for path, obj in _defined(names, namespace):
         if obj in known:
-            continue  # it was not defined by this source
+            continue  # the name was not defined by this source
         key = f"{prefix}/{path}"
         known[obj] = key
         _by_key[key] = obj
@@ -347,7 +347,8 @@ _namespaces: dict[str, Mapping[str, Any]] = {}
 
 
 def shared_value(prefix: str, name: str) -> Any:
-    """Return what a shared source has bound to this name in this process. Raises `PayloadError` if it has not run."""
+    """Return the value that a shared source has bound to this name in this process. Raises `PayloadError` if it has
+    not run."""
     if prefix not in _namespaces or name not in _namespaces[prefix]:
         raise PayloadError(f"`{name}` comes from a set-up that has not run on this rank")
     return _namespaces[prefix][name]

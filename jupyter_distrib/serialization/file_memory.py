@@ -1,5 +1,5 @@
-"""Reads buffers that may be mapped from a file which somebody cuts short: a program that touches memory behind the end
-of its file is killed (SIGBUS), while the system, asked to copy it, only reports an error.
+"""Reads buffers that may be mapped from a file which somebody truncates: a program that touches memory beyond the
+end of its file is killed (SIGBUS), while a system call that copies the memory only reports an error.
 
 Any process, any thread.
 """
@@ -17,7 +17,7 @@ from jupyter_distrib.serialization import content_hash
 
 STEP_BYTES = 1 << 20
 _SEALED = "/memfd:jupyter_distrib"
-"""The beginning of the name of our own memory, which nobody can cut short."""
+"""The beginning of the name of our own memory, which nobody can truncate."""
 
 
 class FileMemory:
@@ -25,7 +25,7 @@ class FileMemory:
 
     def __init__(self, areas: list[tuple[int, int]]) -> None:
         self._areas = areas
-        """Begin and end of each, in order."""
+        """Begin and end of each address range, in order."""
 
     @classmethod
     def now(cls) -> FileMemory:
@@ -39,7 +39,7 @@ class FileMemory:
         return cls(areas)
 
     def holds(self, view: memoryview) -> bool:
-        """Return whether any of a buffer is mapped from a file."""
+        """Return whether any part of a buffer is mapped from a file."""
         begin = address_of(view)
         number = bisect.bisect_left(self._areas, (begin + view.nbytes, 0))
         return number > 0 and self._areas[number - 1][1] > begin

@@ -17,7 +17,7 @@ def mapped_array(size_bytes: int, protection: int, flags: int, fd: int = -1, off
         protection: `PROT_READ` and the like; 0 for addresses that cannot be read.
         flags: `MAP_PRIVATE` and the like.
         fd: The file that is mapped, which may be closed afterwards; -1 for none.
-        offset: Where the mapped part of the file begins: a multiple of the page size.
+        offset: The beginning of the mapped part of the file: a multiple of the page size.
 
     Raises:
         OSError: The system cannot map it.

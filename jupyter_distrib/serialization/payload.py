@@ -184,7 +184,7 @@ def unpack_inputs(
         what, them = call_parts.named(names[-1]), "them" if names[-1] in call_parts.PLURAL else "it"
         raise PayloadError(
             f"{what} cannot be rebuilt on the rank: {type(error).__name__}: {error}. Pickling in the kernel succeeded; "
-            f"build {them} on the rank, or make what is needed available there."
+            f"build {them} on the rank, or install the missing parts there."
         ) from error
     namespace.update(provided)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
@@ -261,7 +261,7 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
         return item
 
     cls = type(value)
-    if cls in (dict, OrderedDict):  # the latter is what a `state_dict()` is
+    if cls in (dict, OrderedDict):  # a `state_dict()` is an `OrderedDict`
         return cls((key, checked(item)) for key, item in value.items())
     if cls in (list, tuple):
         return cls(map(checked, value))

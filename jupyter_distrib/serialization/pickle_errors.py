@@ -1,9 +1,10 @@
 """Finds the value that cannot be pickled in a set of inputs: its name, the object, and the path to it.
 
-Only used after pickling has failed, so it may be slow, but may not take more than a second. The first pass repeats the
-pickle and discards the bytes; the object that it reached last is the cause. The second, in Python and under a time
-limit, finds the path: its stack of open objects is exactly the way from the name to that object, including the results
-of `__getstate__` and `__reduce__`, which a search through attributes would have to guess. Kernel side, any thread.
+Only used after pickling has failed, so it may be slow, but may not take more than a second. The first pass repeats
+the pickle and discards the bytes; the object that it reached last is the cause. The second pass, in Python and under
+a time limit, finds the path: its stack of open objects is exactly the way from the name to that object, including
+the results of `__getstate__` and `__reduce__`, which a search through attributes would have to guess. Kernel side,
+any thread.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class _GaveUpError(Exception):
     """The search took too long or went too deep."""
 
 
-class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be watched
+class _Tracer(pickle._Pickler):  # noqa: SLF001 - the only pickler that can be watched
     """A pickler that walks an object exactly as pickling does and records its position. Writes nothing."""
 
     def __init__(self, namespace: dict[str, object]) -> None:

@@ -147,7 +147,7 @@ class InputPickler(_Pickler):
         self.name = ""
         """Name of the last input reached."""
         self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
-        """The only subclass of numpy's arrays that is large as a rule; numpy puts their data into the pickle itself."""
+        """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:

@@ -99,7 +99,7 @@ class Content:
 
     def _tell(self, steps: int) -> None:
         if self._telling >= 0 and steps > self._told:
-            with contextlib.suppress(BrokenPipeError):  # no reader is left, which the writer learns in another way
+            with contextlib.suppress(BrokenPipeError):  # no reader is left, as the writer notices elsewhere
                 os.write(self._telling, bytes(steps - self._told))
             self._told = steps
 
@@ -231,8 +231,8 @@ def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
 def read_places(fds: Sequence[int], sizes: Sequence[int], places: Sequence[tuple[int, int]]) -> list[memoryview]:
     """Map buffers that lie in several memories, and return private, writable views, one per size.
 
-    A memory that is mostly used is mapped as a whole; of others only what is used, so that nothing else stays in use
-    with it. Buffers at the same place are mapped twice: what is written to one is not seen in the other.
+    A memory that is mostly used is mapped as a whole; of other memories, only the used parts are mapped, so that the
+    rest is not kept in use. Buffers at the same place are mapped twice: writes to one are not visible in the other.
 
     Args:
         fds: The descriptors of the memories; closed in every case.

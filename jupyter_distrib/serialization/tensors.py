@@ -43,7 +43,7 @@ _SHARDED = (
     "`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`), or return this "
     "rank's part, `.to_local()`"
 )
-_ELSEWHERE = "it is sharded over the ranks, and whole in the value of rank 0"
+_ELSEWHERE = "it is sharded over the ranks; the value of rank 0 has all of it"
 _SMALL_BYTES = 1 << 20
 """Largest storage that is not worth a second pass."""
 
@@ -96,7 +96,7 @@ class Tensors:
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
 
     def reduce(self, obj: Any, cls: type) -> Any:
-        """Return a reducer's tuple, or NotImplemented if the object needs torch's own reducer or none of torch's.
+        """Return a reducer's tuple, or NotImplemented if the object needs torch's own reducer or is not one of torch's.
 
         Raises:
             pickle.PicklingError: The object belongs to the ranks; the message says what to return instead.
@@ -123,7 +123,7 @@ class Tensors:
             key
             for key, used in self._used_bytes.items()
             if len(used) == 1
-            and key in self._storages  # else torch used another form, as for XLA
+            and key in self._storages  # else torch used a different form, as for XLA
             and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
             and not (regions and self._storages[key].data_ptr() in regions)
         )
@@ -355,5 +355,5 @@ def rebuild_without_data(size_bytes: int, device: str) -> Any:
 
 
 def after_load() -> None:
-    """Clear what torch records while unpickling."""
+    """Clear the list of tensors that torch keeps while unpickling."""
     private_torch.forget_sparse_tensors()

@@ -1,9 +1,10 @@
 """Remembers the large buffers that were sent to the ranks, so that an unchanged buffer is not sent again.
 
-    a buffer --> one of this size was sent? --> its hash is that of what was sent? --yes--> the memory that holds it
+    a buffer --> one of this size was sent? --> its hash equals that of the one that was sent? --yes--> the memory
+    that holds it
                        no, or no                                                  --no---> new memory, which is kept
 
-What was sent lies in sealed anonymous memory, which nobody can change and no other user can open; the ranks map it
+Sent buffers lie in sealed anonymous memory, which nobody can change and no other user can open; the ranks map it
 copy-on-write. It is freed when this process ends, however that happens. A hash is always computed from the buffer as it
 is when the cell is sent, and from the sealed memory, never from a buffer that may have changed since it was written.
 
@@ -34,7 +35,7 @@ from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 LARGE_BYTES = 1_000_000
 """Size from which a buffer is remembered."""
 MOST_SEGMENTS = 64
-"""The most segments that are kept: each takes a file descriptor here, and on a node of another machine."""
+"""Maximum number of segments to keep: each takes a file descriptor here, and on a node of another machine."""
 AHEAD_BYTES = 8 << 20
 """Size from which a segment is hashed in a thread, before a cell waits for the hashes."""
 _CHECK_FROM_BYTES = 64 << 20
@@ -49,7 +50,7 @@ def own_limit_bytes(held_bytes: int = 0) -> int:
     less; 0 where there is no anonymous memory (macOS), or no room in /dev/shm.
 
     Args:
-        held_bytes: What is kept already, which counts as free.
+        held_bytes: Size of the memory that is kept already, which counts as free.
     """
     if not hasattr(os, "memfd_create"):
         return 0
@@ -68,7 +69,7 @@ class Layout:
     new: Sequence[memoryview]
     """Buffers to be written into new memory, whose descriptor comes first."""
     reused: Descriptors = NO_DESCRIPTORS
-    """The memory that holds the others, whose descriptors come next."""
+    """The memory that holds the other buffers, whose descriptors come next."""
     pieces: tuple[_Piece, ...] = ()
     """The buffers of the new memory to be remembered; empty if it is not kept."""
 
@@ -82,7 +83,7 @@ class _Piece:
     address: int
     """The place of the buffer in this process."""
     superseded: bool = False
-    """Whether something else was sent from that place since."""
+    """Whether something else has been sent from that place since."""
     spots: bytes = b""
     digest: bytes = b""
 
@@ -125,12 +126,12 @@ class ValueCache:
                 return Layout(parcel=parcel, new=views)
             try:
                 return self._laid_out(replace(parcel, cache_bytes=given_bytes), views, large, limit)
-            except OSError:  # this process can open nothing more
+            except OSError:  # this process can open no more files
                 self._shrink(0)
                 return Layout(parcel=parcel, new=views)
 
     def known(self, views: Sequence[memoryview]) -> dict[str, int]:
-        """Return the ids of the segments that hold some of these buffers, with the size of those."""
+        """Return the ids of the segments that hold some of these buffers, with the size of those buffers."""
         sizes: dict[str, int] = {}
         with self._lock:
             for number, (name, _) in self._find(views).items():
@@ -147,8 +148,8 @@ class ValueCache:
             self._segments[layout.parcel.segments[0]] = _Segment(fd, layout.pieces, self._seed)
 
     def tidy(self) -> None:
-        """Free in a thread what is no longer needed, and hash what the next cell may need: called when a run has ended,
-        which is not to be slowed down."""
+        """In a thread, free unneeded memory, and compute hashes that the next cell may need: called at the end of a
+        run, which this must not slow down."""
         segments = [*self._segments.values()]  # without the lock, for which events of runs would have to wait
         large = [each for each in segments if each.size_bytes >= AHEAD_BYTES and not each.is_hashed]
         if large or self._unused:
@@ -191,7 +192,7 @@ class ValueCache:
         if total > limit:
             pieces = []
         elif total >= _CHECK_FROM_BYTES and total >= free_memory_bytes():
-            limit, pieces = 0, []  # what is sent now goes first
+            limit, pieces = 0, []  # buffers that are sent now are kept first
         self._shrink(limit - total if pieces else limit)
         parcel = replace(
             parcel,
@@ -207,7 +208,7 @@ class ValueCache:
         )
 
     def _shrink(self, limit_bytes: int) -> None:
-        """Forget what was used longest ago until the rest is within the limit."""
+        """Forget the least recently used segments until the rest is within the limit."""
         unused, self._unused = self._unused, []
         for segment in unused:
             segment.close()
@@ -257,7 +258,7 @@ class ValueCache:
             return next(
                 ((name, piece.start) for name, segment, piece in known if segment.hashed(piece) == digest), None
             )
-        except OSError:  # a file that was cut short: who writes the buffer says so
+        except OSError:  # a file that was truncated: the code that writes the buffer reports it
             return None
 
 
@@ -319,7 +320,7 @@ def _piece(view: memoryview, start: int) -> _Piece:
 
 
 def spots_of(view: memoryview) -> bytes:
-    """Return bytes from places all over a large buffer: most changes are seen in them."""
+    """Return bytes from places all over a large buffer: most changes show in them."""
     return b"".join(view[at : at + _SPOT_BYTES] for at in _spots(view.nbytes))
 
 

@@ -66,7 +66,8 @@ def closes_twice(open_pool: OpenPool) -> None:
     with _client(open_pool) as client:
         group = client.group(1)
         client.close_group(group)
-        client.send(CloseWorkerGroup(group=group.group))  # unknown by now: it has no answer and no effect
+        # The group is unknown by now: there is no answer and no effect.
+        client.send(CloseWorkerGroup(group=group.group))
         again = client.group(1)
         client.close_group(again)
     client.close()
@@ -179,7 +180,7 @@ def stops(open_pool: OpenPool) -> None:
         thread.join(LIMIT_S)
         run = client.start(group, "rank")
         assert client.finish(run, (0, 1)).values == {0: 0, 1: 1}
-        client.send(Stop(run=run))  # too late: it has no answer and no effect
+        client.send(Stop(run=run))  # too late: there is no answer and no effect
         assert client.run(group, "rank").values == {0: 0, 1: 1}
 
 
@@ -215,7 +216,7 @@ class _Kept:
 
 
 def runs_one_after_another(open_pool: OpenPool) -> None:
-    """Check that a run leaves nothing for the next but its kept values."""
+    """Check that a run leaves nothing for the next run except its kept values."""
     with _group(open_pool) as (client, group):
         assert client.run(group, "left = 1\nrank").values == {0: 0, 1: 1}
         assert client.run(group, "'left' in globals()").values == {0: False, 1: False}

@@ -46,7 +46,7 @@ E = TypeVar("E")
 F = TypeVar("F")
 
 LIMIT_S = 60.0
-"""Most seconds to wait for one event; a pool may need seconds for its first ranks."""
+"""Maximum seconds to wait for one event; a pool may need seconds for its first ranks."""
 _TERMINAL = (Returned, Failed, Interrupted, Exited)
 
 
@@ -204,7 +204,7 @@ class PoolClient:
 
 
 def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
-    """Check the order of a run's events: one Started, or a Returned that tells when the cell began, and one end for
+    """Check the order of a run's events: one Started, or a Returned that says when the cell began, and one end for
     each rank; one Ended, last. Output and samples of a rank may overtake its start but not its end."""
     assert sum(isinstance(event, Ended) for event in events) == 1, events
     for rank in ranks:

@@ -294,7 +294,7 @@ def test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_
     finish()
     stranger_does(f"number = '2'\n{plant}")
 
-    assert refused(save, "ckpt", keep=2, a=2).startswith(f"ckpt/save-000002 belongs to {THEY}, and not to root as ckpt")
+    assert refused(save, "ckpt", keep=2, a=2).startswith(f"ckpt/save-000002 belongs to {THEY}, not to root, the owner of ckpt")
     assert load("ckpt") == {"a": 1}
 
 
@@ -543,7 +543,7 @@ def test_a_part_that_is_none_is_refused_with_its_path(kind: str) -> None:
     finally:
         writer.close()
 
-    assert said.startswith("here/.metadata.id.part-1 is not what rank 1 leaves there: ")
+    assert said.startswith("here/.metadata.id.part-1 was not written by rank 1: ")
     assert len(said) < 500
 
 
@@ -565,9 +565,7 @@ def test_a_part_of_somebody_else_fails_the_save_with_their_name_and_without_wait
 
     said = refused(snapshot.wait)
 
-    assert said == (
-        f"here/.metadata.id.part-1 is not what rank 1 leaves there: it belongs to {THEY}. Nothing of it was used."
-    )
+    assert said == (f"here/.metadata.id.part-1 was not written by rank 1: it belongs to {THEY}. None of it was used.")
     assert not whole
     assert not os.path.exists("here/.metadata")
 
@@ -613,7 +611,7 @@ finally:
     failed = book.fails(RANKS.format(body=plant))
 
     assert "planted" in failed.text
-    assert f"part-1 is not what rank 1 leaves there: it belongs to {THEY}" in failed.traceback
+    assert f"part-1 was not written by rank 1: it belongs to {THEY}" in failed.traceback
     assert book.ok("[*__import__('pathlib').Path('.').rglob('exploded')]").result == "[]"
     assert "rank 1" in book.ok(RANKS.format(body="jupyter_distrib.save('team/whole', model=model)\nrank")).result
     assert book.ok("import jupyter_distrib; len(jupyter_distrib.load('team/whole')['model'])").result == "4"
@@ -661,7 +659,7 @@ def test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied(of
 
     where = ".metadata" if of_them == "here/.metadata" else "__"
     assert said.startswith(f"here/{where}")
-    assert f"belongs to {THEY}, and `third` in it is more than numbers, texts and tensors" in said
+    assert f"belongs to {THEY}, and `third` in it is more than numbers, strings and tensors" in said
     assert said.endswith("copy the folder and load the copy (cp -rL here COPY && chmod -R go-w COPY).")
     subprocess.run(["cp", "-rL", "here", "COPY"], check=True)
     assert load("COPY") == {"third": Fraction(1, 3), "epoch": 1}
@@ -723,7 +721,7 @@ def test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest() -> None:
         f"{BOMB}\nos.mkdir('ckpt/save-999999')\nopen('ckpt/save-999999/.metadata', 'wb').write(pickle.dumps(Bomb()))"
     )
 
-    with pytest.warns(UserWarning, match=f"save-999999 belongs to {THEY}, and not to root as ckpt does, so ckpt/save-"):
+    with pytest.warns(UserWarning, match=f"save-999999 belongs to {THEY}, not to root, the owner of ckpt, so ckpt/save-"):
         assert resume("ckpt") == {"number": 1}
     shutil.rmtree("ckpt/save-000001")
     with pytest.warns(UserWarning, match=f"belongs to {THEY}, .* so nothing is loaded"):

@@ -233,11 +233,11 @@ def test_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, sent
     ("code", "sentence"),
     [
         ("hvd.allreduce(torch.ones(1), op=hvd.Adasum)", "op=hvd.Adasum is not supported by jupyter_distrib"),
-        ("hvd.allreduce(torch.ones(1), op='Mean')", "op has to be one of hvd.Average, hvd.Sum, hvd.Min"),
+        ("hvd.allreduce(torch.ones(1), op='Mean')", "op must be one of hvd.Average, hvd.Sum, hvd.Min"),
         ("hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)", "average= and op= exclude each other"),
         ("hvd.broadcast(torch.ones(1), 7)", "root_rank 7 is not one of the ranks [0, 1]"),
         ("hvd.alltoall(torch.ones(3))", "alltoall without splits needs a number of rows divisible by 2; got (3,)"),
-        ("hvd.alltoall(torch.ones(3), splits=[1, 1])", "splits has to have 2 numbers with the sum 3; got [1, 1]"),
+        ("hvd.alltoall(torch.ones(3), splits=[1, 1])", "splits must have 2 numbers with the sum 3; got [1, 1]"),
         ("hvd.allgather_async(torch.tensor(1))", "allgather needs a tensor with at least one dimension"),
         ("hvd.reducescatter(torch.ones(2), op=hvd.Max)", "reducescatter takes hvd.Average and hvd.Sum; got hvd.Max"),
         ("hvd.allreduce_async(torch.ones(1), name='x')\nhvd.allreduce_async(torch.ones(1), name='x')",

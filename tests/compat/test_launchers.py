@@ -86,7 +86,7 @@ def test_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Note
 def test_a_script_takes_no_keywords(book: Notebook, folder: Path) -> None:
     failed = book.fails(f"{SPARK}{TWO}.run('train.py', lr=1)")
     assert failed.ename == "ValueError"
-    assert "give the script texts: '--lr=1'" in failed.evalue
+    assert "give the script strings: '--lr=1'" in failed.evalue
     assert "there is no file" in book.fails(f"{SPARK}{TWO}.run('nowhere.py')").evalue
 
 
@@ -102,7 +102,7 @@ def test_a_script_that_exits_with_a_code_fails_with_it(book: Notebook, folder: P
 def test_the_number_of_processes_is_checked(book: Notebook, number: str) -> None:
     failed = book.fails(f"{SPARK}TorchDistributor(num_processes={number}, use_gpu=False)")
     assert (failed.ename, failed.evalue) == (
-        "ValueError", f"num_processes has to be a whole number of 1 or more; got {number}",
+        "ValueError", f"num_processes must be a whole number of 1 or more; got {number}",
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_a_script_finds_the_configuration_at_the_end_of_its_arguments(book: Note
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ("numGpus=0", "numGpus has to be a whole number of 1 or more; got 0"),
+        ("numGpus=0", "numGpus must be a whole number of 1 or more; got 0"),
         ("nnodes=2", "localMode=True is one node; got nnodes=2: give localMode=False"),
     ],
 )
@@ -308,7 +308,7 @@ def test_local_mode_calls_the_function_here_and_the_arguments_are_checked(book: 
     make = "MirroredStrategyRunner(num_slots=1, local_mode=True, use_gpu=False)"
     assert book.ok(f"{TENSORFLOW}{make}.run(lambda a: (a, os.getpid()), a=1) == (1, os.getpid())").result == "True"
     assert book.ok("os.environ.get('TF_CONFIG')").result == ""
-    assert "num_slots has to be a whole number" in book.fails("MirroredStrategyRunner(num_slots=0)").evalue
+    assert "num_slots must be a whole number" in book.fails("MirroredStrategyRunner(num_slots=0)").evalue
     failed = book.fails("MirroredStrategyRunner(num_slots=2, local_mode=True, use_gpu=False)")
     assert (failed.ename, "give num_slots=1" in failed.evalue) == ("ValueError", True)
 
@@ -364,7 +364,7 @@ def work():
         ("use_gloo=True, use_mpi=True", "use_gloo and use_mpi exclude each other"),
         ("host_discovery_script='hosts.sh'", "host_discovery_script has no counterpart: the pool finds hosts"),
         ("num_proc=2, max_num_proc=4", "max_num_proc has no counterpart: no ranks are added while it runs"),
-        ("num_proc=0", "num_proc has to be a whole number of 1 or more; got 0"),
+        ("num_proc=0", "num_proc must be a whole number of 1 or more; got 0"),
     ],
 )
 def test_arguments_that_have_no_counterpart_are_refused(book: Notebook, arguments: str, why: str) -> None:
@@ -411,6 +411,6 @@ def test_only_what_the_driver_is_told_is_shown_unless_all_is_asked_for(book: Not
     loud = book.ok("HorovodRunner(np=-2, driver_log_verbosity='all').run(main)")
     assert re.search(r"from a rank", loud.view)
     assert "epoch 1" in loud.view
-    assert "driver_log_verbosity is all or log_callback_only" in (
+    assert "driver_log_verbosity must be all or log_callback_only" in (
         book.fails("HorovodRunner(np=-2, driver_log_verbosity='loud')").evalue
     )

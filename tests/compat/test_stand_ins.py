@@ -270,7 +270,7 @@ def place(x):
     ("code", "hint"),
     [
         ("import serverless_gpu", "Run %distributed_compat databricks in the notebook: it serves these imports."),
-        ("raise ImportError('Extension horovod.torch has not been built: build it')", "uninstall horovod, run %distributed_compat"),
+        ("raise ImportError('Extension horovod.torch has not been built: build it')", "uninstall horovod, and run %distributed_compat"),
     ],
 )  # fmt: skip
 def test_an_import_that_fails_says_how_it_is_served(tmp_path: Path, code: str, hint: str) -> None:
@@ -287,7 +287,7 @@ def test_the_lines_of_air(book: Notebook) -> None:
     book.ok("@air(accelerator_type='GPU_8xH100')\ndef eight(): return 1\noptions = eight.options")
     assert book.ok("options.gpu_type, options.gpus").result == "('H100', None)"
     wrong = book.fails("@air(accelerator_type='8 x H100')\ndef f(): ...")
-    assert "accelerator_type is a text such as GPU_1xA10 or GPU_8xH100; got '8 x H100'" in wrong.traceback
+    assert "accelerator_type must be a string such as GPU_1xA10 or GPU_8xH100; got '8 x H100'" in wrong.traceback
     assert (
         "ray_launch needs Ray, which is not installed here"
         in book.fails(

@@ -14,19 +14,19 @@ from jupyter_distrib.compat.horovod_runner import HorovodRunner
 from jupyter_distrib.compat.torch_distributor import TorchDistributor
 from jupyter_distrib.errors import DistributedError
 
-CONFIG = "is no configuration of DeepSpeed:"
+CONFIG = "is not a configuration of DeepSpeed:"
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (databricks_air.ray_init, "ray_init needs Ray, which is not installed here"),
-        (lambda: horovod_runner.log_to_driver(5), "log_to_driver takes a text; got int"),  # type: ignore[arg-type]
-        (lambda: HorovodRunner(np=1.5), "np has to be a whole number; got 1.5"),  # type: ignore[arg-type]
-        (lambda: HorovodRunner(np=True), "np has to be a whole number; got True"),
+        (lambda: horovod_runner.log_to_driver(5), "log_to_driver takes a string; got int"),  # type: ignore[arg-type]
+        (lambda: HorovodRunner(np=1.5), "np must be a whole number; got 1.5"),  # type: ignore[arg-type]
+        (lambda: HorovodRunner(np=True), "np must be a whole number; got True"),
         (
             lambda: TorchDistributor(use_gpu=False).run("train.py", lr=0.1),
-            "TorchDistributor.run() takes keyword arguments for a function only; give the script texts: '--lr=0.1'",
+            "TorchDistributor.run() takes keyword arguments for a function only; give the script strings: '--lr=0.1'",
         ),
         (lambda: DeepspeedTorchDistributor(deepspeedConfig=5), f"5 {CONFIG} a dict or the path"),  # type: ignore[arg-type]
         (

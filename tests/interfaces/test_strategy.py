@@ -46,5 +46,5 @@ def test_it_is_the_one_class_of_the_file_under_the_name_of_the_file(folder: Path
 def test_a_file_with_none_or_two_is_an_error_that_names_it(folder: Path, more: str, number: int) -> None:
     (folder / "logged.py").write_text(f"{ONE}\n{more}\n")
 
-    with pytest.raises(TypeError, match=rf"logged\.py has to define one strategy, not {number}\."):
+    with pytest.raises(TypeError, match=rf"logged\.py must define one strategy, not {number}\."):
         strategy.load("logged")

@@ -61,7 +61,7 @@ def chosen_op(average: bool | None, op: str | None) -> str:
     if chosen == Adasum:
         raise NotImplementedError("op=hvd.Adasum is not supported by jupyter_distrib: use hvd.Average")
     if chosen not in _OPS:
-        raise ValueError(f"op has to be one of {', '.join(f'hvd.{each}' for each in _OPS)}; got {op!r}")
+        raise ValueError(f"op must be one of {', '.join(f'hvd.{each}' for each in _OPS)}; got {op!r}")
     return chosen
 
 
@@ -292,7 +292,7 @@ def alltoall_async(
         )
     parts = [tensor.shape[0] // size] * size if splits is None else [int(each) for each in splits]
     if len(parts) != size or sum(parts) != tensor.shape[0] or min(parts) < 0:
-        raise ValueError(f"splits has to have {size} numbers with the sum {tensor.shape[0]}; got {parts}")
+        raise ValueError(f"splits must have {size} numbers with the sum {tensor.shape[0]}; got {parts}")
     submitted = _submit("alltoall", tensor, name, process_set, splits=tuple(parts))
     if splits is None:
         return _handle(submitted, take=lambda results: results[0][0])

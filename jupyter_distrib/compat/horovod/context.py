@@ -52,7 +52,7 @@ class ProcessSet:
         """Return the negotiation of this rank in the set.
 
         Raises:
-            ValueError: It is not in it.
+            ValueError: The rank is not in the set.
         """
         self._known_ranks()
         if self.negotiation is None:

@@ -46,7 +46,7 @@ class AllreduceFunction(torch.autograd.Function):
 
 
 class AllgatherFunction(torch.autograd.Function):
-    """An allgather; the gradient is the average of the ranks' gradients of the own rows."""
+    """An allgather; the gradient is the average of the ranks' gradients for this rank's rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
@@ -141,7 +141,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return what `allgather` does for each tensor, without gradients."""
+    """Return the result of `allgather` for each tensor, without gradients."""
     results: list[torch.Tensor] = synchronize(grouped_allgather_async(tensors, name, process_set))
     return results
 
@@ -191,6 +191,6 @@ def reducescatter(
 
 
 def grouped_reducescatter(tensors: Sequence[torch.Tensor], *args: Any, **keywords: Any) -> list[torch.Tensor]:
-    """Return what `reducescatter` does for each tensor, without gradients."""
+    """Return the result of `reducescatter` for each tensor, without gradients."""
     results: list[torch.Tensor] = synchronize(grouped_reducescatter_async(tensors, *args, **keywords))
     return results

@@ -155,7 +155,7 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """A state with models, optimizers and samplers beside plain values:
+    """A state with models, optimizers and samplers as well as plain values:
     `TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)`."""
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:

@@ -82,7 +82,9 @@ class Negotiation:
                 self._round = None
                 self._take(texts)
         except RuntimeError as error:
-            raise HorovodInternalError(f"the ranks cannot agree on what is next, one may be lost: {error}") from error
+            raise HorovodInternalError(
+                f"the ranks cannot agree on the next operation; one may be lost: {error}"
+            ) from error
 
     def wait_for(self, operation: SubmittedOperation) -> Any:
         """Return the result of an operation."""

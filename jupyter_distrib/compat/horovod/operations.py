@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jupyter_distrib.compat.horovod.requests import CollectiveRequest, SubmittedOperation
 
 FUSION_BYTES = 64 << 20
-"""Most bytes to reduce in one piece, as is Horovod's default."""
+"""Maximum number of bytes to reduce in one piece, as is Horovod's default."""
 _REDUCTIONS = {
     "Average": dist.ReduceOp.SUM,
     "Sum": dist.ReduceOp.SUM,

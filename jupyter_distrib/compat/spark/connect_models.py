@@ -9,7 +9,7 @@ def load(cls: Any, path: str) -> Any:
     """Load a model, pipeline or validator that was saved by `save`: `load(PipelineModel, path)`.
 
     pyspark reads the network of its logistic regression by `torch.load`, which since torch 2.6 refuses classes that are
-    not allowed. The classes of this network are allowed, only while it is loaded.
+    not allowed. The classes of this network are allowed only while it is loaded.
     """
     from torch import nn, serialization
 

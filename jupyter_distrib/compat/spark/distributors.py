@@ -1,5 +1,6 @@
 """`TorchDistributor` and `DeepspeedTorchDistributor` of the installed pyspark, with a live view: each rank's lines,
-`report()` and exception. Everything else is pyspark's: its checks, its tasks, torchrun in each. Kernel side."""
+`report()` and exception. Everything else is done by pyspark: its checks, its tasks, torchrun in each task. Kernel
+side."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Launched:
         def run() -> None:
             try:
                 outcome.append(call())
-            except BaseException as error:  # noqa: BLE001 - Spark's, raised in the thread of the cell
+            except BaseException as error:  # noqa: BLE001 - Spark's error, raised in the thread of the cell
                 failed.append(error)
             self._end(failed[0] if failed else None)
 
@@ -117,7 +117,7 @@ class Launched:
             case m.Returned() | m.Failed() | m.Interrupted():
                 self._pids.pop(rank, None)
                 self._output.flush()
-        self._deliver(replace(event, at_s=time.monotonic()))  # it came from the clock of another machine
+        self._deliver(replace(event, at_s=time.monotonic()))  # its time is from the clock of another machine
 
     def _deliver(self, event: m.RunEvent) -> None:
         if not self._ended:

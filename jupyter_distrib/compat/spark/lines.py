@@ -1,4 +1,4 @@
-"""Encodes what the ranks of a Spark task print, report and raise as lines for the notebook.
+"""Encodes output, reports and exceptions of the ranks of a Spark task as lines for the notebook.
 
 The lines are sent as Spark log lines of at most 4000 characters. Several processes share a pipe, so each line is
 written at once and is short enough to stay in one piece. Unmarked lines come from other code. The token in the mark
@@ -17,9 +17,9 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import LinkError, decode_frame, encode
 
 TEXT_CHARACTERS = 800
-"""Characters of text in one line: at most 3200 bytes, below what a pipe takes at once (PIPE_BUF, pipe(7))."""
+"""Characters of text in one line: at most 3200 bytes, which a pipe takes at once (PIPE_BUF, pipe(7))."""
 EVENT_CHARACTERS = 3000
-_MARK, _END = "\x1e", "|"  # what counts as white space would be taken off the end
+_MARK, _END = "\x1e", "|"  # white space at the end would be stripped
 _STREAMS = {"o": "stdout", "e": "stderr"}
 _KINDS = {stream: kind for kind, stream in _STREAMS.items()}
 

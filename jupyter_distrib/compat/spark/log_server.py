@@ -1,4 +1,4 @@
-"""The server to which Spark tasks send what their ranks print, report and raise. Kernel side; one thread per
+"""The server to which Spark tasks send the output, reports and exceptions of their ranks. Kernel side; one thread per
 connection.
 
 It listens where the executors can reach it, so anybody on that network can connect. A connection is accepted once it
@@ -24,9 +24,9 @@ FIRST_S = 600.0
 LINE_S = 60.0
 """Seconds within which a line must be complete."""
 END_S = 0.1
-"""Most seconds that a shutdown takes."""
+"""Maximum seconds that a shutdown takes."""
 MOST_UNKNOWN = 512
-"""Most connections without the token at a time; further ones are closed at once."""
+"""Maximum number of connections without the token at a time; further ones are closed at once."""
 
 
 class RunLines(Protocol):

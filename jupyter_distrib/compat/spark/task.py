@@ -1,5 +1,5 @@
-"""Runs one rank of a Spark distributor: calls the user's function, and sends what it prints, reports and raises to the
-notebook.
+"""Runs one rank of a Spark distributor: calls the user's function, and sends its output, reports and exceptions to
+the notebook.
 
 Called in a process that torchrun has started in a Spark task, or on the driver's machine."""
 
@@ -60,7 +60,7 @@ def _end(run: str, rank: int, error: BaseException | None) -> m.RunEvent:
     if failure.interrupt_in(error) is not None:
         return m.Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=at_s)
     described = failure.describe(error, run=run, by_value=True, groupless="")
-    with suppress(Exception):  # what cannot be pickled is described only
+    with suppress(Exception):  # an exception that cannot be pickled is only described
         # By the same pickler with which the function came, so that a class of the notebook is the notebook's own.
         from pyspark import cloudpickle
 

@@ -1,5 +1,5 @@
-"""Keeps the encoded lines of ranks out of what a Spark task prints: pyspark prints what it has read from torchrun
-until its connection to the driver is there, and always where the two ends of that have different addresses. On the
+"""Keeps the encoded lines of ranks out of the output of a Spark task: pyspark prints all output of torchrun until
+its connection to the driver is up, and always if the two ends of that connection have different addresses. On the
 driver's machine this is in the notebook.
 
 In the process of a Spark task, which gets the run's token with the call.
