@@ -84,7 +84,7 @@ HELD: dict[str, dict[str, str]] = {
         "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
         "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "This package changes nothing there.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
-        "A rank is no kernel and opens no such port.": (
+        "A rank is not a kernel and opens no such port.": (
             "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell "
             "agent/test_server.py::test_nothing_listens_but_on_loopback"
         ),
@@ -166,7 +166,7 @@ HELD: dict[str, dict[str, str]] = {
         "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which it made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
         "| `worker/environment/shell.py` | `exec` `eval` `runpy.run_module` | lines of your cell, such as `%timeit`, and the script or module that it names |": "product/test_scripts.py::test_a_script_has_its_arguments_and_returns_nothing worker/test_shell.py::test_line_magics",
         "| `worker/environment/child_processes.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
-        "**A checkpoint of somebody else** loads if its values are numbers, texts, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
+        "**A checkpoint of somebody else** loads if its values are numbers, strings, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
         "So is a value that could not be read to its end (`checkpoints/strict_metadata.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
         "`save` refuses a folder that belongs to another user than you and root, since they could change what is in it; root may write into any that is not open to every user, as in a container.": (
