@@ -239,7 +239,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
         (1, "ended with exit status 1 before it was ready, 2 times: try again."),
     ],
 )
-def test_a_forkserver_that_ends_without_a_word_is_started_once_more_and_then_told(
+def test_a_forkserver_that_ends_without_a_word_is_started_once_more_and_then_reported(
     stage: Stage, code: int, says: str
 ) -> None:
     for turn in (1, 3):
@@ -254,7 +254,7 @@ def test_a_forkserver_that_ends_without_a_word_is_started_once_more_and_then_tol
         assert failure.startswith(f"the ranks could not be started: the process that starts them {says}")
 
 
-def test_the_last_words_of_a_forkserver_that_was_killed_are_told(stage: Stage) -> None:
+def test_the_last_words_of_a_forkserver_that_was_killed_are_reported(stage: Stage) -> None:
     stage.log = b"warning\n" * 1000 + b"no space left\n"
     stage.order(0)
     for _ in range(2):
@@ -264,7 +264,7 @@ def test_the_last_words_of_a_forkserver_that_was_killed_are_told(stage: Stage) -
     assert len(failure) < 2200
 
 
-def test_the_last_words_of_one_failure_are_not_told_at_the_next(stage: Stage) -> None:
+def test_the_last_words_of_one_failure_are_not_reported_at_the_next(stage: Stage) -> None:
     for words in (b"no space left\n", b""):
         stage.log = words
         stage.order(0)

@@ -42,7 +42,7 @@ def test_what_is_there_in_another_version_is_said() -> None:
     assert report.note == f"the ranks have other versions of packages: cloudpickle {there} (0.1 in the notebook)"
 
 
-def test_a_build_is_no_other_version() -> None:
+def test_a_build_is_not_another_version() -> None:
     there = importlib.metadata.version("torch").partition("+")[0]
     assert compare(packages("check", m.Package(name="torch", version=f"{there}+cu999"))).note == ""
 

@@ -112,7 +112,7 @@ def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> N
 
 
 @pytest.mark.usefixtures("two_intel_gpus")
-def test_without_a_torch_for_xpu_cards_are_told() -> None:
+def test_without_a_torch_for_xpu_cards_are_reported() -> None:
     remark = other_makers.inventory(TorchBuild()).remark
     assert remark.endswith("is built for the CPU; install a torch for XPU to use it.")
 
@@ -151,7 +151,7 @@ def test_ranks_on_intels_gpus_see_those_of_their_worker_group(monkeypatch: pytes
     )
 
 
-def test_apples_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apples_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
 

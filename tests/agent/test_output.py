@@ -86,7 +86,7 @@ def test_characters_may_be_cut_anywhere(size: int) -> None:
     assert got == data.decode()
 
 
-def test_what_is_no_text_is_replaced() -> None:
+def test_what_is_not_text_is_replaced() -> None:
     batch = _Batch()
     batch.add(b"a\xff\xfe\0b")
     assert batch.pop()[0] == "a\ufffd\ufffd\0b"
@@ -133,7 +133,7 @@ def test_a_batch_holds_little_whatever_comes() -> None:
     assert skipped == 0
 
 
-def test_the_middle_of_a_character_is_no_beginning() -> None:
+def test_the_middle_of_a_character_is_not_a_beginning() -> None:
     batch = _Batch()
     batch.add("é".encode() * SHOWN_BYTES + b"x")
     text, _ = batch.pop()
@@ -308,7 +308,7 @@ def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[m.Wr
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder"])
-def test_a_log_that_is_no_file_stops_nobody(output: RunOutput, sent: list[m.Wrote | m.Noted], what: str) -> None:
+def test_a_log_that_is_not_a_file_stops_nobody(output: RunOutput, sent: list[m.Wrote | m.Noted], what: str) -> None:
     output.directory.mkdir()
     path = output.directory / "rank0.log"
     os.mkfifo(path) if what == "fifo" else path.mkdir()

@@ -306,7 +306,9 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
     client.close_group(group)
 
 
-def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_must_meet_it(client: PoolClient) -> None:
+def test_the_loss_of_an_idle_rank_is_reported_before_it_is_replaced_if_other_nodes_must_meet_it(
+    client: PoolClient,
+) -> None:
     """So that the next cell waits for all to meet anew."""
     group = client.group(2, world_size=4)
     os.kill(group.workers[1].pid, signal.SIGKILL)
@@ -464,7 +466,7 @@ def test_a_rank_that_can_be_replaced_at_the_second_attempt_is_not_missed(faults:
     client.close()
 
 
-def test_a_death_is_told_without_what_earlier_cells_wrote(client: PoolClient) -> None:
+def test_a_death_is_reported_without_what_earlier_cells_wrote(client: PoolClient) -> None:
     group = client.group(1)
     client.run(group, "import sys\nprint('the password is 1234', file=sys.stderr)")
     outcome = client.run(
@@ -606,7 +608,7 @@ def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
     assert attached_to("") == others
 
 
-def test_a_command_that_fails_is_told_to_its_kernel_and_harms_nobody(client: PoolClient) -> None:
+def test_a_command_that_fails_is_reported_to_its_kernel_and_harms_nobody(client: PoolClient) -> None:
     group = client.group(1)
     other = PoolClient(LocalPool())
     other.send(m.OpenWorkerGroup(group="c", size="two", gpus=False))  # type: ignore[arg-type]
@@ -691,7 +693,7 @@ HOG = "x = bytearray(3 << 30)"
 IN_GROUP = "import os, sys\nopen(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
 
 
-def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: Path, limited: Path) -> None:
+def test_a_rank_that_the_system_kills_for_memory_is_reported_with_the_limit(folder: Path, limited: Path) -> None:
     program = f"""
     import sys
     {IN_GROUP.replace(chr(10), chr(10) + "    ")}
@@ -708,7 +710,7 @@ def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: 
     folder.mkdir()
 
 
-def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_victim_of_that(
+def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_not_its_victim(
     client: PoolClient, limited: Path, tmp_path: Path
 ) -> None:
     flag = tmp_path / "flag"

@@ -43,7 +43,7 @@ def test_a_stopped_process_is_seen_to_be() -> None:
     assert usage.read(process.pid) is None
 
 
-def test_where_there_is_no_proc_the_process_itself_is_told() -> None:
+def test_where_there_is_no_proc_the_process_itself_is_reported() -> None:
     used = usage._from_psutil(os.getpid())
     assert used is not None
     assert used.rss_bytes > 10_000_000

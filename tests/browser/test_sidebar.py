@@ -332,7 +332,7 @@ MOVED = "() => Promise.all(document.getAnimations().filter(each => each.effect.g
 """Wait until what slides into the page is in its place."""
 
 
-def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_it(
+def test_the_end_of_a_detached_run_is_reported_and_the_title_of_a_hidden_page_marks_it(
     open_notebook: Open, enough: Path
 ) -> None:
     wait = "import os, time\nwhile not os.path.exists('ENOUGH'):\n    time.sleep(0.05)\n1 / 0 if rank else None"
@@ -422,7 +422,7 @@ def work(number):
 runs = [work.submit(number) for number in range(5)]"""
 
 
-def test_the_queue_is_told_in_its_order_and_moved_and_stopped(open_notebook: Open, enough: Path) -> None:
+def test_the_queue_is_shown_in_its_order_and_moved_and_stopped(open_notebook: Open, enough: Path) -> None:
     lab = open_notebook("%distributed_pool add two --kind local --ranks 2", until(QUEUE, enough), "1 + 1")
     panel = lab.panel()
     for cell in (1, 2):

@@ -189,7 +189,7 @@ def test_a_save_that_is_stopped_half_way_leaves_the_earlier_checkpoint(
     assert same(first, second)
 
 
-def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(monkeypatch: pytest.MonkeyPatch):
+def test_what_a_killed_save_has_left_is_not_a_checkpoint_and_goes_with_the_next(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         patched.setattr(folders.Writer, "finish", lambda *_, **__: 1 / 0)
         patched.setattr(folders.Writer, "clean_up", lambda _: None)  # as after SIGKILL

@@ -58,7 +58,7 @@ def test_without_a_checkpoint_resume_returns_nothing():
     assert resume("ckpt", model=nn.Linear(2, 2)) == {}
 
 
-def test_the_state_is_that_of_the_call():
+def test_the_state_is_taken_at_the_call():
     weights = torch.zeros(1 << 20)
     save("ckpt", keep=1, weights=weights)
     weights.fill_(7)

@@ -200,7 +200,7 @@ def test_a_rank_may_leave_results_untaken(book: Notebook) -> None:
     assert ranks(book, code) == ["0.0", "0.5"]
 
 
-def test_many_long_names_are_told_at_once(book: Notebook) -> None:
+def test_many_long_names_are_reported_at_once(book: Notebook) -> None:
     code = """
 order = [*range(300)] if r == 0 else [*reversed(range(300))]
 for step in range(2):
@@ -223,7 +223,7 @@ len(values)"""
         ("hvd.allgather(torch.ones(2, 2 + r), name='x')", "shape is (2, 2) on rank 0 and (2, 3) on rank 1"),
     ],
 )  # fmt: skip
-def test_ranks_that_differ_about_a_name_are_told(book: Notebook, code: str, sentence: str) -> None:
+def test_ranks_that_differ_about_a_name_are_reported(book: Notebook, code: str, sentence: str) -> None:
     text = says(book, code)
     assert sentence in text
     assert "HorovodInternalError" in text

@@ -200,7 +200,7 @@ def train():
     assert "launching.py" not in shown
 
 
-def test_a_process_that_dies_is_told_with_its_signal(book: Notebook) -> None:
+def test_a_process_that_dies_is_reported_with_its_signal(book: Notebook) -> None:
     failed = book.fails(
         f"{SPARK}def train():\n    if os.environ['RANK'] == '1':\n        os.kill(os.getpid(), 9)\n"
         "    import time; time.sleep(60)\n" + TWO + ".run(train)"
@@ -324,7 +324,7 @@ def test_the_runner_returns_rank_0_s_value(book: Notebook, np: int, size: int) -
     assert book.ok(f"{HOROVOD}{code}HorovodRunner(np={np}).run(main, a=1)").result == f"('0', '{size}', 1)"
 
 
-def test_a_failure_is_told_as_by_a_launcher(book: Notebook) -> None:
+def test_a_failure_is_reported_as_by_a_launcher(book: Notebook) -> None:
     failed = book.fails(f"{HOROVOD}HorovodRunner(np=-2).run(lambda: 1 / int(os.environ['RANK']))")
     assert failed.ename == "RuntimeError"
     assert "HorovodRunner failed: rank 0 ended with exit code 1; ZeroDivisionError" in failed.evalue

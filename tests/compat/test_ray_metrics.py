@@ -72,7 +72,7 @@ def test_samples_are_reported_until_it_is_finished(port: int, monkeypatch: pytes
     assert not any(thread.name == "jupyter_distrib-ray-metrics" for thread in threading.enumerate())
 
 
-def test_lines_that_are_no_series_are_left_out() -> None:
+def test_lines_that_are_not_series_are_left_out() -> None:
     assert list(series('# a comment\nbroken{\nname 1\nname{a="b"} 2 1234\n')) == [
         ("name", {}, 1.0),
         ("name", {"a": "b"}, 2.0),
@@ -82,7 +82,7 @@ def test_lines_that_are_no_series_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("port", "why"), [(-1, "it exports none"), (1, r"http://127.0.0.1:1/metrics does not answer \(.*refused")]
 )
-def test_a_node_that_exports_no_metrics_is_told_once(port: int, why: str) -> None:
+def test_a_node_that_exports_no_metrics_is_reported_once(port: int, why: str) -> None:
     monitor = RayMetricsMonitor(None, True, "127.0.0.1", "n1", port)
     with pytest.warns(UserWarning, match=f"no metrics of this node of Ray: {why}.*ray\\[default\\] is installed"):
         assert monitor.collect_metrics() == {}

@@ -35,7 +35,7 @@ CONFIG = "is not a configuration of DeepSpeed:"
         ),
     ],
 )
-def test_a_wrong_argument_is_told_in_one_sentence(call: Callable[[], object], message: str) -> None:
+def test_a_wrong_argument_is_reported_in_one_sentence(call: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, TypeError, DistributedError)) as raised:
         call()
     assert message in str(raised.value)

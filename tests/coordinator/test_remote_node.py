@@ -226,7 +226,9 @@ def test_after_a_failure_on_the_node_everything_is_sent_again(memory: int) -> No
 
 
 @pytest.mark.parametrize("on_node", [True, False], ids=["the node", "the way to it"])
-def test_a_file_that_could_not_be_copied_is_told_unless_the_node_is_out_of_reach(tmp_path: Path, on_node: bool) -> None:
+def test_a_file_that_could_not_be_copied_is_reported_unless_the_node_is_out_of_reach(
+    tmp_path: Path, on_node: bool
+) -> None:
     (tmp_path / "notes.txt").write_text("1")
     told: list[m.Event] = []
     engine = SimpleNamespace(was_raised_on_node=lambda error: on_node, cause=str)

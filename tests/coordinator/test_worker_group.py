@@ -318,7 +318,7 @@ def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
     assert len(gathering.ends()) == 1
 
 
-def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
+def test_a_time_limit_is_reported_and_stops_all_nodes(gathering: Gathering) -> None:
     gathering.run(timeout_s=5.0)
     gathering.loop.pass_s(5.0)
     assert [event.limit_s for event in gathering.told if isinstance(event, m.TimedOut)] == [5.0]
@@ -354,7 +354,7 @@ def stalls(gathering: Gathering) -> list[str]:
 WAITS = "Rank 3 has not reached all_reduce #1; ranks 0-2 wait there (line 4). Rank 3 runs the cell (line 3)."
 
 
-def test_who_is_waited_for_is_told_as_if_all_ranks_were_on_one_node(gathering: Gathering) -> None:
+def test_who_is_waited_for_is_reported_as_if_all_ranks_were_on_one_node(gathering: Gathering) -> None:
     gathering.run()
     for waits_s in (6.0, 31.0):
         looked(gathering, *(look(rank, 4, waits_s=waits_s) for rank in range(3)), look(3, 3))
@@ -405,7 +405,7 @@ def test_all_nodes_are_asked_for_stacks_and_their_answers_are_passed_on(gatherin
     assert [event.trouble for event in gathering.told if isinstance(event, m.StackSeen)] == ["is stopped"]
 
 
-def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -> None:
+def test_a_hang_timeout_is_reported_once_and_stops_all_nodes(gathering: Gathering) -> None:
     gathering.run(hang_timeout_s=10.0)
     for waits_s in (9.0, 10.0, 11.0):
         looked(gathering, *(look(rank, 4, waits_s=waits_s) for rank in range(3)), look(3, 3))
@@ -437,7 +437,7 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
     assert len(gathering.ends()) == 1
 
 
-def test_the_time_limit_of_the_nodes_is_told_to_the_run_and_to_those_that_begin_after_it(
+def test_the_time_limit_of_the_nodes_is_sent_to_the_run_and_to_later_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0

@@ -94,7 +94,7 @@ PLAYED.append(("attention", "fsdp --precision bf16", 0.08))
 
 
 @pytest.mark.parametrize(("cell", "strategy", "margin"), PLAYED)
-def test_the_peak_is_that_of_a_real_run(book: Notebook, cell: str, strategy: str, margin: float) -> None:
+def test_the_peak_equals_a_real_runs(book: Notebook, cell: str, strategy: str, margin: float) -> None:
     measured = HEAD + MEASURED.format(training=indent(CELLS[cell], "    "))
     peaks = list[int]()
     for _ in range(RUNS[strategy]):

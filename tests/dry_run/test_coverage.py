@@ -33,7 +33,7 @@ class OnAnotherMachine:
         return int, ("nothing",)
 
 
-def test_a_value_that_cannot_be_rebuilt_is_no_failure_of_the_cell() -> None:
+def test_a_value_that_cannot_be_rebuilt_is_not_a_failure_of_the_cell() -> None:
     found = play("print(value)", inputs={"value": OnAnotherMachine()})
     assert found.verdict == "cannot be run dry"
     assert "`value` cannot be rebuilt" in found.refused

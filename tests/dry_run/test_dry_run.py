@@ -49,7 +49,7 @@ def test_a_cell_of_one_device_works_under_each_strategy_with_its_memory_by_kind(
     assert any("AdamW" in note or "Sequential wrapped" in note for note in found["ddp"].notes)
 
 
-def test_torch_is_that_of_the_notebook() -> None:
+def test_torch_is_the_notebooks() -> None:
     """Not one in the folder in which the process begins."""
     found = play("import torch\nraise ValueError(torch.__file__)")
     assert found.error is not None
@@ -216,7 +216,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_error_is_told_with_its_line(name: str) -> None:
+def test_an_error_is_reported_with_its_line(name: str) -> None:
     source, line, kind, text = WRONG[name]
     found = play(source)
     assert found.error is not None, f"{found!r}"

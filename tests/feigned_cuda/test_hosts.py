@@ -41,7 +41,7 @@ def test_it_trains_and_its_model_stays(strategy: str, book: Notebook) -> None:
     assert "steps" in book.ok(trainings.cell(kept, model="import itertools, torch\n")).text
 
 
-def test_the_exception_of_one_host_is_told_at_once(book: Notebook) -> None:
+def test_the_exception_of_one_host_is_reported_at_once(book: Notebook) -> None:
     before = pids(book)
     raises = "if number == 50 and rank == 1: raise ValueError('of rank 1')"
     failed = book.fails(trainings.cell(f"{FAR} --strategy ddp", "itertools.count()", raises))
@@ -51,7 +51,7 @@ def test_the_exception_of_one_host_is_told_at_once(book: Notebook) -> None:
     assert pids(book) == before
 
 
-def test_a_killed_rank_is_told_with_its_host_and_replaced(book: Notebook) -> None:
+def test_a_killed_rank_is_reported_with_its_host_and_replaced(book: Notebook) -> None:
     before = pids(book)
     book.start(trainings.cell(f"{FAR} --strategy ddp", "itertools.count()"))
     book.until("steps")

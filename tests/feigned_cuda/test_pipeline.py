@@ -30,7 +30,7 @@ def test_stages_pass_microbatches_on_in_the_order_of_the_schedule(
     assert len(contexts) == len({gpu for (gpu,) in contexts}) == ranks
 
 
-def test_an_exception_in_one_stage_is_told_and_the_ranks_stay(book: Notebook) -> None:
+def test_an_exception_in_one_stage_is_reported_and_the_ranks_stay(book: Notebook) -> None:
     before = pids(book)
     raises = "if number == 20 and rank == 1: raise ValueError('of stage 1')"
     failed = book.fails(trainings.pipeline("itertools.count()", then=raises))
@@ -40,7 +40,7 @@ def test_an_exception_in_one_stage_is_told_and_the_ranks_stay(book: Notebook) ->
     assert pids(book) == before
 
 
-def test_a_stage_without_memory_is_told_and_the_ranks_stay(book: Notebook) -> None:
+def test_a_stage_without_memory_is_reported_and_the_ranks_stay(book: Notebook) -> None:
     before = pids(book)
     grows = "if number == 3 and rank == 1: torch.empty(9 << 30, device=device)"
     failed = book.fails(trainings.pipeline("itertools.count()", then=grows))

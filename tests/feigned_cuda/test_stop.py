@@ -103,7 +103,7 @@ def _spread(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} s (at most {max(seconds):.2f} s)"
 
 
-def test_the_exception_of_one_rank_is_told_at_once(book: Notebook) -> None:
+def test_the_exception_of_one_rank_is_reported_at_once(book: Notebook) -> None:
     trains(book)
     before = pids(book)
     raises = "if number == 50 and rank == 1: raise ValueError('of rank 1')"
@@ -175,7 +175,7 @@ def test_a_kernel_that_never_ends_costs_its_rank_alone(machine: FeignedCuda, boo
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
-def test_a_context_that_is_lost_is_told_and_its_rank_replaced(strategy: str, book: Notebook) -> None:
+def test_a_context_that_is_lost_is_reported_and_its_rank_replaced(strategy: str, book: Notebook) -> None:
     trains(book)
     before = pids(book)
     failed = book.fails(

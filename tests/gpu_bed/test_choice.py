@@ -158,7 +158,7 @@ def test_the_kernel_itself_is_named(bed: GpuBed, book: Notebook) -> None:
     assert "are in use already, by this notebook's own kernel." in book.ok("%%distributed --gpus 8\n1").view
 
 
-def test_ranks_that_made_room_are_not_told_as_others(bed: GpuBed, book: Notebook) -> None:
+def test_ranks_that_made_room_are_not_reported_as_others(bed: GpuBed, book: Notebook) -> None:
     book.ok("%%distributed --gpus 8\nimport feigned_cuda\nfeigned_cuda.hold(40 << 30)")
 
     assert "in use already" not in book.ok("%%distributed --gpus 8 --fresh\n1").view
@@ -248,7 +248,7 @@ def test_a_divided_gpu_without_slices_is_left_out(bed: GpuBed, book: Notebook) -
     assert "GPU 7 cannot be used (it is in MIG mode and has no slices); it is left out." in outcome.view
 
 
-def test_compute_mode_and_mps_are_told(bed: GpuBed, book: Notebook) -> None:
+def test_compute_mode_and_mps_are_reported(bed: GpuBed, book: Notebook) -> None:
     bed.use(0, compute_mode=3)
     bed.use(1, mps=True, processes=[{"pid": 1, "used_bytes": 1}])
     bed.use(2, compute_mode=2)

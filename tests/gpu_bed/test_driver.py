@@ -22,7 +22,7 @@ def book(bed: GpuBed) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("memory", ["NOT_SUPPORTED", "NO_PERMISSION"])
-def test_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, memory: str) -> None:
+def test_gpus_whose_memory_is_not_reported_are_used(bed: GpuBed, book: Notebook, memory: str) -> None:
     for gpu in bed.gpus:
         gpu["memory"] = memory
     bed.write()
@@ -33,7 +33,7 @@ def test_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, mem
     assert ("unknown" in status) == (memory == "NO_PERMISSION"), "a GPU without memory of its own has the system's"
 
 
-def test_a_lost_gpu_is_left_out_and_told(bed: GpuBed, book: Notebook) -> None:
+def test_a_lost_gpu_is_left_out_and_reported(bed: GpuBed, book: Notebook) -> None:
     bed.use(1, lost=True)
 
     assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
@@ -70,7 +70,7 @@ def test_a_rank_that_is_replaced_after_a_gpu_was_lost_is_on_its_own_gpu(bed: Gpu
 
 
 @pytest.mark.parametrize("error", ["LIB_RM_VERSION_MISMATCH", "NO_PERMISSION", "UNKNOWN"])
-def test_a_broken_driver_means_cpu_ranks_that_are_told(bed: GpuBed, book: Notebook, error: str) -> None:
+def test_a_broken_driver_means_cpu_ranks_that_are_reported(bed: GpuBed, book: Notebook, error: str) -> None:
     bed.state["init"]["error"] = error
     bed.write()
 
@@ -128,7 +128,9 @@ HOLDS = "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(
 
 
 @pytest.mark.parametrize("pids", [True, False])
-def test_memory_of_a_rank_is_told_by_the_driver_and_by_its_allocator(bed: GpuBed, book: Notebook, pids: bool) -> None:
+def test_memory_of_a_rank_is_reported_by_the_driver_and_by_its_allocator(
+    bed: GpuBed, book: Notebook, pids: bool
+) -> None:
     """In a container the driver lists no processes: its figure is what came with the rank, others' included."""
     bed.state["pids"] = pids
     bed.use(0, used_bytes=GIB // 2)

@@ -113,7 +113,7 @@ def test_a_run_without_a_checkpoint_says_that_it_cannot_grow_and_goes_on(bed: Gp
         assert ended.view.count("cannot grow") == 1
 
 
-def test_a_detached_run_grows_without_its_kernel_and_its_history_tells_it(bed: GpuBed) -> None:
+def test_a_detached_run_grows_without_its_kernel_and_its_history_says_so(bed: GpuBed) -> None:
     with bed.notebook() as other:
         hold(other, 6)
         with bed.notebook() as book:

@@ -44,7 +44,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def test_a_pod_that_goes_before_a_python_has_answered_is_told_with_the_reason(
+def test_a_pod_that_goes_before_a_python_has_answered_is_reported_with_the_reason(
     cluster: Cluster, client: Open, tmp_path: Path
 ) -> None:
     python, reached = cluster.folder / f"python-{tmp_path.name}", cluster.folder / f"reached-{tmp_path.name}"
@@ -63,7 +63,7 @@ def test_a_pod_that_goes_before_a_python_has_answered_is_told_with_the_reason(
     assert wait_until(cluster.is_empty, 20)
 
 
-def test_a_pod_that_goes_while_files_are_copied_is_not_told_as_a_file_that_cannot_be(
+def test_a_pod_that_goes_while_files_are_copied_is_not_reported_as_a_file_that_cannot_be(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Its end comes while a cell is sent: the cell tells the end of the pod, once."""
@@ -93,7 +93,7 @@ def test_a_silent_network_is_noticed_within_ten_seconds(cluster: Cluster, client
     assert time.monotonic() - began_s < 20, "ten until it is noticed, and those in which the cluster is asked why"
 
 
-def test_a_kubectl_that_ends_well_is_no_proper_end(cluster: Cluster, client: Open, tmp_path: Path) -> None:
+def test_a_kubectl_that_ends_well_is_not_a_proper_end(cluster: Cluster, client: Open, tmp_path: Path) -> None:
     """kubectl ends with status 0 if the server closes the connection."""
     program = tmp_path / "kubectl-that-ends-well"
     program.write_text('#!/bin/sh\nkubectl "$@"\nstatus=$?\ncase "$*" in *exec*) exit 0 ;; esac\nexit $status\n')

@@ -202,7 +202,7 @@ def of_kubectl() -> list[str]:
     return found
 
 
-def test_pods_without_a_node_are_told_with_the_schedulers_words(cluster: Cluster, client: Open) -> None:
+def test_pods_without_a_node_are_reported_with_the_schedulers_words(cluster: Cluster, client: Open) -> None:
     one = client(gpus_per_pod="3")
     one.send(m.OpenWorkerGroup(group="large", size=9, gpus=True))
     queued = one.wait(m.WorkerGroupQueued)
@@ -289,7 +289,7 @@ LOSSES: dict[str, tuple[Do, str]] = {
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_a_lost_pod_is_told_with_the_reason(cluster: Cluster, client: Open, how: str) -> None:
+def test_a_lost_pod_is_reported_with_the_reason(cluster: Cluster, client: Open, how: str) -> None:
     act, said = LOSSES[how]
     one = client()
     group = one.group(2)

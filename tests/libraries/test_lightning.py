@@ -20,7 +20,7 @@ from jupyter_distrib.libraries.lightning import fitting
         ((True, 8), (True, 8)),
     ],
 )
-def test_arguments_that_name_all_ranks_are_told_as_the_ranks_are_placed(
+def test_arguments_that_name_all_ranks_are_reported_as_the_ranks_are_placed(
     monkeypatch: pytest.MonkeyPatch, given: tuple[object, object], fits: tuple[object, object]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")

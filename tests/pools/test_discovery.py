@@ -121,7 +121,7 @@ def test_addresses_of_ray_are_found(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("address", ["ray://u:hunter2@head:10001", "u:hunter2@head:6379", "ray://hunter2@head:10001"])
-def test_what_is_found_is_told_without_passwords(home: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_what_is_found_is_reported_without_passwords(home: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
 
     (found,) = ray.found()

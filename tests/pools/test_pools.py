@@ -259,7 +259,7 @@ ALARM = (
 
 
 @pytest.mark.parametrize("error", ["TimeoutError", "KeyboardInterrupt"])
-def test_an_alarm_is_no_interrupt(client: PoolClient, error: str) -> None:
+def test_an_alarm_is_not_an_interrupt(client: PoolClient, error: str) -> None:
     before = signal.getsignal(signal.SIGALRM)
     outcome = client.run(client.group(1), ALARM.replace("ERROR", error) + ENDLESS)
     signal.signal(signal.SIGALRM, before)
@@ -267,7 +267,7 @@ def test_an_alarm_is_no_interrupt(client: PoolClient, error: str) -> None:
     assert not outcome.of(m.Interrupted)
 
 
-def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_no_interrupt(
+def test_an_alarm_after_a_stop_that_the_cell_has_caught_is_not_an_interrupt(
     client: PoolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, begun = signal.getsignal(signal.SIGALRM), threading.Event()

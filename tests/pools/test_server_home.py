@@ -80,7 +80,7 @@ def test_the_socket_of_another_user_is_not_connected_to(folder: Path) -> None:
             assert server_home.connected(folder / "link") is None
 
 
-def test_what_cannot_make_room_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_make_room_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "agent-x.lock"
 
     def refuse(*_: object) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_make_room_is_told(folder: Path, monkeypatch: pytest.MonkeyP
         Home(name="agent-x").reach()
 
 
-def test_an_interpreter_that_was_deleted_since_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_was_deleted_since_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path))
     python = str(tmp_path / "venv" / "bin" / "python")
     with pytest.raises(PoolError, match=f"^there is no interpreter at {python} any more"):

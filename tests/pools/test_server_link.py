@@ -89,7 +89,7 @@ def test_descriptors_go_along_and_are_taken_over(ends: Ends) -> None:
     os.close(read_fd)
 
 
-def test_an_agent_that_is_gone_is_told_once_and_takes_descriptors_with_it(ends: Ends) -> None:
+def test_an_agent_that_is_gone_is_reported_once_and_takes_descriptors_with_it(ends: Ends) -> None:
     ends.agent.sock.shutdown(socket.SHUT_RDWR)
     assert "has ended" in ends.lost.get(timeout=60)
     read_fd, write_fd = os.pipe()

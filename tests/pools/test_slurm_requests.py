@@ -82,7 +82,7 @@ def test_the_next_start_cancels_for_a_process_that_has_ended(cancelled: Cancelle
     "content",
     [b"", b"\xff\n\xff\n", b"one line", b"\n--all\n", b"\n\n", b"\nx\0y 12345678\n", b"\n" * 99, b"x" * 100_000],
 )
-def test_a_file_that_is_no_request_cancels_nothing(cancelled: Cancelled, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_request_cancels_nothing(cancelled: Cancelled, tmp_path: Path, content: bytes) -> None:
     Request("train.ipynb").finish(certain=True)
     assert wait_until(lambda: not left(tmp_path), 10)
     before = cancelled()

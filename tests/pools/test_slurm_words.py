@@ -104,7 +104,7 @@ def test_only_a_job_for_the_same_partition_waits_for_these_nodes(listed: str, is
     assert command.is_another_queued("7", listed) == is_wanted
 
 
-def test_a_controller_that_is_away_is_no_refusal() -> None:
+def test_a_controller_that_is_away_is_not_a_refusal() -> None:
     said = "salloc: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)"
     assert command.refusal(said) == (
         "Slurm does not answer (Unable to contact slurm controller): try again when its controller is back."
@@ -126,7 +126,7 @@ JOBS = """\
 """
 
 
-def test_nodes_are_told_with_their_jobs() -> None:
+def test_nodes_are_reported_with_their_jobs() -> None:
     one, other = report.nodes(SINFO, JOBS.splitlines())
     assert (one.name, one.cpus, one.free_cpus, one.memory_bytes, one.state) == ("n1", 4.0, 1.0, 2 << 30, "")
     assert (one.gpus, one.free_gpus, one.gpu_type) == (4, 1, "a100")

@@ -101,7 +101,7 @@ def test_each_rank_keeps_its_surroundings_while_others_run(client: PoolClient) -
         ("dist.all_reduce(torch.ones(1 + rank))", "all_reduce (sum) does not fit together (rank 0 [1]; rank 1 [2])"),
     ],
 )  # fmt: skip
-def test_what_would_hang_is_told(client: PoolClient, cell: str, said: str) -> None:
+def test_what_would_hang_is_reported(client: PoolClient, cell: str, said: str) -> None:
     outcome = client.run(client.group(2), IMPORTS + cell)
     rank = next(
         rank

@@ -33,7 +33,7 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_hosts_that_answer_are_told_with_their_versions(tmp_path: Path) -> None:
+def test_hosts_that_answer_are_reported_with_their_versions(tmp_path: Path) -> None:
     reach = program(tmp_path / "reach", 'echo "Welcome!"; shift; exec "$@"')
     options = {"hosts": "a,b", "start": f"{reach} {{host}} {{python}}", "python": sys.executable}
 
@@ -58,7 +58,7 @@ def test_hosts_that_answer_are_told_with_their_versions(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_host_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, script: str, told: str) -> None:
+def test_a_host_that_cannot_be_used_is_reported_in_one_sentence(tmp_path: Path, script: str, told: str) -> None:
     reach = program(tmp_path / "reach", script)
     options = {"hosts": "a,b", "start": f"{reach} {{host}} {{python}}", "python": sys.executable}
 

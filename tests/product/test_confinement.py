@@ -168,7 +168,7 @@ def test_notebooks_that_remove_the_variables_of_their_job_stay_in_it(tmp_path: P
     assert {job for _, job in seen} == {"None"}, "a cell sees the variables of its notebook"
 
 
-def test_a_detached_run_is_found_from_another_container_and_told_with_its_place(kernels: Open) -> None:
+def test_a_detached_run_is_found_from_another_container_and_reported_with_its_place(kernels: Open) -> None:
     """One in which process ids mean something else."""
     inside = (
         "unshare",

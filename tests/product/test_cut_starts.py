@@ -104,7 +104,7 @@ def test_who_starts_the_ranks_is_started_once_more_if_killed(start: Start) -> No
     ],
     ids=["SIGKILL", "SIGSEGV", "SIGTERM"],
 )
-def test_killed_twice_it_is_told_with_its_last_words_and_not_started_again(
+def test_killed_twice_it_is_reported_with_its_last_words_and_not_started_again(
     start: Start, end: Callable[[int], None], says: str
 ) -> None:
     end(start.begin())
@@ -160,7 +160,7 @@ def test_an_agent_that_is_killed_while_ranks_start_is_replaced_once(start: Start
     assert outcome.result == VALUES, outcome.text
 
 
-def test_agents_that_are_killed_twice_are_told(start: Start) -> None:
+def test_agents_that_are_killed_twice_are_reported(start: Start) -> None:
     start.begin()
     os.kill(start.agent, signal.SIGKILL)
     start.next()

@@ -171,7 +171,7 @@ def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebo
     ],
     ids=["another environment", "options of the cell"],
 )
-def test_a_run_of_any_agent_of_the_user_is_told_and_attached(notebook: Notebook, option: str, change: str) -> None:
+def test_a_run_of_any_agent_of_the_user_is_reported_and_attached(notebook: Notebook, option: str, change: str) -> None:
     """The kernel that looks for it would start an agent of its own: with other threads, under another interpreter."""
     notebook.ok(
         f"%%distributed --ranks 2 --detach {option}\nimport os, time\n"

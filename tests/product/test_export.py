@@ -219,7 +219,7 @@ def test_what_cannot_be_exported_is_named(book: Notebook, setup: str, cell: str,
     assert message in book.fails("%distributed_export got train.py").evalue
 
 
-def test_a_cell_of_another_library_than_torch_is_no_script_for_torchrun(book: Notebook) -> None:
+def test_a_cell_of_another_library_than_torch_is_not_a_script_for_torchrun(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --strategy tensorflow --own-scope --out got\n1")
 
     refused = book.fails("%distributed_export got train.py").evalue

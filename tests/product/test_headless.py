@@ -70,7 +70,7 @@ def test_the_output_of_a_run_is_one_line_of_json(book: Notebook) -> None:
     assert json.loads(line)["logs"] == {"1": "über 1\n"}
 
 
-def test_a_queued_run_and_a_refused_one_are_told(book: Notebook) -> None:
+def test_a_queued_run_and_a_refused_one_are_reported(book: Notebook) -> None:
     book.ok(
         "from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(): return 5\nrun = work.submit()\nrun.result()"
     )

@@ -58,7 +58,7 @@ def test_a_command_is_told_of_the_end_with_state_metrics_and_error(book: Noteboo
     assert wait_until(lambda: re.match(r"Cell In\[\d+\]: failed after", Path(f"{news}.text").read_text()))
 
 
-def test_a_short_run_is_not_told_and_nothing_is_by_default(book: Notebook, tmp_path: Path) -> None:
+def test_a_short_run_is_not_reported_and_nothing_is_by_default(book: Notebook, tmp_path: Path) -> None:
     news = tmp_path / "news"
     book.ok("%%distributed --ranks 1\nrank")
     settings(tmp_path, f"notify_after = 600\nnotify = '''{command_into(news)}'''\n")
@@ -82,7 +82,7 @@ def test_a_file_that_came_with_the_folder_is_never_followed(book: Notebook, tmp_
     assert not news.exists()
 
 
-def test_a_command_that_fails_is_told_below_the_run(book: Notebook, tmp_path: Path) -> None:
+def test_a_command_that_fails_is_reported_below_the_run(book: Notebook, tmp_path: Path) -> None:
     settings(tmp_path, "notify = 'echo no such channel >&2; exit 3'\n")
     book.ok("%%distributed --ranks 1 --out got\nrank")
     line = "%distributed_status --json"

@@ -161,7 +161,7 @@ def test_torch_remembers_few_collectives_unless_the_user_wants_more(book: Notebo
     assert book.ok(f"%%distributed --ranks 2\n{cell}").result == "ranks 0-1: '200'"
 
 
-def test_a_missing_framework_is_told_with_the_line_that_installs_it(book: Notebook) -> None:
+def test_a_missing_framework_is_reported_with_the_line_that_installs_it(book: Notebook) -> None:
     outcome = book.fails("%%distributed --ranks 2\nraise ModuleNotFoundError(\"No module named 'trl'\")")
 
     assert "Install it: pip install 'jupyter_distrib[trl]'" in outcome.traceback

@@ -84,7 +84,9 @@ def test_what_people_try_with_run_and_pasted_scripts_is_answered(book: Notebook,
 @pytest.mark.parametrize(
     ("name", "value"), [("TORCH_DISTRIBUTED_DEBUG", "DETAIL"), ("OMP_NUM_THREADS", "3"), ("MKL_NUM_THREADS", "3")]
 )
-def test_a_variable_that_torch_has_read_already_is_told_with_its_cure(book: Notebook, name: str, value: str) -> None:
+def test_a_variable_that_torch_has_read_already_is_reported_with_its_cure(
+    book: Notebook, name: str, value: str
+) -> None:
     told = f"--env {name}={value}"
     assert told in book.ok(f"{ON_ONE}import os\nos.environ[{name!r}] = {value!r}").view
     assert told not in book.ok(f"{ON_ONE}rank").view
@@ -112,7 +114,7 @@ def test_code_that_a_library_writes_into_its_cache_is_not_the_users(book: Notebo
     assert "__init__.py has changed" not in outcome.view
 
 
-def test_time_of_a_whole_cell_is_told_below_the_magic_line(book: Notebook) -> None:
+def test_time_of_a_whole_cell_is_reported_below_the_magic_line(book: Notebook) -> None:
     outcome = book.ok(f"{ON_TWO}%%time\ny = 40\ny + 2")
     assert "wall time" in outcome.view
     assert outcome.result == "ranks 0-1: 42"
@@ -277,7 +279,7 @@ class Numbers(Dataset):
     assert book.ok(ON_ONE + body).result == "rank 0: [[0, 10], [20, 30]]"
 
 
-def test_what_a_spawned_process_cannot_be_given_is_told_by_name(book: Notebook) -> None:
+def test_what_a_spawned_process_cannot_be_given_is_reported_by_name(book: Notebook) -> None:
     body = """
 import multiprocessing, threading
 lock = threading.Lock()
@@ -329,7 +331,7 @@ def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> 
         "import typing\nShown = typing.Optional['hidden']\nclass typed:\n    x: Shown\ntyping.get_type_hints(typed)",
     ],
 )
-def test_a_name_of_the_notebook_that_only_text_reads_is_told_with_its_cure(book: Notebook, body: str) -> None:
+def test_a_name_of_the_notebook_that_only_text_reads_is_reported_with_its_cure(book: Notebook, body: str) -> None:
     book.ok("hidden = int")
     told = book.fails(ON_ONE + body).traceback
     assert "`hidden` is in the notebook, but the cell only reads it through eval" in told
@@ -337,7 +339,7 @@ def test_a_name_of_the_notebook_that_only_text_reads_is_told_with_its_cure(book:
     assert "--with nowhere" not in book.fails(ON_ONE + "eval('nowhere')").traceback
 
 
-def test_a_cells_own_keyboard_interrupt_is_told_at_once(book: Notebook) -> None:
+def test_a_cells_own_keyboard_interrupt_is_reported_at_once(book: Notebook) -> None:
     book.ok(ON_ONE + "rank")
     outcome = book.fails(ON_ONE + "raise KeyboardInterrupt('by the cell itself')")
     assert outcome.ename == "KeyboardInterrupt"
@@ -470,7 +472,7 @@ class Picture(Chart):
 """
 
 
-def test_a_display_that_needs_code_in_the_page_is_told_once(book: Notebook) -> None:
+def test_a_display_that_needs_code_in_the_page_is_reported_once(book: Notebook) -> None:
     told = "a display of application/vnd.vegalite.v5+json is left out"
     view = book.ok(f"{ON_ONE}{CHART}for _ in range(3): display(Chart())").view
     assert view.count(told) == 1
@@ -522,7 +524,7 @@ def test_a_task_in_a_cell_that_awaits_nothing_says_what_to_do(book: Notebook) ->
         "class Node: pass\nnode = Node()\nnode.me, node.task = node, work()\n1",
     ],
 )
-def test_a_coroutine_that_is_never_awaited_is_told_with_the_users_line(book: Notebook, body: str) -> None:
+def test_a_coroutine_that_is_never_awaited_is_reported_with_the_users_line(book: Notebook, body: str) -> None:
     outcomes = [book.cell(f"{ON_ONE}{ASYNC}{body}"), book.ok(f"{ON_ONE}import gc\ngc.collect();")]
     text = "".join(each.text for each in outcomes)
     assert "jupyter_distrib" not in "".join(line for line in text.splitlines() if "never awaited" in line)
@@ -556,7 +558,7 @@ list(DataLoader(Numbers(), num_workers=1))
     ids=["socket", "url", "reset", "text", "worker"],
 )
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
-def test_a_broken_connection_of_the_cells_own_is_told_as_what_it_is(
+def test_a_broken_connection_of_the_cells_own_is_reported_as_what_it_is(
     book: Notebook, body: str, told: str, strategy: str
 ) -> None:
     outcome = book.fails(f"{ON_TWO[:-1]} --strategy {strategy}\n{body}")
@@ -601,7 +603,7 @@ def test_what_finalizers_raise_is_seen_unless_it_follows_from_a_stop(book: Noteb
 # ---------------------------------------------------------------------------------------------------- folders
 
 
-def test_a_folder_of_the_notebook_that_is_gone_is_told(book: Notebook, tmp_path: Path) -> None:
+def test_a_folder_of_the_notebook_that_is_gone_is_reported(book: Notebook, tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     book.ok(f"import os\nbefore = os.getcwd()\nos.chdir({str(folder)!r})\nos.rmdir({str(folder)!r})")
@@ -614,7 +616,7 @@ def test_a_folder_of_the_notebook_that_is_gone_is_told(book: Notebook, tmp_path:
 # ---------------------------------------------------------------------------------------------------- errors
 
 
-def test_each_exception_of_a_group_is_told_with_its_line(book: Notebook) -> None:
+def test_each_exception_of_a_group_is_reported_with_its_line(book: Notebook) -> None:
     body = (
         "import asyncio\nasync def bad(what):\n    raise ValueError(what)\n"
         "async with asyncio.TaskGroup() as tasks:\n    tasks.create_task(bad('first'))\n    tasks.create_task(bad('second'))"

@@ -256,7 +256,7 @@ def test_the_line_to_write_can_be_written(book: Notebook, folder: Path) -> None:
     assert "write its path alone" in book.fails("%distributed_run torchrun --help").evalue
 
 
-def test_a_script_that_is_no_python_starts_nothing(book: Notebook, folder: Path) -> None:
+def test_a_script_that_is_not_python_starts_nothing(book: Notebook, folder: Path) -> None:
     (folder / "bad.py").write_text("def f(:\n")
 
     assert book.fails("%distributed_run --ranks 2 bad.py").ename == "SyntaxError"

@@ -95,7 +95,7 @@ def test_a_rank_in_c_code_that_holds_the_lock_is_looked_at_from_outside(client: 
     assert [(frame.function, frame.line) for frame in stack.frames] == [("<module>", 4), ("count", 2)]
 
 
-def test_a_stopped_rank_is_told_as_such_beside_the_stacks_of_the_others(client: PoolClient) -> None:
+def test_a_stopped_rank_is_reported_as_such_beside_the_stacks_of_the_others(client: PoolClient) -> None:
     stacks = seen_of(
         client, "import time\nprint('there', flush=True)\nwhile True: time.sleep(0.01)", ranks=2, stop=True
     )

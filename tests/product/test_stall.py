@@ -135,7 +135,7 @@ def test_every_kind_of_stall_is_named(client: PoolClient) -> None:
 
 
 @pytest.mark.slow
-def test_computing_is_no_stall_on_any_rank(client: PoolClient) -> None:
+def test_computing_is_not_a_stall_on_any_rank(client: PoolClient) -> None:
     group = client.group(2)
     source = GROUP + "a = torch.ones(400, 400)\nt = time.monotonic()\nwhile time.monotonic() - t < 12: a @ a"
     run = follow(client, group, source)

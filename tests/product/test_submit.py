@@ -173,7 +173,7 @@ def test_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) ->
     assert book.ok("list(swept), swept[-1], swept.configurations[0]").result == "([0.6, 0.2, 0.4], 0.4, {'lr': 0.3})"
 
 
-def test_a_sweep_without_values_is_told_in_one_line(book: Notebook) -> None:
+def test_a_sweep_without_values_is_reported_in_one_line(book: Notebook) -> None:
     outcome = book.ok("%%distributed --sweep lr=range(3) --ranks 1\ntwice = lr * 2")
 
     assert outcome.result == "3 runs without a value; to_pandas() gives their numbers"

@@ -500,7 +500,7 @@ def test_a_handle_on_a_rank_that_died_says_so_and_the_others_stay(book: Notebook
     assert book.fails("step[1]").ename == "ValueLost"
 
 
-def test_what_a_rank_kept_in_a_run_that_it_did_not_survive_is_no_handle(book: Notebook) -> None:
+def test_what_a_rank_kept_in_a_run_that_it_did_not_survive_is_not_a_handle(book: Notebook) -> None:
     outcome = book.fails("%%distributed --ranks 2 --keep value\nimport os\nvalue = rank\nif rank == 1: os._exit(3)")
 
     assert outcome.ename == "RankLost"

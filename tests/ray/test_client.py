@@ -48,7 +48,7 @@ def begin(book: Notebook, own: Cluster, folder: Path) -> int:
     return int(re.search(r"agent (\d+)", book.ok("%distributed_status").result)[1])  # type: ignore[index]
 
 
-def test_a_running_cell_is_told_and_the_next_is_good(book: Notebook, tmp_path: Path) -> None:
+def test_a_running_cell_is_reported_and_the_next_is_good(book: Notebook, tmp_path: Path) -> None:
     own = Cluster(nodes=1)
     try:
         coordinator = begin(book, own, tmp_path)

@@ -68,7 +68,7 @@ def test_a_cluster_with_a_token_wants_the_right_one(guarded: Cluster, tmp_path: 
         assert re.search(r"^127\.0\.0\.2 +4, 2 free +\d.*B +2 A10, 2 free +0-1 ", status, re.MULTILINE), status
 
 
-def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:
+def test_a_cluster_that_goes_away_in_mid_run_is_reported(tmp_path: Path) -> None:
     own = Cluster(nodes=1)
     at = f"--pool ray --insecure --address {own.address} --ranks 2"
     try:
@@ -283,7 +283,7 @@ def test_a_head_that_loses_its_side_is_tried_again_and_then_explained(monkeypatc
         joining._join(ADDRESS)
 
 
-def test_a_port_that_is_no_cluster_is_said_within_seconds(tmp_path: Path) -> None:
+def test_a_port_that_is_not_a_cluster_is_said_within_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         address = "ray://127.0.0.1:" + str(mute.getsockname()[1])

@@ -120,7 +120,7 @@ def test_who_is_waited_for_on_another_node_is_named_and_a_hang_timeout_ends_the_
     assert_good(book)
 
 
-def test_an_agent_that_is_killed_is_told_and_replaced_and_all_logs_are_there(book: Notebook) -> None:
+def test_an_agent_that_is_killed_is_reported_and_replaced_and_all_logs_are_there(book: Notebook) -> None:
     agents = processes(book, "os.getppid()")
     book.start(
         "%%distributed --strategy ddp\nimport time, torch.distributed as dist\nprint('in', rank, flush=True)\n"
@@ -267,7 +267,7 @@ def test_a_detached_run_survives_its_kernel(cluster: Cluster, tmp_path: Path) ->
         assert other.ok("print(run.logs(1))").stdout.split() == ["before", "after"]
 
 
-def test_a_node_that_is_lost_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_is_lost_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     """The last of the file: the node does not come back as it was."""
     with Notebook(tmp_path) as book:
         line = f"%%distributed --pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2\n"

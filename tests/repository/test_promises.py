@@ -33,7 +33,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/settings/test_config_files.py::test_only_these_keys_options_and_kinds_of_pools_need_no_trust "
             "kernel/settings/test_config_files.py::test_more_ranks_than_the_machine_has_need_trust "
             "kernel/settings/test_config_files.py::test_what_a_project_may_set_is_taken_unasked "
-            "kernel/settings/test_config_files.py::test_what_a_project_may_not_set_leaves_the_users_own_and_is_told "
+            "kernel/settings/test_config_files.py::test_what_a_project_may_not_set_leaves_the_users_own_and_is_reported "
             "kernel/settings/test_config_files.py::test_a_project_that_saves_nothing_keeps_only_its_own_runs_out "
             "kernel/settings/test_pool_names.py::test_packages_that_lie_in_the_notebooks_folder_bring_no_code "
             "kernel/settings/test_pool_names.py::test_a_package_in_the_notebooks_folder_does_not_replace_an_installed_strategy "
@@ -121,7 +121,7 @@ HELD: dict[str, dict[str, str]] = {
         "TensorFlow's ranks send their addresses to rank 0, as JSON.": "worker/test_address_exchange.py::test_every_rank_has_all_texts_by_rank",
         "Rank 0 closes a connection that has sent no such line within 5 s or 1 MB, and listens to the others meanwhile (`worker/address_exchange.py`).": (
             "worker/test_address_exchange.py::test_many_strangers_who_say_nothing_are_not_waited_for "
-            "worker/test_address_exchange.py::test_who_is_no_rank_of_this_run_is_not_heard "
+            "worker/test_address_exchange.py::test_a_process_that_is_not_a_rank_of_this_run_is_not_heard "
             "worker/test_address_exchange.py::test_a_stranger_who_does_not_end_a_line_is_not_waited_for"
         ),
         "While `%distributed_status --doctor` measures the network between nodes, a port on each answers one connection that knows a token.": "kernel/notebook/test_network_report.py::test_a_node_answers_only_who_knows_its_token",

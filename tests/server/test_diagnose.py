@@ -92,7 +92,7 @@ def test_places_say_where_every_rank_is() -> None:
     )
 
 
-def test_a_rank_that_computes_for_long_is_no_stall() -> None:
+def test_a_rank_that_computes_for_long_is_not_a_stall() -> None:
     long = look(0, seen(0, unmoved_s=600.0, idle_s=0.0, groups=(group(3),)))
     assert text(long, look(1, seen(1, unmoved_s=600.0, idle_s=0.0))) is None
     assert not is_suspicious([long])
@@ -133,14 +133,14 @@ def test_the_else_branch_is_not_inside_the_if() -> None:
     assert "inside" not in str(text(waits(0, 1, "barrier", line=8), *gone))
 
 
-def test_different_calls_that_meet_are_told_by_their_lines() -> None:
+def test_different_calls_that_meet_are_reported_by_their_lines() -> None:
     assert text(waits(0, 1, "barrier", line=6), waits(1, 1), waits(2, 1), waits(3, 1)) == (
         "As collective #1 rank 0 calls barrier (line 6, inside `if rank == 0`) and ranks 1-3 call all_reduce (line 9): "
         "collectives match by order, not by name."
     )
 
 
-def test_different_shapes_that_meet_are_told() -> None:
+def test_different_shapes_that_meet_are_reported() -> None:
     assert text(waits(0, tensors="[4] Float"), waits(1, tensors="[8] Float"), source="") == (
         "As collective #2 rank 0 calls all_reduce of [4] Float (line 9) and rank 1 calls all_reduce of [8] Float "
         "(line 9): collectives match by order, not by name."
@@ -162,14 +162,14 @@ def test_a_subgroup_is_named_by_its_ranks() -> None:
     )
 
 
-def test_all_there_is_told_only_after_a_long_time() -> None:
+def test_all_there_is_reported_only_after_a_long_time() -> None:
     assert text(waits(0), waits(1)) is None
     assert text(waits(0, unmoved_s=40.0), waits(1, unmoved_s=40.0)) == (
         "All of its ranks are in all_reduce #2 (line 9), and it does not end."
     )
 
 
-def test_a_rendezvous_is_told_though_nothing_counts_it() -> None:
+def test_a_rendezvous_is_reported_though_nothing_counts_it() -> None:
     waiting = look(1, seen(1, line=2, call="init_process_group"))
     assert text(computes(0), waiting) == (
         "Rank 0 has not reached init_process_group; rank 1 waits there (line 2). Rank 0 runs load() (line 3)."
@@ -205,7 +205,7 @@ def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
     assert str(text(gone_on, waits(1), computes(2))).startswith("Rank 2 has not reached all_reduce #2")
 
 
-def test_a_rank_that_does_nothing_with_pythons_lock_is_told_of_though_nobody_waits() -> None:
+def test_a_rank_that_holds_pythons_lock_is_reported_though_nobody_waits() -> None:
     def silent(silent_s: float) -> m.RankSighting:
         return m.RankSighting(rank=1, state="silent", pid=4001, seen=seen(1, line=4), silent_s=silent_s)
 

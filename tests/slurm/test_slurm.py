@@ -237,7 +237,7 @@ def test_in_a_job_of_an_array_its_own_node_is_used(bed: SlurmBed, monkeypatch: p
         bed.output("scancel", array)
 
 
-def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:
+def test_a_queue_is_reported_and_waited_for(bed: SlurmBed) -> None:
     with subprocess.Popen(["salloc", "-N2", "--exclusive", "sh", "-c", "cat"], stdin=subprocess.PIPE) as other:
         assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
         with client() as one:
@@ -307,7 +307,7 @@ def test_an_srun_that_is_killed_is_replaced_and_the_ranks_go_on(bed: SlurmBed, t
     assert bed.left() == ""
 
 
-def test_a_job_that_is_preempted_is_told_and_with_restarts_the_cell_goes_on_in_another(
+def test_a_job_that_is_preempted_is_reported_and_with_restarts_the_cell_goes_on_in_another(
     bed: SlurmBed, tmp_path: Path
 ) -> None:
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "nodes = 2"]
@@ -345,7 +345,7 @@ def test_an_idle_allocation_is_given_back_in_time(bed: SlurmBed, tmp_path: Path)
             assert len(bed.all_jobs() - before) == 1
 
 
-def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:
+def test_a_time_limit_that_is_near_is_reported(bed: SlurmBed) -> None:
     with client(nodes="1", time="4") as one:
         group = one.group(1)
         [note] = one.run(group, "1").of(m.Noted)

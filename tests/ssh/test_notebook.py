@@ -152,7 +152,7 @@ def test_a_session_that_is_cut_ends_the_cell_with_the_hosts_name_and_leaves_noth
     assert_good(book)
 
 
-def test_an_ssh_that_is_killed_here_is_told_and_leaves_nothing_there(book: Notebook, bed: Bed) -> None:
+def test_an_ssh_that_is_killed_here_is_reported_and_leaves_nothing_there(book: Notebook, bed: Bed) -> None:
     before = set(bed.hosts[0].processes())
     book.start(HANGS)
     book.until("all in")
@@ -164,7 +164,7 @@ def test_an_ssh_that_is_killed_here_is_told_and_leaves_nothing_there(book: Noteb
     assert_good(book)
 
 
-def test_a_connection_that_hangs_is_told_within_ten_seconds(book: Notebook, bed: Bed) -> None:
+def test_a_connection_that_hangs_is_reported_within_ten_seconds(book: Notebook, bed: Bed) -> None:
     """As when the network is cut: nobody says so."""
     book.start(HANGS)
     book.until("all in")

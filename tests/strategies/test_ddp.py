@@ -953,7 +953,7 @@ def test_totals_of_dicts_and_lists_are_those_of_their_items(book: Notebook) -> N
         ("{'f1': 'high'}", "total() adds numbers and tensors, also in dicts and lists, and 'f1' is str"),
     ],
 )
-def test_totals_that_cannot_be_added_are_told(book: Notebook, given: str, told: str) -> None:
+def test_totals_that_cannot_be_added_are_reported(book: Notebook, given: str, told: str) -> None:
     failed = book.fails(f"{DDP}--shard-eval\nimport jupyter_distrib\njupyter_distrib.total({given})")
     assert told in failed.traceback
 

@@ -134,10 +134,10 @@ def test_explain_knows_which_dimensions_the_mesh_has(book: Notebook) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "data", "data=0", "data=x", "2", "data=2,,model=2", "a=1,a=2", "data=-1"])
-def test_what_is_no_mesh(text: str) -> None:
+def test_what_is_not_a_mesh(text: str) -> None:
     with pytest.raises(OptionsError):
         dimensions("--mesh", text)
 
 
-def test_what_is_one() -> None:
+def test_what_is_a_mesh() -> None:
     assert dimensions("--mesh", "data=2, model=4") == (("data", 2), ("model", 4))

@@ -67,7 +67,9 @@ def rights(folder: Path, capabilities: str, label: str) -> tuple[str, ...]:
         ("0000000000000000", "snap.jupyter (enforce)\n", False),
     ],
 )
-def test_what_takes_nothing_away_is_no_other_place(tmp_path: Path, capabilities: str, label: str, same: bool) -> None:
+def test_what_takes_nothing_away_is_not_another_place(
+    tmp_path: Path, capabilities: str, label: str, same: bool
+) -> None:
     plain = rights(tmp_path, "0000000000000000", "unconfined\n")
 
     assert (rights(tmp_path, capabilities, label) == plain) is same
@@ -207,7 +209,7 @@ def test_jobs_of_every_scheduler_are_told_apart(one: Files, other: Files) -> Non
     assert confinement.job(one) == confinement.job({**one, "JOB_ID": one.get("JOB_ID", ""), "HOME": "/"})
 
 
-def test_a_variable_of_the_users_own_is_no_job() -> None:
+def test_a_variable_of_the_users_own_is_not_a_job() -> None:
     assert confinement.job({"JOB_ID": "mine", "SLURM_JOB_ID": ""}) == ()
 
 

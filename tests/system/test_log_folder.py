@@ -207,7 +207,9 @@ def test_without_a_choice_it_is_a_tenth_of_the_disk_that_is_free_without_the_log
 
 
 @pytest.mark.parametrize("chosen", ["", "many", "-5", "1e9"])
-def test_a_choice_that_is_no_number_is_none(folder: LogFolder, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_is_not_a_number_is_ignored(
+    folder: LogFolder, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(log_folder.TOTAL_VARIABLE, chosen)
     folder.tidy()
     assert folder.limit_bytes > TOTAL

@@ -37,7 +37,7 @@ def raised_during(error: BaseException, other: BaseException) -> BaseException:
         caused(ImportError("no such module"), OSError(errno.EMFILE, "")),
     ],
 )
-def test_an_error_by_the_limit_is_told_with_what_to_do(error: BaseException) -> None:
+def test_an_error_by_the_limit_is_reported_with_what_to_do(error: BaseException) -> None:
     assert "the limit is " in open_files.told(error)
     assert "(ulimit -n). Raise it with `ulimit -n 4096`" in open_files.reason(error)
 

@@ -199,7 +199,7 @@ def test_the_installed_version_has_each_name(library: Library, alone: None) -> N
 # ----------------------------------------------------------------------------------- without one of them, in words
 
 
-def test_a_needed_name_that_is_gone_is_told_with_the_versions_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_needed_name_that_is_gone_is_reported_with_the_versions_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from cloudpickle import cloudpickle
 
     private_names.check(private_names.CLOUDPICKLE)

@@ -60,7 +60,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("content", WRONG, ids=str)
-def test_a_value_of_another_type_is_no_record(content: object) -> None:
+def test_a_value_of_another_type_is_not_a_record(content: object) -> None:
     with pytest.raises(DamagedFile):
         record_file.record_of(Record, content)
 

@@ -43,7 +43,7 @@ def test_it_is_private_and_gone_after_the_block(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_that_of_a_killed_process_is_swept_and_that_of_a_living_one_is_not(temporary: Path) -> None:
+def test_the_folder_of_a_killed_process_is_swept_and_a_living_ones_is_not(temporary: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -107,7 +107,7 @@ def test_what_is_not_ours_stays(temporary: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
-def test_that_of_another_user_stays(temporary: Path) -> None:
+def test_the_folder_of_another_user_stays(temporary: Path) -> None:
     theirs = Path(tempfile.mkdtemp(prefix=scratch.PREFIX))
     (theirs / ".jupyter_distrib").write_text("")
     os.chown(theirs, 12345, 12345)

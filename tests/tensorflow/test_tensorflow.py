@@ -114,7 +114,7 @@ def test_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) -> Non
     assert ours.ok(SAME).stdout.startswith("True True 2")
 
 
-def test_a_worker_that_raises_or_dies_is_told_and_the_next_cell_trains(ours: Notebook) -> None:
+def test_a_worker_that_raises_or_dies_is_reported_and_the_next_cell_trains(ours: Notebook) -> None:
     raised = ours.fails(LINE + FIT.replace("model.compile", "assert rank == 0, 'no more'\nmodel.compile"))
     assert raised.ename == "AssertionError"
     died = ours.fails(LINE + "\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + FIT)

@@ -70,7 +70,7 @@ def test_a_store_that_another_program_has_locked(folder: Path) -> None:
         trains(book, "nothing is recorded", "ml.db cannot be used: database is locked")
 
 
-def test_a_file_that_is_no_database(folder: Path) -> None:
+def test_a_file_that_is_not_a_database(folder: Path) -> None:
     (folder / "ml.db").write_text("This is a text of some length and certainly not a database of any kind.\n" * 9)
     with opened(folder) as book:
         trains(book, "nothing is recorded", "file is not a database")

@@ -68,7 +68,7 @@ def test_tensorboard_knows_a_run_that_failed(book: Notebook, folder: Path) -> No
     assert json.loads(done.stdout)[1]["run/state"] == "FAILED"
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_sentence_and_the_run_is_good(
+def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence_and_the_run_is_good(
     book: Notebook, folder: Path
 ) -> None:
     book.ok("os.makedirs('other', exist_ok=True)\nos.chdir('other')\nopen('runs', 'w').close()")

@@ -234,7 +234,7 @@ def frame(text: bytes, sizes: tuple[int, ...] = (), blobs: bytes = b"", fds: int
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b" " * 100,
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes, pair: tuple[Link, Link]) -> None:
+def test_what_is_not_a_frame_is_refused(data: bytes, pair: tuple[Link, Link]) -> None:
     a, b = pair
     a.sock.sendall(data)
     with pytest.raises(LinkError):

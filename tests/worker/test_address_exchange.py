@@ -40,7 +40,7 @@ def test_every_rank_has_all_texts_by_rank(ranks: list[PlainGroups]) -> None:
     assert exchanged(ranks, "näxt\n") == [("näxt\n 0", "näxt\n 1", "näxt\n 2")] * 3
 
 
-def test_who_is_no_rank_of_this_run_is_not_heard(ranks: list[PlainGroups]) -> None:
+def test_a_process_that_is_not_a_rank_of_this_run_is_not_heard(ranks: list[PlainGroups]) -> None:
     port = int(ranks[0].environment()["MASTER_PORT"]) - 1
     said = [
         json.dumps(["run before/1", 1, "old"]),

@@ -190,7 +190,7 @@ def test_a_cell_without_statements_does_nothing(book: Notebook) -> None:
 # ---------------------------------------------------------------------------------------------------- IPython's syntax
 
 
-def test_a_task_that_has_not_ended_with_the_cell_is_told_at_once_and_once(book: Notebook) -> None:
+def test_a_task_that_has_not_ended_with_the_cell_is_reported_at_once_and_once(book: Notebook) -> None:
     define = "import asyncio\nasync def later(s=0):\n    await asyncio.sleep(s)\n    print('ran')\n"
     makes = [define + "await asyncio.sleep(0)\ntask = asyncio.create_task(later(60))\nawait asyncio.sleep(0)"]
     if sys.version_info < (3, 14):  # there it raises: no event loop
@@ -205,7 +205,7 @@ def test_a_task_that_has_not_ended_with_the_cell_is_told_at_once_and_once(book: 
     assert "ran" in ended
 
 
-def test_a_variable_that_torch_has_read_is_told_if_it_is_the_users(book: Notebook, tmp_path: Path) -> None:
+def test_a_variable_that_torch_has_read_is_reported_if_it_is_the_users(book: Notebook, tmp_path: Path) -> None:
     told = "was set when torch, which reads it, was loaded already"
     (tmp_path / "helper.py").write_text("import os\nos.environ['OMP_DYNAMIC'] = 'true'\n")
     for body in (

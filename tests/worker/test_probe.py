@@ -37,7 +37,7 @@ def test_the_cells_own_function_is_named(source: str, told: str) -> None:
     assert where(source, {}) == told
 
 
-def test_of_a_script_that_a_cell_runs_the_line_is_told(tmp_path: Path) -> None:
+def test_the_line_of_a_script_that_a_cell_runs_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("def main():\n    look()\n\n\nif __name__ == '__main__':\n    main()\n")
     names = {"runpy": runpy, "script": str(script)}

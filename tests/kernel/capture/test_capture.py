@@ -156,7 +156,7 @@ def test_a_syntax_error_has_all_that_ipython_shows(body: str, line: int, text: s
     assert error.__context__ is None
 
 
-def test_top_level_await_is_no_syntax_error() -> None:
+def test_top_level_await_is_not_a_syntax_error() -> None:
     assert [name for name, _ in taken("await a\nasync for b in c: b\n[d async for d in e]").missing] == ["a", "c", "e"]
 
 

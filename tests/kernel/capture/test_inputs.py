@@ -212,7 +212,7 @@ def test_a_function_that_holds_much_itself_is_named(book: Notebook) -> None:
     assert book.ok(ON_ONE + "count()").stdout.startswith("`count` (104.0 MB) is captured")
 
 
-def test_many_small_variables_are_told_as_a_sum(book: Notebook) -> None:
+def test_many_small_variables_are_reported_as_a_sum(book: Notebook) -> None:
     names = [f"part_{i}" for i in range(15)]
     book.ok("".join(f"{name} = bytes(7_000_000)\n" for name in names))
 

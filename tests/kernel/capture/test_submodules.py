@@ -33,6 +33,6 @@ def test_loaded_modules_on_the_way_of_an_attribute_are_found(cell: str, found: t
     assert tuple(name for names in read_submodules(ast.parse(cell), values).values() for name in names) == found
 
 
-def test_what_is_no_module_costs_no_look() -> None:
+def test_what_is_not_a_module_costs_no_look() -> None:
     assert read_submodules(ast.parse("x.y.z"), {"x": 1}) == {}
     assert read_submodules(ast.parse("x.y.z"), {"x": ModuleType("nowhere")}) == {}

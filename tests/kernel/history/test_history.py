@@ -88,7 +88,7 @@ def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -
     assert saved.metrics["loss"] == {0: [(0, 0.9), (1, 0.5)], 1: [(0, 0.9), (1, 0.5)]}
 
 
-def test_the_real_peak_of_a_run_stands_beside_that_of_its_dry_run() -> None:
+def test_the_real_peak_of_a_run_is_shown_beside_the_dry_runs() -> None:
     record = RunRecord(run="a-1", label="", ranks=[0, 1], world_size=2, gpus=True, strategy="ddp")
     for rank, peak_bytes in ((0, 1_030_000_000), (1, 1_020_000_000)):
         record.apply(m.Returned(run="a-1", rank=rank, value=None, peak_tensor_bytes=peak_bytes))
@@ -526,7 +526,7 @@ def test_runs_that_end_together_are_saved_in_order_and_once(home: Path) -> None:
     assert [(each.number, each.run) for each in run_files.load()] == [(1, "a-2"), (2, "a-1"), (3, "b-1")]
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once(home: Path) -> None:
     home.parent.mkdir(parents=True)
     home.write_text("in the way")
     notes: list[str] = []

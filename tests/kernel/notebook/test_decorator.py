@@ -198,7 +198,7 @@ def train(number):
 """
 
 
-def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
+def test_one_of_two_calls_at_once_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
     book.ok("calls = [ThreadPoolExecutor(2).submit(train.distributed, None) for _ in range(2)]")
     book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
@@ -610,7 +610,7 @@ def test_the_group_is_there_with_ddp_and_only_then(book: Notebook) -> None:
     assert book.ok(DDP + body).result == "ranks 0-1: ('gloo', 2)"
 
 
-def test_a_group_of_ones_own_stands_beside_that_of_a_strategy(book: Notebook) -> None:
+def test_a_users_own_group_exists_beside_a_strategys(book: Notebook) -> None:
     own = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

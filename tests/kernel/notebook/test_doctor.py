@@ -51,7 +51,7 @@ def a_run_with(real_bytes: int | None, predicted_bytes: int | None) -> SavedRun:
     )  # fmt: skip
 
 
-def test_real_peaks_stand_beside_those_of_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_peaks_are_shown_beside_those_of_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     near = [a_run_with(real_bytes, 1000) for real_bytes in (990, 1010, 1020)]
     others = [a_run_with(5000, None), a_run_with(None, 1000)]
     monkeypatch.setattr(run_files, "load", lambda: [*near, *others])

@@ -140,7 +140,7 @@ def test_a_death_is_the_cause_of_the_peers_exceptions() -> None:
     assert cause(a_record(failed(0, PEER_CLOSED, at_s=2.0), exited(1, at_s=2.001))) == 1
 
 
-def test_a_death_that_we_asked_for_is_no_cause() -> None:
+def test_a_death_that_we_asked_for_is_not_a_cause() -> None:
     assert cause(a_record(exited(0, asked=True, at_s=1.0), failed(2, at_s=2.0))) == 2
 
 
@@ -169,7 +169,7 @@ USERS_OWN = (
 
 
 @pytest.mark.parametrize("failure", USERS_OWN, ids=lambda failure: failure.type_name)
-def test_a_broken_connection_of_the_users_own_is_no_lost_peer(failure: m.Failure) -> None:
+def test_a_broken_connection_of_the_users_own_is_not_a_lost_peer(failure: m.Failure) -> None:
     record = a_record(failed(0, failure, at_s=1.9), failed(2, at_s=2.0))
     assert cause(record) == 0
     assert "stopped because" not in shown(record)

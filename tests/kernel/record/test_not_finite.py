@@ -26,7 +26,7 @@ from jupyter_distrib.wire import messages as m
         ([nan, 1.0, -inf], "-inf from step 2"),
     ],
 )
-def test_the_steps_are_told(values: list[float], text: str) -> None:
+def test_the_steps_are_reported(values: list[float], text: str) -> None:
     found = of_points(enumerate(values))
     assert found is not None
     assert found.text == text

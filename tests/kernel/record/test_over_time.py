@@ -21,7 +21,7 @@ def a_course(seconds: int, busy: float, waits: float | None, memory: int = 500) 
     return course
 
 
-def test_use_is_told_in_tenths_of_the_most_and_the_straggler_comes_first() -> None:
+def test_use_is_reported_in_tenths_of_the_most_and_the_straggler_comes_first() -> None:
     courses = {0: a_course(10, 95.0, 0.6), 1: a_course(10, 40.0, 0.6), 2: a_course(10, 100.0, 0.0, memory=1000)}
     found = over_time(courses, {}, gpus=True, memory_bytes=2000)
 

@@ -77,7 +77,7 @@ def test_a_part_is_named_only_if_it_explains_the_waiting() -> None:
     assert shares.sentence == "rank 0 waits 36% of its time for rank 1"
 
 
-def test_ranks_that_wait_for_data_are_told() -> None:
+def test_ranks_that_wait_for_data_are_reported() -> None:
     assert Shares.of(trained({"data": 9.0})).sentence == "rank 0 spends 50% of its time on data loading"
 
 

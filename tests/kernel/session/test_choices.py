@@ -48,7 +48,7 @@ def test_a_cell_that_names_ranks_gets_no_size(choices: Choices) -> None:
     assert choices.settings.filled(Options(pool="lab", on=(0,))).size == GroupSize()
 
 
-def test_only_a_size_from_the_sidebar_is_told_as_the_origin(choices: Choices) -> None:
+def test_only_a_size_from_the_sidebar_is_reported_as_the_origin(choices: Choices) -> None:
     choices.resize("local", FOUR_GPUS, NOTEBOOK)
     assert choices.settings.origins(Options()) == ""
     choices.resize("local", THREE_CPUS, SIDEBAR)
@@ -131,7 +131,7 @@ def test_trust_without_a_file_that_needs_it_says_so(choices: Choices) -> None:
     assert choices.trust() == "Nothing here waits for your trust."
 
 
-def test_a_file_that_is_not_read_is_told_once(evil: Path, choices: Choices) -> None:
+def test_a_file_that_is_not_read_is_reported_once(evil: Path, choices: Choices) -> None:
     evil.chmod(0o666)
     assert choices.unannounced(choices.settings) == [f"{evil} is not read, since it can be written by every user."]
     assert choices.unannounced(choices.settings) == []

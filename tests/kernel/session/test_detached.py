@@ -68,7 +68,7 @@ def test_a_number_that_several_runs_have_is_this_notebooks_or_refused(folder: Pa
     assert chosen("1") == "ccc-1"
 
 
-def test_a_run_of_another_version_is_told_with_what_to_do(folder: Path) -> None:
+def test_a_run_of_another_version_is_reported_with_what_to_do(folder: Path) -> None:
     begin(folder, "aaa-1", 1.0, protocol=m.PROTOCOL + 1)
     with pytest.raises(PoolError) as refused:
         chosen(None)

@@ -161,7 +161,7 @@ def test_a_failing_run_is_observed_to_its_end(book: Notebook) -> None:
     assert last(book, "o.states[0]") == "'failed'"
 
 
-def test_a_cell_that_cannot_be_sent_is_told_as_ended(book: Notebook) -> None:
+def test_a_cell_that_cannot_be_sent_is_reported_as_ended(book: Notebook) -> None:
     assert "inline pool" in book.fails("%%distributed --pool inline --strategy ddp\n1").traceback
     assert last(book, "o.kinds") == "['Ended']"
 

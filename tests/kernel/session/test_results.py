@@ -161,7 +161,7 @@ def test_a_copy_is_the_handle_itself() -> None:
     assert copy.deepcopy([value])[0] is value
 
 
-def test_the_drop_is_told_when_the_last_handle_is_gone() -> None:
+def test_the_drop_is_reported_when_the_last_handle_is_gone() -> None:
     dropped: list[str] = []
     value = a_value(on_drop=dropped.append)
     assert dropped == []

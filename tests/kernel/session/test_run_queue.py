@@ -192,7 +192,7 @@ def test_a_run_can_be_awaited(bed: Bed) -> None:
     assert asyncio.run(asyncio.wait_for(main(), 10)) is None
 
 
-def test_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) -> None:
+def test_to_await_a_run_that_was_stopped_is_not_a_keyboard_interrupt(bed: Bed) -> None:
     for name in "ab":
         bed.submit(name)
     assert {bed.next(), bed.next()} == {"a", "b"}

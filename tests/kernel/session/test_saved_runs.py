@@ -89,7 +89,7 @@ def test_a_run_is_lost_when_its_process_cannot_be_there_any_more(fields: dict[st
         assert told() == ""
 
 
-def test_the_run_that_is_asked_for_is_told_or_that_of_this_notebook() -> None:
+def test_the_run_that_is_asked_for_is_reported_or_that_of_this_notebook() -> None:
     seen("aaa-1", seen_s_ago=300.0, notebook="/home/me/train.ipynb", **DEAD)
     seen("bbb-2", seen_s_ago=200.0, **DEAD)
     assert [told(name).split()[3] for name in ("1", "2", "bbb-2", None)] == ["aaa-1", "bbb-2", "bbb-2", "aaa-1"]

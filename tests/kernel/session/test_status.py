@@ -15,7 +15,7 @@ def group(session: str, *workers: m.WorkerInfo) -> m.GroupStatus:
     return m.GroupStatus(group=f"group of {session}", holder=f"{session}.ipynb", session=session, workers=workers)
 
 
-def test_ranks_of_this_notebook_are_told_with_their_machine() -> None:
+def test_ranks_of_this_notebook_are_reported_with_their_machine() -> None:
     session = Session()
     own = [m.WorkerInfo(rank=rank, pid=10 + rank, device="cpu", node=f"10.0.0.{rank}") for rank in (1, 2)]
     nodes = tuple(m.NodeStatus(name=f"10.0.0.{number}", cpus=4, memory_bytes=1) for number in (1, 2, 3))
@@ -37,7 +37,7 @@ def test_ranks_of_a_pool_with_one_machine_are_on_it() -> None:
     assert pool.ranks_on(node) == [0]
 
 
-def test_a_rank_is_told_with_every_field_that_its_agent_tells() -> None:
+def test_a_rank_is_reported_with_every_field_that_its_agent_tells() -> None:
     assert {field.name for field in fields(m.WorkerInfo)} <= {field.name for field in fields(RankStatus)}
 
 

@@ -148,7 +148,7 @@ def test_a_comment_or_blank_may_end_the_line(text: str) -> None:
     assert line(text) == Options(gpus=2)
 
 
-def test_a_hash_inside_a_word_or_quotes_is_no_comment() -> None:
+def test_a_hash_inside_a_word_or_quotes_is_not_a_comment() -> None:
     assert line("--env COLOR=#fff --env '#A=#'") == Options(env={"COLOR": "#fff", "#A": "#"})
 
 

@@ -405,7 +405,7 @@ OF_USER = """
         '[pools.safe]\nkind = "local"',
     ],
 )
-def test_what_a_project_may_not_set_leaves_the_users_own_and_is_told(place: Place, line: str) -> None:
+def test_what_a_project_may_not_set_leaves_the_users_own_and_is_reported(place: Place, line: str) -> None:
     place.write(place.user, OF_USER)
     before = place.load()
     found = project(place, line)
@@ -473,7 +473,7 @@ def test_a_damaged_list_of_trusted_files_means_that_nothing_is_trusted(place: Pl
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link", "dangling", "huge"])
-def test_a_projects_file_that_is_no_small_file_is_not_read(place: Place, what: str) -> None:
+def test_a_projects_file_that_is_not_a_small_file_is_not_read(place: Place, what: str) -> None:
     path = place.notebooks / "jupyter_distrib.toml"
     elsewhere = place.repository / "elsewhere.toml"
     place.write(elsewhere, 'strategy = "ddp"')
@@ -526,7 +526,7 @@ def test_a_folder_for_the_group_does_not_hide_the_projects_file_above_it(place: 
     assert place.load().strategy_for() == "none"
 
 
-def test_a_file_of_somebody_else_above_the_notebook_is_told(place: Place) -> None:
+def test_a_file_of_somebody_else_above_the_notebook_is_reported(place: Place) -> None:
     """As /tmp/jupyter_distrib.toml, for a notebook in /tmp/me."""
     place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
     os.chown(place.repository / "jupyter_distrib.toml", 12345, -1)

@@ -160,7 +160,7 @@ def test_a_change_on_top_of_what_another_has_changed_meanwhile_is_refused(home: 
     assert path.read_text() == gone != changed
 
 
-def test_a_file_that_is_broken_or_cannot_be_written_is_told_and_stays(home: Path) -> None:
+def test_a_file_that_is_broken_or_cannot_be_written_is_reported_and_stays(home: Path) -> None:
     path = put("pool = = 1\n")
     good = Settings(pools={}, kinds=POOLS, strategies=STRATEGIES)
     with pytest.raises(DistributedError, match="line 1: not valid TOML"):
@@ -249,7 +249,7 @@ def test_who_writes_for_too_long_is_not_waited_for(home: Path, monkeypatch: pyte
     write("x", "local")
 
 
-def test_each_wrong_field_is_told_by_its_name(home: Path) -> None:
+def test_each_wrong_field_is_reported_by_its_name(home: Path) -> None:
     put(MINE)
     wrong = {"hosts": "a b", "nodes": "0", "gpus": "2", "ranks": "2", "colour": "red", "python": "a\nb"}
     found = pool_files.problems(Definition(name="9", kind="ssh", values=wrong), settings())

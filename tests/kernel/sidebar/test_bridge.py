@@ -108,7 +108,7 @@ def test_there_is_a_way_back_from_what_was_picked(book: Notebook) -> None:
     book.ok("%distributed_pool use local")
 
 
-def test_a_pool_that_is_added_is_told_at_once(book: Notebook) -> None:
+def test_a_pool_that_is_added_is_reported_at_once(book: Notebook) -> None:
     drain(book)
     book.start("%distributed_pool add other --kind local")
     news_until(book, lambda data: "other" in [pool["name"] for pool in data.get("overview", {}).get("pools", ())])
@@ -181,7 +181,7 @@ def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: st
     news_until(notebook, lambda news: news["overview"]["next"]["strategy"] == "ddp")
 
 
-def test_a_folder_that_is_gone_is_told(notebook: Notebook) -> None:
+def test_a_missing_folder_is_reported(notebook: Notebook) -> None:
     notebook.ok("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')")
     seen = overview(notebook)
     assert "the notebook's working folder was deleted or moved" in seen["trouble"]["text"]

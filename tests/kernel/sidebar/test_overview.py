@@ -89,7 +89,7 @@ def test_parts_are_taken_over_until_what_they_show_changes(monkeypatch: pytest.M
     assert unchanged.ended == {}
 
 
-def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> None:
+def test_nodes_of_a_cluster_are_reported_with_the_ranks_on_them(tmp_path: Path) -> None:
     (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "ray"\n')
     session = Session()
     node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}

@@ -109,7 +109,7 @@ def test_a_pool_that_is_written_can_be_used_and_changed_at_once(book: Notebook, 
     assert "not in a settings file" in ask(book, op="pool_forms", pool="local")["error"]
 
 
-def test_a_wrong_field_is_told_and_nothing_is_written(book: Notebook, home: Path) -> None:
+def test_a_wrong_field_is_reported_and_nothing_is_written(book: Notebook, home: Path) -> None:
     answer = write(book, "9", "ssh", hosts="a b")
     assert answer["errors"].keys() == {"name", "hosts"}
     assert write(book, "x", "ssh")["errors"] == {"hosts": "hosts is needed: write, for example, a,b"}
@@ -124,7 +124,7 @@ def test_a_wrong_field_is_told_and_nothing_is_written(book: Notebook, home: Path
     book.ok("%distributed_pool remove mine")
 
 
-def test_a_file_with_a_mistake_is_told_and_stays(book: Notebook, home: Path) -> None:
+def test_a_file_with_a_mistake_is_reported_and_stays(book: Notebook, home: Path) -> None:
     path = home / ".config" / "jupyter_distrib" / "pools.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[pools.x\n")
@@ -137,7 +137,7 @@ def test_a_file_with_a_mistake_is_told_and_stays(book: Notebook, home: Path) -> 
     assert path.read_text() == 'colour = "red"\n'
 
 
-def test_where_a_pool_is_and_that_it_waits_for_trust_is_told(book: Notebook, home: Path) -> None:
+def test_where_a_pool_is_and_that_it_waits_for_trust_is_reported(book: Notebook, home: Path) -> None:
     write(book, "far", "ssh", hosts="a,b:2", reconnect="30")
     (home / "work" / "jupyter_distrib.toml").write_text('[pools.evil]\nkind = "ssh"\nhosts = "e"\nssh = "evil"\n')
     seen = pools(book)

@@ -44,7 +44,7 @@ def test_of_the_frames_of_a_library_both_ends_are_shown() -> None:
     assert list(lines(inside[:3]))[1] == "... 1 call inside torch"
 
 
-def test_a_rank_that_does_not_answer_is_told_with_the_reason() -> None:
+def test_a_rank_that_does_not_answer_is_reported_with_the_reason() -> None:
     text = as_text({0: stack(0, trouble="is stopped (SIGSTOP)"), 1: stack(1, CELL, trouble="does not answer: x")})
 
     assert text.splitlines()[:2] == ["rank 0 is stopped (SIGSTOP)", "rank 1 does not answer: x"]

@@ -83,7 +83,7 @@ def test_notes_are_shown_once_with_their_ranks() -> None:
     assert body(ended(*notes)) == ["· ranks 0-1: utils.py was imported again"]
 
 
-def test_ranks_that_left_early_are_told() -> None:
+def test_ranks_that_left_early_are_reported() -> None:
     record = ended(m.Returned(run="r-7", rank=1, value=None, exited_early=True))
     assert body(record) == ["· rank 1: left the cell early with sys.exit()"]
 
@@ -200,7 +200,7 @@ def test_progress_and_metrics_make_a_line_per_rank() -> None:
     ]
 
 
-def test_slow_steps_are_told_in_seconds_a_step() -> None:
+def test_slow_steps_are_reported_in_seconds_a_step() -> None:
     assert "4 s/it" in body(a_record(moved(0, 1, 1.0), moved(0, 2, 5.0)))[0]
 
 
@@ -217,7 +217,7 @@ def test_the_final_progress_stays_without_a_rate() -> None:
     assert body(ended(moved(0, 1, 1.0), moved(0, 100, 2.0)))[0] == "rank 0  done  epoch 100/100 ▓▓▓▓▓▓▓▓"
 
 
-def test_a_failure_is_told_and_ranks_that_fell_over_it_are_not_blamed() -> None:
+def test_a_failure_is_reported_and_ranks_that_fell_over_it_are_not_blamed() -> None:
     peer = m.Failure(type_name="RuntimeError", message="[/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     record = a_record(
         m.Failed(run="r-7", rank=0, failure=m.Failure(type_name="KeyError", message="'lr'"), at_s=2.0),
@@ -238,12 +238,12 @@ def test_a_message_of_many_lines_is_one_in_the_table() -> None:
     assert body(record) == ["rank 0  failed  RuntimeError: line 0 ... (59 more lines)"]
 
 
-def test_a_death_is_told() -> None:
+def test_a_death_is_reported() -> None:
     record = a_record(m.Exited(run="r-7", rank=1, pid=1, exit_code=-11, asked=False, at_s=2.0))
     assert body(record)[0].endswith("crashed with SIGSEGV (segmentation fault)")
 
 
-def test_an_interrupted_run_is_told_also_when_it_printed_nothing() -> None:
+def test_an_interrupted_run_is_reported_also_when_it_printed_nothing() -> None:
     record = a_record(m.Interrupted(run="r-7", rank=0, frames=(), at_s=2.0), m.Ended(run="r-7", at_s=2.0))
     assert body(record)[0] == "rank 0  interrupted"
 

@@ -179,7 +179,7 @@ def test_no_python_there() -> None:
         reach("env HOST={host} {python}", "/no/python")
 
 
-def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_is_reported(tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text(
         f"#!{sys.executable}\nimport re, sys\nmark = re.search(r'0:([0-9a-f]{{16}}) ', sys.stdin.readline())[1]\n"
@@ -190,7 +190,7 @@ def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
         reach("env HOST={host} {python}", str(old))
 
 
-def test_a_program_that_is_no_python_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_not_python_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "ANSWER_S", 0.5)
     with pytest.raises(PoolError, match="no Python answered on host here in time"):
         reach("sh -c 'echo {host} >/dev/null; exec sleep 100' {python}")

@@ -21,7 +21,7 @@ def test_hosts_are_read(text: str, hosts: tuple[Host, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a:0", "a:b", "-oProxyCommand=x", "a b", "a,a", "a,a:2"])
-def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
+def test_what_is_not_a_list_of_hosts_is_refused(text: str) -> None:
     """Also what ssh would take for an option."""
     with pytest.raises(OptionsError, match="hosts"):
         read_hosts("hosts", text)

@@ -39,7 +39,7 @@ class Asked(RequestedHosts):
         return self._said
 
 
-def test_the_end_of_a_further_request_is_told_as_well() -> None:
+def test_the_end_of_a_further_request_is_reported_as_well() -> None:
     hosts = Asked("", "job 2 was preempted")
     hosts.acquire({})
     assert hosts.acquire_more(2, 1)

@@ -179,7 +179,7 @@ def test_machines_of_a_killed_keeper_that_somebody_needs_are_held_on(cloud: Clou
 
 
 @pytest.mark.slow
-def test_a_down_that_fails_is_repeated_and_told(cloud: Cloud) -> None:
+def test_a_down_that_fails_is_repeated_and_reported(cloud: Cloud) -> None:
     cloud.fault("stuck")
     machine = Machine(cloud.options(down_after="1s"))
     with needing(machine):

@@ -21,7 +21,7 @@ SMALL = m.NodeStatus(name="10.0.0.7", cpus=4.0, memory_bytes=8_000_000_000)
 LARGE = m.NodeStatus(name="10.0.0.8", cpus=16.0, memory_bytes=64_000_000_000, gpus=2, gpu_type="A10")
 
 
-def test_each_node_is_told_with_what_is_free() -> None:
+def test_each_node_is_reported_with_what_is_free() -> None:
     free = {"a": {"CPU": 1.0}, "b": {"CPU": 16.0, "GPU": 1.0}}
     assert statuses(NODES, free) == (
         replace(SMALL, free_cpus=1.0, free_gpus=0),

@@ -10,7 +10,7 @@ from jupyter_distrib.pools.ray.reservation import RayChannel, holders
 
 
 @pytest.mark.parametrize("soon", [True, False])
-def test_a_cluster_that_has_gone_is_told_whichever_of_rays_calls_raises(soon: bool) -> None:
+def test_a_cluster_that_has_gone_is_reported_whichever_of_rays_calls_raises(soon: bool) -> None:
     """Ray Client: the first, or when one asks for what came of it."""
 
     def gone(*_: object) -> SimpleNamespace:
@@ -25,7 +25,7 @@ def test_a_cluster_that_has_gone_is_told_whichever_of_rays_calls_raises(soon: bo
     assert (channel.order("send", b"") is None) == soon
 
 
-def test_who_has_the_ranks_is_told_and_how_to_free_them() -> None:
+def test_who_has_the_ranks_is_reported_and_how_to_free_them() -> None:
     assert holders([]) == ""
     assert holders(["train.ipynb"]).startswith(
         " train.ipynb has ranks in it: `%distributed_pool stop` in that notebook"

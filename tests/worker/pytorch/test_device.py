@@ -35,7 +35,7 @@ def test_the_thread_that_waits_has_the_ranks_gpu(asked: dict[str, list[object]])
     assert asked["set_device"] == [("cuda:3", "jupyter_distrib-drain")]
 
 
-def test_an_error_of_cuda_is_told_by_its_first_line(asked: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_cuda_is_reported_by_its_first_line(asked: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
 

@@ -81,7 +81,7 @@ def test_ranks_that_are_out_of_step_in_both_backends_do_not_seem_equal() -> None
     assert private.sequence(one) != private.sequence(other)
 
 
-def test_each_backend_is_told_by_its_own_numbers(group: FeignedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_backend_is_recognised_by_its_own_numbers(group: FeignedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     sightings = GroupSightings()
     sightings.begin()
     group.backends["cpu"].count, group.backends["cuda"].count = 7, 4

@@ -23,7 +23,7 @@ def test_nobody_finds_half_of_a_file_or_a_mixture(notebook: Notebook) -> None:
     assert notebook.ok("import os\nsorted(os.listdir('.'))").result == "['best.pt']"
 
 
-def test_what_is_no_plain_path_is_written_as_always(notebook: Notebook, tmp_path: Path) -> None:
+def test_what_is_not_a_plain_path_is_written_as_always(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok("%load_ext jupyter_distrib")
     shown = notebook.ok(
         f"%%distributed --ranks 1\nimport io, os, pathlib, torch\n"
