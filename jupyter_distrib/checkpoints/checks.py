@@ -40,7 +40,7 @@ def number_type(value: object) -> torch.dtype:
 
 def text(value: object) -> str:
     if not isinstance(value, str):
-        refuse("a text", value)
+        refuse("a string", value)
     return value
 
 

@@ -294,7 +294,9 @@ def test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_
     finish()
     stranger_does(f"number = '2'\n{plant}")
 
-    assert refused(save, "ckpt", keep=2, a=2).startswith(f"ckpt/save-000002 belongs to {THEY}, not to root, the owner of ckpt")
+    assert refused(save, "ckpt", keep=2, a=2).startswith(
+        f"ckpt/save-000002 belongs to {THEY}, not to root, the owner of ckpt"
+    )
     assert load("ckpt") == {"a": 1}
 
 
@@ -524,7 +526,7 @@ PARTS = {
     "a path of objects": with_fields(path=[{}]),
     "no name": with_fields(name=None),
     "one field more": with_fields(more=1),
-    "not sharded as a text": with_fields(sharded="no"),
+    "not sharded as a string": with_fields(sharded="no"),
     "another type": with_fields(tensor=tensor(dtype="nn")),
     "a function for a type": with_fields(tensor=tensor(dtype="load")),
     "unequal shapes": with_fields(tensor=tensor(offsets=[0])),
@@ -721,7 +723,9 @@ def test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest() -> None:
         f"{BOMB}\nos.mkdir('ckpt/save-999999')\nopen('ckpt/save-999999/.metadata', 'wb').write(pickle.dumps(Bomb()))"
     )
 
-    with pytest.warns(UserWarning, match=f"save-999999 belongs to {THEY}, not to root, the owner of ckpt, so ckpt/save-"):
+    with pytest.warns(
+        UserWarning, match=f"save-999999 belongs to {THEY}, not to root, the owner of ckpt, so ckpt/save-"
+    ):
         assert resume("ckpt") == {"number": 1}
     shutil.rmtree("ckpt/save-000001")
     with pytest.warns(UserWarning, match=f"belongs to {THEY}, .* so nothing is loaded"):

@@ -380,7 +380,7 @@ def test_arguments_that_have_no_counterpart_are_refused(book: Notebook, argument
             "PoolError: the spark pool needs pyspark, which is not installed here: pip install",
         ),
         ("run(lambda: 1, use_mpi=True, use_gloo=True)", "ValueError: use_gloo and use_mpi exclude each other"),
-        ("run(lambda: 1, stdout=open('/dev/null', 'w'))", "ValueError: stdout has no counterpart: what ranks print"),
+        ("run(lambda: 1, stdout=open('/dev/null', 'w'))", "ValueError: stdout has no counterpart: the output of ranks"),
         ("run_elastic(lambda: 1, num_proc=2, max_num_proc=4)", "ValueError: max_num_proc has no counterpart"),
     ],
 )

@@ -75,7 +75,7 @@ def test_an_exported_call_is_written_as_one_would(book: Notebook, tmp_path: Path
     book.ok(f"arguments = 5\nrun = work.submit(1, y=2)\nrun.result()\n%distributed_export run {path}")
     assert "work(*arguments_, **keywords)" in path.read_text()
     book.ok("run = work.submit([object])")
-    told = "`arguments_` (those of a call are kept only if they are short plain values)"
+    told = "`arguments_` (a run keeps the arguments of its call only if they are short plain values)"
     assert told in hidden(book.fails(f"run.wait_ended(30)\n%distributed_export run {path}").evalue)
 
 

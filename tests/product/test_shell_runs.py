@@ -137,7 +137,7 @@ def test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2(boo
         (("attach", "999-9"), "no run 999-9 is known on this machine"),
         (("stop", "999-9"), "no run 999-9 goes on on this machine"),
         (("logs", "--folow"), "did you mean --follow"),
-        (("status", "a", "b"), "'b' is too much"),
+        (("status", "a", "b"), "'b' is one word too many"),
         (("stats",), "usage: jupyter distrib run"),
         ((), "jupyter distrib logs [-f]"),
     ):
@@ -201,7 +201,7 @@ def test_a_declared_run_may_be_detached_and_is_there_for_attach(tmp_path: Path) 
         ('script = "train.py"\n[options]\nrnks = 2\n', "line 3: unknown option rnks: did you mean ranks?"),
         ('script = "train.py"\ncell = "1"\n', "it has script and cell"),
         ("restarts = 1\n", "it has none of them"),
-        ('script = 5\n', "script must be a text; got 5"),
+        ('script = 5\n', "script must be a string; got 5"),
         ('cell = "1"\narguments = [1]\n', "line 2: arguments are for a script, module or function"),
         ('script = "train.py"\nrestarts = -1\n', "max_restarts must be a whole number"),
         ('script = "train.py"\nrestarts = true\n', "restarts must be a whole number; got True"),

@@ -51,7 +51,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "options": (dict,),
     "environment": (dict,),
 }
-_IN_WORDS = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
+_IN_WORDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}
 _TAKES_ARGUMENTS = ("script", "module", "function")
 LARGEST_BYTES = 1 << 30
 """Maximum size of a notebook, outputs included."""

@@ -316,12 +316,12 @@ def _checked_text(option: Option, value: object) -> str:
         wanted = f"a value such as {option.metavar}" if option.metavar else "true or false"
         raise OptionsError(f"{name} must be {wanted}; got {got}")
     if isinstance(value, dict) and option.metavar != "JSON":
-        raise OptionsError(f"{name} must be a text or a number; got a table")
+        raise OptionsError(f"{name} must be a string or a number; got a table")
     if isinstance(value, list) and (option.metavar in _ONE_TEXT or not all(isinstance(each, str) for each in value)):
-        wanted = "one text" if option.metavar in _ONE_TEXT else "a text or a list of texts"
+        wanted = "one string" if option.metavar in _ONE_TEXT else "a string or a list of strings"
         raise OptionsError(f"{name} must be {wanted}; got the list {shown(str(value))}")
     if not isinstance(value, (str, int, float, dict, list)) or (isinstance(value, float) and not math.isfinite(value)):
-        raise OptionsError(f"{name} must be a text or a number; got {shown(str(value))}")
+        raise OptionsError(f"{name} must be a string or a number; got {shown(str(value))}")
     return _as_text(option, value)
 
 

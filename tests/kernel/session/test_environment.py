@@ -98,7 +98,7 @@ def test_a_limit_refuses_with_the_size(book: Notebook, packages: Path, home: Pat
 
 def test_a_word_that_is_none(book: Notebook) -> None:
     outcome = book.cell("%%distributed --pool other --environment some\npass")
-    assert "--environment wants one of off, check, sync; got 'some'" in outcome.text
+    assert "--environment must be one of off, check, sync; got 'some'" in outcome.text
 
 
 def test_other_machines_get_what_the_notebook_has_set_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
