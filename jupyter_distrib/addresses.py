@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import pairwise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEFT_OUT = "..."
 ADDRESS_CHARACTERS = 1000
@@ -68,6 +73,15 @@ def without_secret(name: str, value: object) -> object:
     """Return the value of an argument, or a placeholder if it is a string whose name says that it is a secret."""
     words = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # as in dbToken
     return LEFT_OUT if isinstance(value, str) and value and re.fullmatch(_NAME, words) else value
+
+
+def line_without_secrets(words: Sequence[str]) -> str:
+    """Return a command line as a text without secrets: `--db-password ...` for `--db-password hunter2`."""
+    told = [*words[:1]]
+    for option, word in pairwise(words):
+        name = option.lstrip("-").replace("-", "_") if option.startswith("-") else ""
+        told.append(str(without_secret(name, word)))
+    return without_secrets(" ".join(told))
 
 
 def _without_values(text: str) -> str:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jupyter_distrib.addresses import shown, without_secret, without_secrets
+from jupyter_distrib.addresses import line_without_secrets, shown, without_secret, without_secrets
 from jupyter_distrib.errors import CaptureError, OptionsError, PoolError
 
 SECRET = "hunter2hunter2"
@@ -132,6 +132,20 @@ def test_a_sentence_is_shown_without_secrets(address: str) -> None:
 )
 def test_other_sentences_stay(text: str) -> None:
     assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("t.py --api-key {} --lr 1", "t.py --api-key ... --lr 1"),
+        ("t.py -dbToken {}", "t.py -dbToken ..."),
+        ("-m t --db-password={} token={}", "-m t --db-password=... token=..."),
+        ("t.py --url http://u:{}@h/x --max-tokens 8 password", "t.py --url http://h/x --max-tokens 8 password"),
+        ("", ""),
+    ],
+)
+def test_a_command_line_is_shown_without_secrets(words: str, told: str) -> None:
+    assert line_without_secrets(words.replace("{}", SECRET).split()) == told
 
 
 def test_the_password_of_an_address_in_the_environment_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

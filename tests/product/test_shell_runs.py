@@ -169,6 +169,41 @@ def test_a_declared_function_cell_and_module_run_in_the_folder_of_the_file(tmp_p
     assert "['7'] None 1" in declared(tmp_path, 'module = "train"\narguments = [7]\n[options]\nranks = 1\n').stdout
 
 
+def test_variables_of_a_declared_cell_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    text = 'cell = "import os\\nlen(os.environ[\'KEY\'])"\noptions = { ranks = 2 }\nenvironment = { KEY = "hunter2-4711" }\n'
+    outcome = declared(tmp_path, text)
+    assert "ranks 0-1: 12" in outcome.stdout, outcome
+    files = [path for name in ("ipython", "state") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert any(b"os.environ" in path.read_bytes() for path in files), "the history has its code"
+    assert [path for path in files if b"hunter2" in path.read_bytes()] == []
+
+
+def test_secrets_among_the_arguments_of_a_script_are_not_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    words = (
+        "--api-key",
+        "hunter2a",
+        "--db-password=hunter2b",
+        "token=hunter2c",
+        "-x",
+        "http://u:hunter2d@a/b",
+        "--lr",
+        "1",
+    )
+    script = tmp_path / "t\33[31m\n.py"
+    script.write_text("import sys\nprint(len(sys.argv), 'ter2b' in str(sys.argv))")
+    assert "[0] 9 True" in shell("run", "--ranks", "1", script.name, *words, folder=tmp_path).stdout
+    (run,) = [each for each in statuses().values() if each["label"].startswith("t [31m")]
+    assert run["label"] == "t [31m .py --api-key ... --db-password=... token=... -x htt…"
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if b"hunter2" in path.read_bytes()] == []
+
+
 def test_a_declared_notebook_runs_to_its_first_error_and_gives_its_cells_the_options(tmp_path: Path) -> None:
     cells = [
         "x = 5",

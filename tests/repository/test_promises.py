@@ -225,7 +225,10 @@ HELD: dict[str, dict[str, str]] = {
             "ray/test_notebook.py::test_the_environment_of_the_kernels_machine_stays_there"
         ),
         "Ray and Spark write some of what they get into their own logs.": "- about Ray and Spark",
-        "Strings of pools and of `--env` do not reach observers and trackers.": "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with",
+        "Strings of pools and of `--env` do not reach observers and trackers, and those of a declared run are not in IPython's history.": (
+            "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with "
+            "product/test_shell_runs.py::test_variables_of_a_declared_cell_are_not_kept"
+        ),
         "The package reads such a file only if it is a regular file and yours.": (
             "repository/test_kept_files.py::test_kept_files_are_read_in_one_place "
             "system/test_record_file.py::test_whatever_is_at_the_path_is_an_error_at_once"
@@ -246,6 +249,11 @@ HELD: dict[str, dict[str, str]] = {
         "So are those in error messages of their libraries, in the doctor's report and in the names of runs.": (
             "product/test_secrets.py::test_a_password_in_an_address_is_neither_shown_nor_saved "
             "test_addresses.py::test_a_sentence_is_shown_without_secrets"
+        ),
+        "Nor has a run's name the string of an argument that is called a password, a token or the like, be it of a function or of a script.": (
+            "test_addresses.py::test_a_command_line_is_shown_without_secrets "
+            "product/test_shell_runs.py::test_secrets_among_the_arguments_of_a_script_are_not_in_its_name "
+            "kernel/notebook/test_decorator.py::test_the_runs_of_several_calls_are_told_apart_by_their_arguments"
         ),
         "`...` stands for what cannot be told from a password.": "test_addresses.py::test_no_spelling_of_a_password_is_shown",
         "What your code prints or contains is not changed.": "- what is not covered",

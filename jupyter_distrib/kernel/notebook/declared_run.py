@@ -102,7 +102,8 @@ def run(path: str, arguments: Sequence[str], given: Options) -> Run | DryRun | D
         case "function":
             return _call(declared, [*declared.arguments, *arguments], options)
         case "cell":
-            return _execute([f"{to_line(options)}\n{declared.target}"])
+            # IPython's history would keep the line, in which variables and options of pools may be secrets.
+            return _execute([f"{to_line(options)}\n{declared.target}"], kept=False)
         case _:
             _notebook(declared.target, options)
             return None
@@ -215,9 +216,9 @@ def _sources(path: str) -> list[str]:
     raise OptionsError(f"the notebook {path} cannot be read: {problem}")
 
 
-def _execute(sources: Sequence[str]) -> Run | None:
-    """Execute cells in a shell of this process, up to the first that fails. Return the run that the last one gives, if
-    it is detached; raise the exception of one that fails."""
+def _execute(sources: Sequence[str], *, kept: bool = True) -> Run | None:
+    """Execute cells in a shell of this process, up to the first that fails; IPython's history keeps them if `kept`.
+    Return the run that the last one gives, if it is detached; raise the exception of one that fails."""
     from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -226,7 +227,7 @@ def _execute(sources: Sequence[str]) -> Run | None:
     shell.run_line_magic("load_ext", "jupyter_distrib")
     result: Any = None
     for source in sources:
-        outcome: ExecutionResult = shell.run_cell(source, store_history=True)  # type: ignore[no-untyped-call]
+        outcome: ExecutionResult = shell.run_cell(source, store_history=kept)  # type: ignore[no-untyped-call]
         if (error := outcome.error_before_exec or outcome.error_in_exec) is not None:
             raise error
         result = outcome.result

@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from jupyter_distrib.addresses import line_without_secrets
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.notebook import launcher_lines
 from jupyter_distrib.kernel.session import session
@@ -22,7 +23,7 @@ from jupyter_distrib.kernel.settings.cell_options import MODULE, OF_CELLS, Optio
 from jupyter_distrib.kernel.settings.keywords import from_keywords, with_options
 from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.system import file_owner, formatting, interrupts
+from jupyter_distrib.system import file_owner, interrupts, outside_text
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def run(
         if not isinstance(decided, tuple):
             return decided
         options, notes = decided
-    label = formatting.short(" ".join((path, *arguments)), LABEL_CHARACTERS)
+    label = outside_text.shown(line_without_secrets((path, *arguments)), LABEL_CHARACTERS)
     request = CellRequest(cell=cell, inputs=packed, options=options, label=label, notes=notes)
     if not options.detach:
         from jupyter_distrib.kernel.notebook.live_view import LiveView
