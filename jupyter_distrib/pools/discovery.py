@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 
 from jupyter_distrib.pools import base
-from jupyter_distrib.system import record_file
+from jupyter_distrib.system import other_users, record_file
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.system.record_file import DamagedFile
 
 LARGEST_BYTES = 1_000_000
 
@@ -48,7 +48,11 @@ def pool_name(text: str, kind: str) -> str:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file; empty if it cannot be read, or is another user's."""
-    with suppress(OSError, DamagedFile, ValueError):
-        return record_file.text_of(path, LARGEST_BYTES, through_links=True)
+    """Return the text of a file; empty if it cannot be read, or if another user than root may have written it, as ssh
+    demands of its own."""
+    with suppress(OSError, ValueError), record_file.opened(path, through_links=True) as file:
+        number = file.fileno()
+        if os.fstat(number).st_uid in (0, os.getuid()) and not other_users.writers(number):
+            content = file.read(LARGEST_BYTES + 1)
+            return content.decode() if len(content) <= LARGEST_BYTES else ""
     return ""

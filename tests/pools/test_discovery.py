@@ -86,6 +86,21 @@ def test_hosts_of_the_configuration_of_ssh_are_found_with_those_of_included_file
     assert (first.kind, first.name, first.text) == ("ssh", "a", "ssh: a (~/.ssh/conf.d/a.conf)")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_file_that_another_user_may_have_written_offers_no_hosts(home: Path, *, writable: bool) -> None:
+    write(home / ".ssh" / "config", "Host mine\nInclude theirs\n")
+    theirs = home / ".ssh" / "theirs"
+    write(theirs, "Host planted\n")
+    assert hosts() == ["mine", "planted"]
+
+    if writable:
+        theirs.chmod(0o666)
+    else:
+        os.chown(theirs, 4242, 4242)
+    assert hosts() == ["mine"]
+
+
 def test_a_configuration_of_any_kind_is_read_at_once(home: Path) -> None:
     path = home / ".ssh" / "config"
     for content in (b"\xff\xfe", b'Host "open\n', b"Include config\nHost a\n", b"Host\nHost =\nInclude\n", b"\0" * 100):

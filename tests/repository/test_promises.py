@@ -290,6 +290,7 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "What another user's process says about itself is not read.": "agent/test_gpu_leases.py::test_words_of_another_user_are_never_shown",
         "`auto` finds only Ray clusters that you or root have started.": "pools/ray/test_cluster.py::test_a_cluster_of_another_user_is_not_joined_unasked",
+        "The form for a pool offers hosts and contexts only from files that nobody but you and root can write.": "pools/test_discovery.py::test_a_file_that_another_user_may_have_written_offers_no_hosts",
     },
     "promises.md": {
         "Versions follow [Semantic Versioning](https://semver.org/); below 1.0 a minor version may change things, and [the changes](../CHANGELOG.md) say so.": "repository/test_packaging.py::test_version_and_address_are_the_same_everywhere",
