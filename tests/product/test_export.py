@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -151,6 +152,19 @@ def test_postponed_annotations_of_the_notebook_are_those_of_the_script(book: Not
     subprocess.run([sys.executable, "typed.py"], cwd=folder, check=True, timeout=60)
 
     assert (folder / "hints").read_text() == "{'rate': typing.Optional[__main__.Rate]}"
+
+
+def test_neither_an_argument_nor_the_names_of_files_become_code_of_the_script(book: Notebook, folder: Path) -> None:
+    book.ok(
+        "import os, jupyter_distrib\n@jupyter_distrib.distributed(ranks=1)\ndef shown(text, more):\n    print(text)"
+    )
+    book.ok("""job = shown.submit('\"\"\";open("ran", "w")#', 1); job.result()""")
+    name = '"""; open("ran", "w") #\\.py'
+    book.ok(f"import shlex\nget_ipython().run_line_magic('distributed_export', 'job ' + shlex.quote({name!r}))")
+    torchrun(folder, name)
+    assert not (folder / "ran").exists()
+    told = ast.get_docstring(ast.parse((folder / name).read_text()))
+    assert told == f"""shown('\"\"\";open("ran", "w")#', 1) as a script: torchrun --nproc-per-node N {name}"""
 
 
 def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:

@@ -105,7 +105,9 @@ class _Script:
                 + ". Make it in the cell, and export that."
             )
         strategy, own_options = self._strategy()
-        parts = [f'"""{self.run.record.label} as a script: torchrun --nproc-per-node N {self.path.name}"""\n']
+        about = f"{self.run.record.label} as a script: torchrun --nproc-per-node N {self.path.name}"
+        about = about.replace("\\", "\\\\").replace('"', '\\"')  # the label may quote an argument
+        parts = [f'"""{about}"""\n']
         if self.notebook.get("annotations") is __future__.annotations:  # IPython compiles all later cells that way
             parts.append("from __future__ import annotations")
         names = self._names_of_ranks() if strategy == "none" else []
@@ -117,7 +119,7 @@ class _Script:
         parts += self.definitions
         if self.data:
             parts.append(
-                f'_values = pickle.loads(pathlib.Path(__file__).with_name("{self.data_path.name}").read_bytes())\n'
+                f"_values = pickle.loads(pathlib.Path(__file__).with_name({self.data_path.name!r}).read_bytes())\n"
                 + "\n".join(f"{name} = _values[{name!r}]" for name in self.data)
             )
         parts += [source.strip("\n") for source in self.program.setups]
