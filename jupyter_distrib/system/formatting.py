@@ -48,6 +48,11 @@ def short(name: str, characters: int = 40) -> str:
     return name if len(name) <= characters else f"{name[: characters - 1]}…"
 
 
+def printable(text: str) -> str:
+    """Return a text in one line that does nothing to a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def clipped(text: str, characters: int) -> str:
     """Cut an overlong text, and state the length of the cut part."""
     return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

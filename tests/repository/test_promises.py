@@ -279,6 +279,10 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/views/test_html.py::test_no_formula_that_a_rank_writes_or_displays_can_do_anything "
             "kernel/views/test_html.py::test_other_formulas_and_output_stay"
         ),
+        "Control characters in the name of a folder with a settings file, or in that file, are shown as `?`.": (
+            "kernel/settings/test_config_files.py::test_control_characters_of_a_folder_do_not_reach_the_screen "
+            "kernel/settings/test_config_files.py::test_control_characters_of_a_file_do_not_reach_the_screen"
+        ),
         "Other users choose the names of their processes and jobs.": "- about the system",
         "These are shown as part of one line, without control characters, and shortened.": (
             "system/test_outside_text.py::test_a_text_becomes_part_of_one_line "

@@ -48,6 +48,7 @@ from jupyter_distrib.options import (
 )
 from jupyter_distrib.pools.base import capabilities_of
 from jupyter_distrib.system import record_file
+from jupyter_distrib.system.formatting import printable
 from jupyter_distrib.system.record_file import DamagedFile
 
 KEYS = tuple(key.name for key in project_files.KEYS)
@@ -341,8 +342,7 @@ def _as_text(option: Option, value: object) -> str:
 def wrong(shown: str, text: str, header: str, key: str, why: object) -> OptionsError:
     """Return the error on a key in a table of a file with this text, with its line."""
     line = _line_of(text, header, key)
-    told = f"{shown}{f', line {line}' if line else ''}: {why}"
-    return OptionsError("".join(each if each.isprintable() else "?" for each in told))
+    return OptionsError(printable(f"{shown}{f', line {line}' if line else ''}: {why}"))
 
 
 def _line_of(text: str, header: str, key: str) -> int:
@@ -363,11 +363,12 @@ def _line_of(text: str, header: str, key: str) -> int:
 
 
 def shown_path(path: Path) -> str:
-    """Return the path in the form that a person would write: with `~`, or relative to the notebook's folder."""
+    """Return the path in the form that a person would write: with `~`, or relative to the notebook's folder. Others may
+    have named its folders."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
-            return f"{prefix}{path.relative_to(base)}"
-    return str(path)
+            return printable(f"{prefix}{path.relative_to(base)}")
+    return printable(str(path))
 
 
 # ------------------------------------------------------------------------------------------------ the environment

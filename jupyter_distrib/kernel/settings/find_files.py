@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.system import paths, record_file
+from jupyter_distrib.system.formatting import printable
 from jupyter_distrib.system.other_users import writers
 from jupyter_distrib.system.record_file import DamagedFile
 
@@ -96,7 +97,7 @@ def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
         if not os.path.lexists(path):
             continue
         if reason := _reason_against(path):
-            return None, (f"{path} is not read, since {reason}.",)
+            return None, (printable(f"{path} is not read, since {reason}."),)
         return _file(path, of_project=True), ()
     return None, ()
 

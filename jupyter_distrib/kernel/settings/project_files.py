@@ -17,7 +17,7 @@ from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import capabilities_of
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.data_class import data_class
-from jupyter_distrib.system.formatting import clipped
+from jupyter_distrib.system.formatting import clipped, printable
 from jupyter_distrib.wire.messages import number_of_ranks
 
 Pools = Mapping[str, NamedPool]
@@ -164,4 +164,4 @@ def _most_ranks(*, gpus: bool) -> int:
 
 def _printable(text: str) -> str:
     """Return a text without control characters for the terminal, and at most one line long."""
-    return clipped("".join(each if each.isprintable() else "?" for each in text), VALUE_CHARACTERS)
+    return clipped(printable(text), VALUE_CHARACTERS)

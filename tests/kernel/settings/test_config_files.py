@@ -517,6 +517,22 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(place: Place) -> N
     assert "\x1b" not in file.sets
 
 
+@pytest.mark.parametrize("trouble", ["", "track = ['mlflow']", "pool = 'x"])
+def test_control_characters_of_a_folder_do_not_reach_the_screen(
+    place: Place, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Whoever has made an archive has named its folders."""
+    folder = place.notebooks / "e\x1b[2Jv\nil\u202e"
+    (folder / "deep").mkdir(parents=True)
+    place.write(folder / "jupyter_distrib.toml", trouble)
+    monkeypatch.chdir(folder / "deep")
+    if not trouble:
+        (folder / "jupyter_distrib.toml").chmod(0o666)
+    told = place.refused() if trouble == "pool = 'x" else place.load().ignored[0]
+    assert "/e?[2Jv?il?/jupyter_distrib.toml" in told
+    assert told.isprintable()
+
+
 def test_a_folder_for_the_group_does_not_hide_the_projects_file_above_it(place: Place) -> None:
     place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
     place.notebooks.chmod(0o777)
