@@ -225,6 +225,7 @@ HELD: dict[str, dict[str, str]] = {
             "ray/test_notebook.py::test_the_environment_of_the_kernels_machine_stays_there"
         ),
         "Ray and Spark write some of what they get into their own logs.": "- about Ray and Spark",
+        "Command lines, which all users of a machine see, have no token of a cluster, nor settings of Spark whose names say that they are secrets.": "spark/test_pool.py::test_no_command_line_has_the_token_of_the_cluster",
         "Strings of pools and of `--env` do not reach observers and trackers, and those of a declared run are not in IPython's history.": (
             "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with "
             "product/test_shell_runs.py::test_variables_of_a_declared_cell_are_not_kept"

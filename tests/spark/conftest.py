@@ -17,7 +17,13 @@ from tests.processes import wait_until
 
 ADDRESS = "10.99.0.1"
 PORT = 7077
-APPLICATION = {"master": "local-cluster[2,2,2048]", "nodes": "2", "cpus_per_rank": "0", "idle": "100"}
+APPLICATION = {
+    "master": "local-cluster[2,2,2048]",
+    "nodes": "2",
+    "cpus_per_rank": "0",
+    "idle": "100",
+    "conf": '{"spark.hadoop.fs.s3a.secret.key": "hunter2"}',
+}
 """The options of the pool whose application most tests share. Ranks take no CPUs of Ray's, so that several worker groups
 have room in it. The record of a detached run keeps it for `idle` seconds."""
 DRIVER = "jupyter_distrib.pools.spark.application"

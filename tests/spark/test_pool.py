@@ -11,6 +11,7 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.spark import master, pool
 from tests.notebook import Notebook
+from tests.spark.conftest import DRIVER, running
 
 slow = pytest.mark.slow
 patient = pytest.mark.timeout(400)
@@ -82,6 +83,19 @@ def test_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -
     assert book.finish(30).ename == "KeyboardInterrupt"
     assert book.fails("%%distributed\nif rank == 1: raise LookupError('mine')").ename == "LookupError"
     assert book.ok("%%distributed\nrank").result.startswith("rank 0: 0")
+
+
+@slow
+@patient
+def test_no_command_line_has_the_token_of_the_cluster(book: Notebook) -> None:
+    assert "rank 3" in book.cell("%%distributed\nrank", timeout_s=START_S).result
+    variables = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in running(DRIVER)]
+    tokens = {
+        each.partition(b"=")[2].decode() for of in variables for each in of if each.startswith(b"RAY_AUTH_TOKEN=")
+    }
+    assert len(tokens) == 1
+    assert running("spark.executorEnv"), "Java has settings on its command line"
+    assert running(*tokens, "hunter2") == []
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

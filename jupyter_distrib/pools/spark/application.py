@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +29,8 @@ EXECUTORS_S = 120.0
 MORE_EXECUTORS_S = 5.0
 """Seconds to wait for further executors after the last one."""
 LOOK_S = 0.2
+_SECRET = r"(?i)secret|passw|token|credential|(access|account|private)[._-]?key"
+"""A part of the names of settings that are secrets, as in Spark's own `spark.redaction.regex`."""
 Say = Callable[[str], None]
 
 
@@ -54,12 +57,16 @@ def main(options: Mapping[str, str], answers: IO[str], until_end: Callable[[], o
 
 
 def _session(options: Mapping[str, str]) -> Any:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(options["name"])
-    for key, value in _settings(options).items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    settings = {"spark.app.name": options["name"], **_settings(options)}
+    # Java is started with these on its command line, which every user of the machine sees.
+    seen = {key: value for key, value in settings.items() if not re.search(_SECRET, key)}
+    java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(seen.items())))
+    SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=java)
+    return SparkSession.builder.getOrCreate()
 
 
 def _settings(options: Mapping[str, str]) -> dict[str, str]:
