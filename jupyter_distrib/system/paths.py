@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import record_file
+from jupyter_distrib.system import other_users, record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
 UNFINISHED_S = 60.0
@@ -51,10 +51,11 @@ def runtime_directory() -> Path:
 
 
 def _is_ours(folder: str) -> bool:
-    """Return whether a folder belongs to this user and is writable: environment variables may be left over from another
-    user."""
+    """Return whether a folder belongs to this user, who alone can write to it: environment variables may be left over
+    from another user, or name a folder for all users."""
     try:
-        return os.stat(folder).st_uid == os.getuid() and os.access(folder, os.W_OK)
+        own = os.stat(folder).st_uid == os.getuid() and os.access(folder, os.W_OK)
+        return own and not other_users.writers(folder)
     except OSError:
         return False
 

@@ -184,9 +184,10 @@ HELD: dict[str, dict[str, str]] = {
             "checkpoints/test_other_users.py::test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest "
             "checkpoints/test_other_users.py::test_a_folder_that_is_planted_after_the_first_save_is_passed_over"
         ),
-        "| sockets and locks | `JUPYTER_DISTRIB_RUNTIME_DIR`, or the system's folder for it; if somebody else has taken the folder in `/tmp`, one with a random name beside it | you |": (
+        "| sockets and locks | `JUPYTER_DISTRIB_RUNTIME_DIR`, or the system's folder for it where only you can write; if somebody else has taken the folder in `/tmp`, one with a random name beside it | you |": (
             "agent/test_server.py::test_socket_and_logs_are_the_users_alone "
             "system/test_paths.py::test_variables_choose_the_folders "
+            "system/test_paths.py::test_a_runtime_folder_that_everybody_can_write_to_is_not_used "
             "system/test_paths.py::test_a_stranger_who_makes_the_usual_folder_first_stops_nobody "
             "product/test_damaged_files.py::test_two_notebooks_share_an_agent_where_a_stranger_has_made_the_folder_for_sockets"
         ),

@@ -182,6 +182,18 @@ def test_the_systems_folder_of_another_user_is_not_used(shared_tmp: Path, monkey
     assert paths.runtime_directory() == shared_tmp / f"jupyter_distrib-{os.getuid()}"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root acts for another user")
+def test_a_runtime_folder_that_everybody_can_write_to_is_not_used(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's own /tmp, where a container has set the variable to it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared_tmp))
+    taken = shared_tmp / "jupyter_distrib"
+    taken.mkdir()
+    os.chown(taken, 12345, 12345)
+    assert paths.runtime_directory() == shared_tmp / f"jupyter_distrib-{os.getuid()}"
+
+
 def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     folder = tmp_path / ("y" * 100)
     program = (
