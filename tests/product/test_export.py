@@ -167,6 +167,23 @@ def test_neither_an_argument_nor_the_names_of_files_become_code_of_the_script(bo
     assert told == f"""shown('\"\"\";open("ran", "w")#', 1) as a script: torchrun --nproc-per-node N {name}"""
 
 
+def test_a_file_beside_the_script_that_is_not_of_an_export_stays(book: Notebook, folder: Path) -> None:
+    (folder / "mine.pkl").write_bytes(b"measured")
+    book.ok("%%distributed --ranks 1 --out plain\n1")
+    book.ok("import array\nvalues = array.array('d', [1.5])")
+    book.ok("%%distributed --ranks 1 --out more\nvalues[0]")
+
+    book.ok("%distributed_export plain mine.py")
+    told = book.fails("%distributed_export more mine.py").evalue
+    assert told == "mine.pkl is there already, and no export has written it: choose another name for the script"
+    assert (folder / "mine.pkl").read_bytes() == b"measured"
+    assert "values" not in (folder / "mine.py").read_text()
+
+    for name in ("more", "more", "plain"):
+        book.ok(f"%distributed_export {name} own.py")
+        assert (folder / "own.pkl").exists() == (name == "more")
+
+
 def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --out done\n1")
     book.ok("import copy\nother = copy.copy(done)")

@@ -32,6 +32,8 @@ from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.runs.program import Program, is_literal
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.system import record_file
+from jupyter_distrib.system.record_file import DamagedFile
 
 _RANK_NAMES = {
     "rank": 'int(os.environ["RANK"])',
@@ -55,13 +57,18 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
         raise OptionsError(f"{run.id} cannot be exported: only cells and functions of this notebook can")
     script = _Script(run, Path(path), notebook)
     text = script.text()
+    of_export = script.has_data_of_export()
+    if script.data and script.data_path.exists() and not of_export:
+        raise OptionsError(
+            f"{script.data_path} is there already, and no export has written it: choose another name for the script"
+        )
     problem = ""
     try:
         Path(path).write_text(text, "utf-8")
         if script.data:
             script.data_path.write_bytes(script.pickled)
-        elif script.data_path.exists():
-            script.data_path.unlink()
+        elif of_export:
+            script.data_path.unlink(missing_ok=True)
     except OSError as error:
         problem = f"{path} cannot be written: {error.strerror or error}"
     if problem:
@@ -93,6 +100,17 @@ class _Script:
         assert self.run.program is not None
         return self.run.program
 
+    def has_data_of_export(self) -> bool:
+        """Return whether the script that is there reads the file beside it, as one of an earlier export does."""
+        try:
+            return self._data in record_file.text_of(self.path, through_links=True)
+        except (OSError, DamagedFile):
+            return False
+
+    @property
+    def _data(self) -> str:
+        return f"pickle.loads(pathlib.Path(__file__).with_name({self.data_path.name!r}).read_bytes())"
+
     def text(self) -> str:
         self.done |= self.program.of_setups
         for name in self.program.names:
@@ -118,10 +136,7 @@ class _Script:
         parts += ["\n".join(name for name in names if not name.startswith("import "))]
         parts += self.definitions
         if self.data:
-            parts.append(
-                f"_values = pickle.loads(pathlib.Path(__file__).with_name({self.data_path.name!r}).read_bytes())\n"
-                + "\n".join(f"{name} = _values[{name!r}]" for name in self.data)
-            )
+            parts.append(f"_values = {self._data}\n" + "\n".join(f"{name} = _values[{name!r}]" for name in self.data))
         parts += [source.strip("\n") for source in self.program.setups]
         if strategy != "none":
             options = f", options={own_options!r}" if own_options else ""
