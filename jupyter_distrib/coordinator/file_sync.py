@@ -11,10 +11,12 @@ removed, not whether they were written, so each file is checked.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jupyter_distrib.system import record_file
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 
@@ -59,7 +61,7 @@ class FileSync:
         for name, (full, stamp) in folder.files.items():
             if self._known.get(name) != stamp:
                 try:
-                    with open(full, "rb") as file:
+                    with record_file.opened(full, through_links=True) as file:
                         files.append((name, stamp[0], file.read()))
                 except OSError:  # gone or not readable: a rank that needs the file will say so
                     unread.append(name)
@@ -128,6 +130,8 @@ class ProjectFiles:
                     try:
                         info = os.stat(full)
                     except OSError:
+                        continue
+                    if not stat.S_ISREG(info.st_mode):  # a FIFO without a writer, or a device without an end
                         continue
                     size = info.st_size
                     if size > FILE_LIMIT_BYTES:

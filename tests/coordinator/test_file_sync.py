@@ -48,6 +48,20 @@ def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> N
     assert found.left_out == ""
 
 
+@pytest.mark.timeout(20)  # each would be read for ever
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "b.py").write_text("2")
+    os.mkfifo(tmp_path / "fifo.py")
+    (tmp_path / "endless.py").symlink_to("/dev/zero")
+    found = look(str(tmp_path), [])
+    assert sorted(found.files) == ["0/a.py", "0/b.py"]
+
+    (tmp_path / "b.py").unlink()
+    os.mkfifo(tmp_path / "b.py")
+    assert [content for _, _, content in FileSync().changes(found)[0]] == [b"1"]
+
+
 def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
     for number, name in enumerate(("a.bin", "weights.bin", "z.bin")):
         (tmp_path / name).write_bytes(bytes(file_sync.FILE_LIMIT_BYTES * (number % 2 + 1) + 1))

@@ -81,6 +81,7 @@ HELD: dict[str, dict[str, str]] = {
             "coordinator/test_file_sync.py::test_a_folder_that_a_stranger_has_made_alike_is_not_the_notebooks "
             "coordinator/test_file_sync.py::test_the_stamp_of_a_strangers_folder_names_them"
         ),
+        "Of these only regular files are read.": "coordinator/test_file_sync.py::test_what_is_no_file_is_not_read",
         "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
         "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "This package changes nothing there.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
