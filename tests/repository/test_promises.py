@@ -32,6 +32,7 @@ HELD: dict[str, dict[str, str]] = {
         "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that lie in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
             "kernel/settings/test_config_files.py::test_only_these_keys_options_and_kinds_of_pools_need_no_trust "
             "kernel/settings/test_config_files.py::test_more_ranks_than_the_machine_has_need_trust "
+            "kernel/settings/test_config_files.py::test_another_file_of_the_same_size_and_time_is_read "
             "kernel/settings/test_config_files.py::test_what_a_project_may_set_is_taken_unasked "
             "kernel/settings/test_config_files.py::test_what_a_project_may_not_set_leaves_the_users_own_and_is_reported "
             "kernel/settings/test_config_files.py::test_a_project_that_saves_nothing_keeps_only_its_own_runs_out "

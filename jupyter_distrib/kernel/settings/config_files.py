@@ -273,7 +273,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
 
 def defined(name: str, table: dict[str, Any], settings: Settings, path: str) -> NamedPool:
     """Return the pool that a table of the file at this path defines. Raises `OptionsError`."""
-    file = File(path=path, mtime_ns=0, size=0, of_project=False)
+    file = File(path=path, changed=(0, 0), size=0, of_project=False)
     return _with_absolute_paths(_pool(name, table, settings, shown_path(Path(path)), ""), settings.kinds, file)
 
 

@@ -34,7 +34,8 @@ class File(NamedTuple):
     """The state of one file."""
 
     path: str
-    mtime_ns: int
+    changed: tuple[int, int]
+    """Its number and the time of its last change, which nobody sets, other than that of its content."""
     size: int
     of_project: bool
     """Whether the file belongs to the notebook's project rather than to the user's home."""
@@ -133,7 +134,7 @@ def _file(path: str, *, of_project: bool) -> File | None:
         return None
     if not stat.S_ISREG(info.st_mode):
         return None
-    return File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size, of_project=of_project)
+    return File(path=path, changed=(info.st_ino, info.st_ctime_ns), size=info.st_size, of_project=of_project)
 
 
 @lru_cache(maxsize=2)

@@ -189,7 +189,7 @@ def other_owner(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     def as_seen(each: Any) -> Any:
         info = stat(each)
         uid = info.st_uid + 1 if Path(each) == path else info.st_uid
-        fields = {name: getattr(info, name) for name in ("st_mode", "st_gid", "st_size", "st_mtime_ns")}
+        fields = {name: getattr(info, name) for name in ("st_mode", "st_gid", "st_size", "st_ino", "st_ctime_ns")}
         return SimpleNamespace(**fields, st_uid=uid)
 
     monkeypatch.setattr(find_files.os, "stat", as_seen)
@@ -597,6 +597,18 @@ def test_a_changed_file_is_read_again(place: Place) -> None:
     assert place.load().strategy_for() == "fsdp"
     place.user.unlink()
     assert place.load().strategy_for() == "none"
+
+
+def test_another_file_of_the_same_size_and_time_is_read(place: Place) -> None:
+    """As an archive or a copy with times leaves it: what a form adds a pool to is what was looked at."""
+    file, other = place.notebooks / "jupyter_distrib.toml", place.notebooks / "other"
+    place.write(file, "strategy = 'ddp'  ")
+    place.write(other, "track = ['mlflow']")
+    assert file.stat().st_size == other.stat().st_size
+    assert place.load().waiting is None
+    os.utime(other, ns=(0, file.stat().st_mtime_ns))
+    other.replace(file)
+    assert place.load().waiting is not None
 
 
 def test_values_are_read_as_on_a_line(place: Place) -> None:
