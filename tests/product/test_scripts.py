@@ -126,6 +126,68 @@ def test_a_script_finds_nothing_of_earlier_scripts_and_cells(book: Notebook, fol
     assert "--warm and --fresh exclude each other" in book.fails("%distributed_run --warm --fresh leaves.py").evalue
 
 
+ENDS = """\
+import atexit, multiprocessing, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+def note(name, later=True):
+    time.sleep(0.3 * later)
+    with open(f"ended-{name}", "w") as file:
+        file.write(name)
+unclosed = open("ended-unclosed", "w")
+unclosed.write("unclosed")
+if sys.argv[1] != "fail":
+    threading.Thread(target=note, args=("thread",)).start()
+    multiprocessing.Process(target=note, args=("process",)).start()
+    pool = ThreadPoolExecutor(1)
+    pool.submit(note, "pool")
+    atexit.register(note, "never")
+    atexit.unregister(note)
+    atexit.register(lambda: 1 / 0)
+    atexit.register(note, "handler", later=False)
+    others = threading.Event(), multiprocessing.Event()
+    threading.Thread(target=others[0].wait, daemon=True).start()
+    multiprocessing.Process(target=others[1].wait, daemon=True).start()
+    if sys.argv[1] == "exit":
+        sys.exit()
+else:
+    atexit.register(note, "failed")
+    raise ValueError("of the script")
+"""
+
+
+@pytest.mark.parametrize("how", ["return", "exit"])
+def test_a_script_ends_as_a_program_before_its_end_is_told(book: Notebook, folder: Path, how: str) -> None:
+    (folder / "ends.py").write_text(ENDS)
+
+    outcome = book.ok(f"%distributed_run --ranks 1 ends.py {how}")
+
+    written = {path.name.partition("-")[2]: path.read_text() for path in folder.glob("ended-*")}
+    assert written == {name: name for name in ("unclosed", "thread", "process", "pool", "handler")}
+    assert "ZeroDivisionError" in outcome.view
+    assert book.ok("%%distributed --ranks 1\nimport atexit\natexit.register.__module__").result == "rank 0: 'atexit'"
+
+
+def test_a_script_that_fails_has_written_its_files(book: Notebook, folder: Path) -> None:
+    (folder / "ends.py").write_text(ENDS)
+
+    assert book.fails("%distributed_run --ranks 1 ends.py fail").evalue == "of the script"
+    assert (folder / "ended-unclosed").read_text() == "unclosed"
+
+
+def test_a_script_gets_its_objects_back_from_a_spawned_process(book: Notebook, folder: Path) -> None:
+    """They come under the name `__mp_main__`, which Python gives the main file in such a process."""
+    (folder / "spawns.py").write_text(
+        "import multiprocessing\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "class Point:\n    def __init__(self, x): self.x = x\n"
+        "if __name__ == '__main__':\n"
+        "    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:\n"
+        "        point = pool.submit(Point, 3).result()\n"
+        "    print('point', point.x, type(point) is Point)\n"
+    )
+    assert "point 3 True" in book.ok("%distributed_run --ranks 1 spawns.py").view
+
+
 def test_a_script_leaves_the_notebooks_kept_values_where_they_are(book: Notebook, folder: Path) -> None:
     (folder / "leaves.py").write_text(LEAVES_STATE)
     book.ok("%%distributed --ranks 1 --keep model\nimport sys\nmodel, sys.left = [1], 7")

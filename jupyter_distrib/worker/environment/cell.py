@@ -32,6 +32,12 @@ def fresh_module() -> types.ModuleType:
     return module
 
 
+def become_main(module: types.ModuleType) -> None:
+    """Make a module the main one, also under the name that multiprocessing gives it in a spawned process, by which that
+    process sends objects of a script back."""
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
 def execute(
     cell: m.Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
 ) -> object:

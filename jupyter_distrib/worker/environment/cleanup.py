@@ -4,7 +4,6 @@ has its result, and imports what the next cells will need. Rank's main thread.""
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
 
 from jupyter_distrib.interfaces import identity
@@ -57,7 +56,7 @@ class Cleanup:
             cell.keep_only(namespace, keep)
             self._kept_by = command.run
         else:
-            sys.modules["__main__"] = cell.fresh_module()
+            cell.become_main(cell.fresh_module())
             namespace.pop("get_ipython", None)  # it holds the namespace
             self.is_urgent = cell.defines_code(namespace)
         # Memory of a GPU that runs out does not make Python collect.
@@ -75,7 +74,7 @@ class Cleanup:
         for key in keys:
             payload.kept_values.pop(key, None)
         if not any(key.startswith(f"{self._kept_by}/") for key in payload.kept_values):
-            sys.modules["__main__"] = cell.fresh_module()  # the present module has them as globals
+            cell.become_main(cell.fresh_module())  # the present module has them as globals
         gc.collect()
 
     def when_idle(self) -> Iterator[tuple[float, Callable[[], None]]]:

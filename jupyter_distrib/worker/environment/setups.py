@@ -57,7 +57,7 @@ class Setups:
         """Run a set-up. An exception gets a note with the set-up's name, and the set-up counts as not run."""
         self._done.pop(setup.name, None)
         module = cell.fresh_module()
-        sys.modules["__main__"] = module
+        cell.become_main(module)
         slow = threading.Timer(_SLOW_S, self._say, [run, f"runs the set-up {setup.name}"])
         slow.daemon = True
         slow.start()

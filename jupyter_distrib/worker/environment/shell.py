@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jupyter_distrib.worker.environment import timing
+from jupyter_distrib.worker.environment import cell, timing
 
 
 class RankShell:
@@ -153,13 +153,13 @@ def _run_file(arguments: Sequence[str], before: dict[str, object], made: dict[st
     module.__dict__.update(before, __name__=module.__name__, __file__=path)
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    cell = sys.modules["__main__"]
-    sys.modules["__main__"] = module  # classes of the program are pickled by this name
+    of_cell = sys.modules["__main__"]
+    cell.become_main(module)  # classes of the program are pickled by this name
     try:
         with _program_arguments([path, *arguments[1:]]), _program_folder(os.path.dirname(path)):
             exec(code, module.__dict__)
     finally:
-        sys.modules["__main__"] = cell
+        cell.become_main(of_cell)
         made.update(module.__dict__)
 
 

@@ -25,7 +25,14 @@ from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.kept_failure import KeptFailure
 from jupyter_distrib.worker.debugging.probe import Prober
-from jupyter_distrib.worker.environment import cell, cell_environment, child_processes, local_modules, rank_environment
+from jupyter_distrib.worker.environment import (
+    cell,
+    cell_environment,
+    child_processes,
+    local_modules,
+    rank_environment,
+    script_end,
+)
 from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.environment.setups import Setups
@@ -115,6 +122,8 @@ class CellRunner:
         failed = error if isinstance(event, m.Failed) else None
         del value, error
         self._late.end(run)
+        if command.cell.script:
+            script_end.flush_files()
         process.flush_streams()
         if process.has_children():
             self.replace_streams(run)
@@ -157,9 +166,12 @@ class CellRunner:
                     self._interrupts.end_if_stopping()
                     strategy = self._begin(parts, command, fds, module)
                     self._move(CellStage.RUNNING)
-                    value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                    value: Any = None
+                    if command.cell.script:
+                        self._script(command.cell, module, strategy)
+                    else:
+                        value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                     child_processes.leave_if_forked(self._pid)
-                    value = None if command.cell.script else value
                     strategy.returning(value)
                     end_of_cell.run_registered(ok=True)
                     return value, None
@@ -172,6 +184,20 @@ class CellRunner:
             self._interrupts.allowed = False
             self._move(CellStage.ENDING)  # again, for an interrupt that came before the move
             return None, error
+
+    def _script(self, script: m.Cell, module: types.ModuleType, strategy: strategy_module.Strategy) -> None:
+        """Run a script to the end that it has as a program. `sys.exit(0)` is such an end."""
+        with script_end.watched() as ending:
+            try:
+                cell.execute(script, module.__dict__, strategy.adapted)
+            except SystemExit as left:
+                if left.code:
+                    raise
+                child_processes.leave_if_forked(self._pid, left)
+                ending.wait()
+                raise
+            child_processes.leave_if_forked(self._pid)
+            ending.wait()
 
     def _begin(
         self, parts: ExitStack, command: m.Execute, fds: list[int], module: types.ModuleType
@@ -288,7 +314,7 @@ class CellRunner:
         identity.cell.displayer = displaying.Displayer(run, rank, send)
         if command.setups and (missing := self._setups.missing(command)):
             self._set_up(command, missing)
-        sys.modules["__main__"] = module
+        cell.become_main(module)
         if command.measures_peak:
             self._framework.measure_peak()
         namespace = module.__dict__

@@ -1,0 +1,108 @@
+"""Ends a script as Python ends a program, but on a rank that stays: waits for the script's threads and processes, calls
+its exit handlers, and writes what is still in the buffers of its files. Rank's main thread.
+
+    with script_end.watched() as ending:   `atexit.register` notes the script's handlers
+        ...                                the script
+        ending.wait()                      if it has ended well
+    script_end.flush_files()               in any case
+
+What a library registers while it is imported belongs to the rank, whose later cells may use that library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import multiprocessing
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jupyter_distrib.system import file_owner
+
+_FILES = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
+
+
+class ScriptEnd:
+    """The threads and exit handlers of one script."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+        self._handlers: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
+
+    def register(self, function: Callable[..., object], /, *arguments: Any, **keywords: Any) -> Callable[..., object]:
+        """Register an exit handler, as `atexit.register` does."""
+        if file_owner.importing_library(sys._getframe(1)):  # noqa: SLF001 - the public way reads source files
+            return _register(function, *arguments, **keywords)
+        self._handlers.append((function, arguments, keywords))
+        return function
+
+    def unregister(self, function: Callable[..., object]) -> None:
+        """Drop an exit handler, as `atexit.unregister` does."""
+        self._handlers = [each for each in self._handlers if each[0] != function]
+        _unregister(function)
+
+    def wait(self) -> None:
+        """Wait for threads and processes of the script, then call its exit handlers, the last one first."""
+        for pool in _objects(ThreadPoolExecutor):
+            if pool._threads and self._before.isdisjoint(pool._threads):  # noqa: SLF001 - they never end by themselves
+                pool.shutdown()
+        for thread in threading.enumerate():
+            if thread not in self._before and not thread.daemon and not _is_of_library(thread):
+                thread.join()
+        for child in multiprocessing.active_children():
+            if not child.daemon:
+                child.join()
+        while self._handlers:
+            function, arguments, keywords = self._handlers.pop()
+            try:
+                function(*arguments, **keywords)
+            except Exception:  # noqa: BLE001 - foreign code; as Python does it, the others are called too
+                traceback.print_exc()
+
+    def hand_over(self) -> None:
+        """Leave the handlers that have not been called to the end of the rank."""
+        for function, arguments, keywords in self._handlers:
+            _register(function, *arguments, **keywords)
+
+
+_register, _unregister = atexit.register, atexit.unregister
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[ScriptEnd]:
+    """Note what the block starts and registers."""
+    ending = ScriptEnd()
+    replaced: Any = atexit
+    replaced.register, replaced.unregister = ending.register, ending.unregister
+    try:
+        yield ending
+    finally:
+        replaced.register, replaced.unregister = _register, _unregister
+        ending.hand_over()
+
+
+def flush_files() -> None:
+    """Write what is in the buffers of open files, which Python writes when it frees them."""
+    for file in _objects(*_FILES):
+        with contextlib.suppress(OSError, ValueError):  # closed, or not to be written to
+            file.flush()
+
+
+def _objects(*kinds: type) -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+
+
+def _is_of_library(thread: threading.Thread) -> bool:
+    """Return whether a thread is of a library's own class, as in a pool of processes that ends with the rank."""
+    if type(thread) is threading.Thread or type(thread) is threading.Timer:
+        return False
+    module = sys.modules.get(type(thread).__module__)
+    file = getattr(module, "__file__", None) if isinstance(module, types.ModuleType) else None
+    return isinstance(file, str) and file_owner.is_library(file)
