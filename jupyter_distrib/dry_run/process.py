@@ -22,6 +22,7 @@ from typing import Any
 
 from jupyter_distrib.dry_run import side_effects
 from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.serialization.tensors import GRAPH_ELSEWHERE
 from jupyter_distrib.system import file_owner, private_names, process
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
@@ -35,6 +36,8 @@ WITHOUT_VALUES = (
 """Errors by which torch refuses an operation on tensors without values."""
 NO_KERNEL = ("no fake impl", "data is not allocated yet", "Cannot access data pointer")
 """Words of torch's errors where foreign code has asked for values."""
+_FAKE_GRAPH = "Tried to backward() through example input"
+"""Words of torch's error where a gradient reaches a tensor that the notebook has computed."""
 MOST_STEPS = 24
 """Steps of one optimizer after which the others are no longer waited for."""
 
@@ -221,7 +224,7 @@ class DryRun:
         return {
             "error": {
                 "type": "RuntimeError" if "fake_tensor" in described.type_name else described.type_name,
-                "text": described.message,
+                "text": GRAPH_ELSEWHERE if _FAKE_GRAPH in described.message else described.message,
                 "notes": list(described.notes),
                 "frames": [[each.filename, each.line, each.text] for each in frames],
                 "trace": "".join(traceback.format_exception(error)),

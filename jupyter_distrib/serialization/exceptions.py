@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jupyter_distrib.serialization.exception_form import builtin_arguments, rebuild_exception
 from jupyter_distrib.serialization.payload import Packed, pack_result, reason_of, short_repr, unpack_value
 
 
@@ -35,7 +36,7 @@ class _Rebuilt:
     """A wrapper that pickles as the exception, without its class's `__init__`."""
 
     def __init__(self, error: BaseException, *, strict: bool) -> None:
-        args, state = _builtin_arguments(error), vars(error)
+        args, state = builtin_arguments(error), vars(error)
         if not strict:
             args = tuple(arg if _is_picklable(arg) else short_repr(arg) for arg in args)
             state = {name: value for name, value in state.items() if _is_picklable(value)}
@@ -43,26 +44,6 @@ class _Rebuilt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild_exception, self._parts
-
-
-def _builtin_base(cls: type) -> Any:
-    """Return the builtin exception class that has the memory layout and the `__reduce__` of this one."""
-    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
-
-
-def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments as the builtin base reports them, since `OSError` has a file name that is not in `args`."""
-    args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
-    return args
-
-
-def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Make an exception without its own `__init__`. Pickles name this function."""
-    base = _builtin_base(cls)
-    error: BaseException = base.__new__(cls, *args)  # without the class's own `__new__`
-    base.__init__(error, *args)
-    vars(error).update(state)
-    return error
 
 
 def _is_picklable(value: object) -> bool:

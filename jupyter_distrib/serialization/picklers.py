@@ -12,13 +12,14 @@ import os
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import cloudpickle
 
-from jupyter_distrib.serialization import definitions
+from jupyter_distrib.serialization import definitions, exception_form
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import private_torch
 
@@ -38,6 +39,9 @@ _CACHED: type = type(functools.lru_cache(len))
 _DEFINITIONS = (type, types.FunctionType, _CACHED)
 _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
 """The class `io.TextIOBase` without the slow check of an abstract class."""
+
+
+_WEAK = weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet
 
 
 class Name:
@@ -155,6 +159,17 @@ class InputPickler(_Pickler):
             return NotImplemented
         if obj is os.environ:
             return getattr, (os, "environ")
+        if type(obj) in _WEAK:
+            return (
+                new_weak,
+                (type(obj),),
+                list(obj) if type(obj) is weakref.WeakSet else dict(obj),
+                None,
+                None,
+                fill_weak,
+            )
+        if issubclass(type(obj), BaseException) and (form := exception_form.sent_form(obj)) is not None:
+            return form
         if self.shared and (place := self.shared.get(id(obj))) is not None:
             return definitions.shared_value, place
         if type(obj) is self._memmap and (form := self._tensors.arrays.reduce(obj)) is not NotImplemented:
@@ -176,6 +191,17 @@ class InputPickler(_Pickler):
     def dispatching(self, function: Any) -> definitions.Reduced | None:
         self.sent.append(function)
         return definitions.dispatch_form(function, sent=True)
+
+
+def new_weak(cls: type) -> Any:
+    return cls()
+
+
+def fill_weak(container: Any, members: Any) -> None:
+    """Fill a container that does not keep its members alive. The run's namespace does, as the notebook did."""
+    container.update(members)
+    held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
+    held.append(members)
 
 
 def compile_again(context: Callable[[Any], Any], function: Any) -> Any:

@@ -22,6 +22,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import io
+import operator
 import pickle
 import sys
 import warnings
@@ -44,6 +46,10 @@ _SHARDED = (
     "rank's part, `.to_local()`"
 )
 _ELSEWHERE = "it is sharded over the ranks; the value of rank 0 has all of it"
+GRAPH_ELSEWHERE = (
+    "a gradient reached a tensor that the notebook has computed, and its graph is in the notebook: compute the tensor "
+    "in this cell, or use its `.detach()`"
+)
 _SMALL_BYTES = 1 << 20
 """Largest storage that is not worth a second pass."""
 
@@ -91,6 +97,7 @@ class Tensors:
         if self._torch is not None:
             storages = (self._torch.UntypedStorage, self._torch.TypedStorage)
             self._types: tuple[type, ...] = (self._torch.Tensor, *storages, self._torch.nn.Module)
+            self._scripted = getattr(getattr(self._torch, "jit", None), "ScriptFunction", None)
             optim = sys.modules.get("torch.optim.lr_scheduler")
             self._schedulers: tuple[type, ...] = () if optim is None or self._results else (optim.LRScheduler,)
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
@@ -107,8 +114,12 @@ class Tensors:
             if issubclass(cls, self._torch.Tensor):
                 return self._tensor(obj)
             if issubclass(cls, self._torch.nn.Module):
-                return self._module(obj) if self._results else NotImplemented
+                return self._module(obj)
             return self._storage(obj)
+        if cls is self._scripted:
+            if any(each.has_default_value() for each in obj.schema.arguments):
+                raise pickle.PicklingError("torch cannot save the default arguments of a function of TorchScript")
+            return rebuild_script, (_script(obj),)
         if issubclass(cls, self._schedulers):
             make, arguments, state, *_ = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return make, arguments, state, None, None, set_scheduler
@@ -215,6 +226,14 @@ class Tensors:
     # -------------------------------------------------------------------------------------------------- modules
 
     def _module(self, module: Any) -> Any:
+        if isinstance(module, self._torch.jit.ScriptModule):
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            return rebuild_script, (_script(module),), tensors, None, None, set_tensors
+        if (form := private_torch.parametrized(module)) is not None:
+            base, names = form
+            return rebuild_parametrized, (base, names), vars(module)
+        if not self._results:
+            return NotImplemented
         parallel = self._torch.nn.parallel.DistributedDataParallel
         if isinstance(module, parallel):
             return same, (module.module,)
@@ -337,12 +356,36 @@ def _graph_of_the_notebook() -> Any:
 
         @staticmethod
         def backward(*_: Any) -> Any:
-            raise RuntimeError(
-                "a gradient reached a tensor that the notebook has computed, and its graph is in the notebook: compute "
-                "the tensor in this cell, or use its `.detach()`"
-            )
+            raise RuntimeError(GRAPH_ELSEWHERE)
 
     return GraphOfTheNotebook
+
+
+def _script(function: Any) -> bytes:
+    """Return a module or function of TorchScript as torch saves it."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():  # newer versions of torch tell TorchScript's users of its end
+        warnings.simplefilter("ignore")
+        sys.modules["torch"].jit.save(function, file)
+    return file.getvalue()
+
+
+def rebuild_script(data: bytes) -> Any:
+    torch: Any = importlib.import_module("torch")
+    return rebuild_quietly(torch.jit.load, (io.BytesIO(data), DEVICE.get()))
+
+
+def set_tensors(module: Any, tensors: dict[str, Any]) -> None:
+    """Put tensors into a module in place of its own: others, such as an optimizer, may have them too."""
+    for name, tensor in tensors.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(operator.attrgetter(owner)(module) if owner else module, attribute, tensor)
+
+
+def rebuild_parametrized(cls: Any, names: tuple[str, ...]) -> Any:
+    """Make a module without contents whose tensors of these names are computed, as those of `weight_norm` are."""
+    importlib.import_module("torch.nn.utils.parametrize")
+    return private_torch.new_parametrized(cls, names)
 
 
 def set_grad(tensor: Any, grad: Any) -> None:

@@ -123,6 +123,7 @@ TORCH = Library(
         "torch.autograd.profiler:profile": "_prepare_trace",
         "torch.nn.modules.batchnorm": "_BatchNorm",
         "torch.nn.modules.module": "_forward_unimplemented",
+        "torch.nn.utils.parametrize": "_inject_new_class _inject_property",
         "torch.nn:Module()": (
             "_parameters _buffers _compiled_call_impl _forward_pre_hooks _forward_hooks _state_dict_pre_hooks "
             "_load_state_dict_pre_hooks _load_state_dict_post_hooks _forward_pre_hooks_with_kwargs "

@@ -64,6 +64,25 @@ def compiled(function: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def parametrized(module: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """Return the class of a module before `torch.nn.utils.parametrize` has changed it, and the names of the tensors
+    that it computes since; None for another module. Relies on that class's place among the bases of the new one."""
+    if type(module).__module__ != "torch.nn.utils.parametrize" or not hasattr(module, "parametrizations"):
+        return None
+    return type(module).__bases__[0], tuple(module.parametrizations)
+
+
+def new_parametrized(cls: Any, names: tuple[str, ...]) -> Any:
+    """Return a module without contents of the class that `parametrize` makes for these names; relies on
+    `_inject_new_class` and `_inject_property`."""
+    parametrize = sys.modules["torch.nn.utils.parametrize"]
+    module = cls.__new__(cls)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
 def has_forward(cls: Any) -> bool:
     """Return whether modules of a class can be called; relies on the name of the function that takes its place."""
     return getattr(cls.forward, "__name__", "") != "_forward_unimplemented"

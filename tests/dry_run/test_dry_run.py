@@ -326,3 +326,12 @@ def test_counts_with_a_minimum_have_that_many_places() -> None:
     found = play(source, "ddp")
     assert found.verdict == "fits"
     assert [line for _, line in found.guesses] == [9]
+
+
+def test_a_gradient_for_what_the_notebook_has_computed_is_the_error_of_a_real_run() -> None:
+    import torch
+
+    features = torch.nn.Linear(3, 2)(torch.ones(3))
+    found = play("features.sum().backward()", inputs={"features": features})
+    assert found.error is not None
+    assert "its graph is in the notebook: compute the tensor in this cell" in found.error.text

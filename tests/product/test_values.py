@@ -36,6 +36,20 @@ def test_a_name_that_the_notebook_has_put_among_the_builtins_is_told_with_its_re
     assert "builtin" not in book.fails(ON_TWO + "missing").traceback
 
 
+@pytest.mark.parametrize("call", ["reads()", "evaluates()"])
+def test_a_name_that_a_function_reads_in_a_string_is_told_with_what_to_add(book: Notebook, call: str) -> None:
+    book.ok(
+        "hidden = 42\ndef reads(): exec('print(hidden)')\ndef evaluates(): return [eval('hidden + 1') for _ in 'a']"
+    )
+    outcome = book.fails(f"%%distributed --ranks 1\n{call}")
+    assert "add --with hidden" in outcome.traceback
+    assert book.ok(f"%%distributed --ranks 1 --with hidden\n{call}").status == "ok"
+    book.ok("import jupyter_distrib")
+    of_function = book.fails("jupyter_distrib.distributed(ranks=1)(evaluates).submit().result()")
+    assert "`hidden` is in the notebook, but the function only reads it through eval" in of_function.traceback
+    assert "pass it as an argument" in of_function.traceback
+
+
 def test_a_module_inside_a_module_that_the_notebook_has_imported_is_there(book: Notebook) -> None:
     """In a cell, and in one that a rank ran before it."""
     book.ok("import logging.handlers, xml.dom.minidom")

@@ -479,3 +479,41 @@ def test_a_function_keeps_the_name_of_its_file_whatever_cloudpickle_sends(
     """)
     assert files == [kernel["outer"].__code__.co_filename] * 3
     assert files[0] != "<dynamic-code>"
+
+
+def test_exceptions_are_sent_whatever_their_class_needs_to_make_one(kernel: Kernel) -> None:
+    kernel.cell("""
+        class Refused(Exception):
+            def __init__(self, who, why):
+                super().__init__(f"{who}: {why}")
+                self.who = who
+        class Missing(FileNotFoundError):
+            def __init__(self, path, *, hint):
+                super().__init__(2, "missing", path)
+                self.hint = hint
+        errors = Refused("a", "b"), Missing("/x", hint="h"), ValueError(1, 2)
+        errors[0].cause = errors
+    """)
+    cell = (
+        "(str(errors[0]), errors[0].who, errors[0].cause is errors, errors[1].filename, errors[1].hint, errors[2].args)"
+    )
+    assert kernel.run(cell) == ("a: b", "a", True, "/x", "h", (1, 2))
+
+
+def test_weak_containers_have_their_members_on_the_rank(kernel: Kernel) -> None:
+    kernel.cell("""
+        import weakref
+        class Node: pass
+        nodes = [Node(), Node()]
+        by_name = weakref.WeakValueDictionary(a=nodes[0])
+        names = weakref.WeakKeyDictionary({nodes[0]: "a"})
+        group = weakref.WeakSet(nodes)
+        nodes[0].group = group
+    """)
+    assert kernel.run("(by_name['a'] is nodes[0], names[nodes[0]], len(group), nodes[1] in group)") == (
+        True,
+        "a",
+        2,
+        True,
+    )
+    assert kernel.run("(len(group), list(names.values()), list(by_name))") == (2, ["a"], ["a"])

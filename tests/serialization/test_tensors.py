@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import payload, tensors
 from tests.serialization import payload_ranks
 from tests.serialization.payload_ranks import Kernel, returned, round_trip
@@ -404,3 +405,55 @@ class FreshTensor:
 @pytest.mark.slow
 def test_a_state_made_of_new_memory_each_time_is_packed_too() -> None:
     assert returned(FreshTensor()).part.tolist() == [5, 6]
+
+
+def test_parametrized_modules_are_sent_and_returned(kernel: Kernel) -> None:
+    kernel.cell("""
+        import torch
+        from torch.nn.utils import parametrizations, parametrize
+        class Doubled(torch.nn.Module):
+            def forward(self, x): return 2 * x
+        model = torch.nn.Sequential(parametrizations.weight_norm(torch.nn.Linear(3, 2)), torch.nn.Linear(2, 2))
+        parametrize.register_parametrization(model[1], "bias", Doubled())
+        spectral = parametrizations.spectral_norm(torch.nn.Linear(3, 2)).eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """)
+    cell = """
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        (model, [type(each).__name__ for each in model], model(torch.ones(3)), spectral(torch.ones(3)))
+    """
+    model, kinds, output, of_spectral = kernel.run(cell)
+    assert kinds == ["ParametrizedLinear", "ParametrizedLinear"]
+    assert torch.equal(of_spectral, kernel["spectral"](torch.ones(3)))
+    own = kernel["model"]
+    own(torch.ones(3)).sum().backward()
+    kernel["optimizer"].step()
+    assert torch.equal(output, own(torch.ones(3)))
+    assert torch.equal(model(torch.ones(3)), output)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_and_functions_of_torchscript_are_sent_and_returned(kernel: Kernel) -> None:
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+    batch = torch.randn(4, 3)
+    kernel.namespace.update(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        trace=torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(1, 3)),
+        squares=torch.jit.trace(torch.square, torch.ones(1)),
+        batch=batch,
+    )
+    back, output, traced, of_function = kernel.run("""
+        model(batch).pow(2).sum().backward()
+        optimizer.step()
+        (model.eval(), model(batch), trace(batch), squares(batch))
+    """)
+    model(batch).pow(2).sum().backward()
+    kernel["optimizer"].step()
+    assert torch.allclose(output, model.eval()(batch), atol=1e-5)
+    assert torch.allclose(back(batch), output, atol=1e-5)
+    assert torch.allclose(traced, kernel["trace"](batch), atol=1e-5)
+    assert torch.equal(of_function, batch.square())
+    with pytest.raises(PayloadError, match="default arguments of a function of TorchScript"):
+        payload.pack_inputs({"sigmoid": torch.jit.script(torch.nn.functional.hardsigmoid)}, {})

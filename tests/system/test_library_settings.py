@@ -175,6 +175,7 @@ def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) ->
     view = notebook.ok("%%distributed --ranks 1\npass").view
 
     assert "the StreamHandler of the logger 'mine' is not set on the ranks: add it in the cell" in view
+    assert "StreamHandler" not in notebook.ok("%%distributed --ranks 1\npass").view, "it is said once"
 
 
 @pytest.mark.parametrize("loaded", [True, False])

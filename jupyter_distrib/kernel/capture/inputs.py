@@ -27,7 +27,7 @@ from jupyter_distrib.serialization.tensors import Tensors
 from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import size
-from jupyter_distrib.system.nested_code import names_in
+from jupyter_distrib.system.nested_code import codes_in, names_in
 
 if TYPE_CHECKING:
     from jupyter_distrib.serialization.pickle_errors import PickleProblem
@@ -64,6 +64,12 @@ class PackedInputs:
         attributes."""
         functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
         return set().union(*(names_in(function.__code__) for function in functions))
+
+    def texts_in_code(self) -> str:
+        """Return the strings in the notebook's travelling functions, which may be code for `eval` or `exec`."""
+        functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
+        codes = [each for item in functions for each in codes_in(item.__code__)]
+        return "\n".join(text for each in codes for text in each.co_consts if isinstance(text, str))
 
     def sources(self) -> dict[str, str]:
         """Return the sources of the notebook's cells that define travelling functions, by file name."""
@@ -166,14 +172,22 @@ def _of_builtins(name: str) -> str:
     )
 
 
-def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:
-    """Return the names of the notebook that appear in the cell's text but are not sent, each with advice: only `eval`,
-    `exec` or the like may read them."""
+def unseen(
+    source: str,
+    packed_inputs: PackedInputs,
+    namespace: Mapping[str, object],
+    *,
+    what: str = "the cell",
+    cure: str = "add --with {}",
+) -> dict[str, str]:
+    """Return the names of the notebook that appear in the cell's text, or in strings of functions sent with it, but are
+    not sent, each with advice: only `eval`, `exec` or the like may read them."""
+    source = f"{source}\n{packed_inputs.texts_in_code()}"
     inside = [name for name in namespace if name in source and name not in packed_inputs.values and name[0] != "_"]
     words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
     return {
-        name: f"`{name}` is in the notebook, but the cell only reads it through eval, exec or a string, "
-        f"which cannot be detected beforehand: add --with {name}"
+        name: f"`{name}` is in the notebook, but {what} only reads it through eval, exec or a string, "
+        f"which cannot be detected beforehand: {cure.format(name)}"
         for name in inside
         if name in words and name not in PROVIDED and not hasattr(builtins, name)
     }

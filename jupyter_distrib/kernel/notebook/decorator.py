@@ -242,7 +242,16 @@ class DistributedFunction(Generic[P, R]):
                 shared=current.setups.shared(namespace),
             )
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
-        absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
+        absent = {
+            **inputs_module.unseen(
+                "",
+                packed_inputs,
+                namespace,
+                what="the function",
+                cure="pass it as an argument, or read it outside the string",
+            ),
+            **inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped),
+        }
         cell = m.Cell(
             source=_awaited(self.function) + _CALL,
             filename=f"{file_owner.CALL}{name}",

@@ -68,7 +68,9 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
     )
     if options.gpus is not None and not group.gpus:
         record.apply(m.Noted(run=record.run, rank=None, text=f"no GPU here: {size} CPU ranks (gloo)"))
-    for text in (*request.notes, *settings.that_stay()):
+    stay = [text for text in settings.that_stay() if text not in group.announced]
+    group.announced.update(stay)
+    for text in (*request.notes, *stay):
         record.apply(m.Noted(run=record.run, rank=None, text=text))
     for text in group.notes:
         record.apply(m.Noted(run=record.run, rank=None, text=text))

@@ -391,7 +391,7 @@ class WorkerGroup:
     notes: tuple[str, ...] = ()
     """Sentences for the head of its next run: on the choice of GPUs, and on variables that are not in force."""
     announced: set[str] = field(default_factory=set)
-    """Sentences on variables and packages that have been in `notes` before."""
+    """Sentences on variables, packages and settings that a run of it has told before."""
     packages: PackageFolders = field(default_factory=PackageFolders)
     """The packages from which its ranks import, as they were when the ranks started; none if they are elsewhere."""
     state: GroupState = GroupState.OPENING
