@@ -292,6 +292,14 @@ def test_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, messag
         ),
         ("OMP_NUM_THREADS=4 A='x y' python train.py", "--env OMP_NUM_THREADS=4 --env 'A=x y' train.py"),
         ("accelerate launch --config_file a.yaml --num_processes 2 train.py --lr 1", "--ranks 2 train.py --lr 1"),
+        (
+            "accelerate launch --mixed_precision bf16 --num_processes 2 --gradient-accumulation-steps=4 train.py",
+            "--env ACCELERATE_MIXED_PRECISION=bf16 --env ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 --ranks 2 train.py",
+        ),
+        (
+            "python -m accelerate.commands.launch --mixed-precision fp16 -m package.train",
+            "--env ACCELERATE_MIXED_PRECISION=fp16 -m package.train",
+        ),
         ("deepspeed --num_gpus=2 train.py --deepspeed", "--ranks 2 train.py --deepspeed"),
         ("mpirun -np 4 python train.py", "--ranks 4 train.py"),
         ("--strategy ddp torchrun --nproc-per-node 2 train.py", "--strategy ddp train.py"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _LAUNCHERS = frozenset(
     {
@@ -32,6 +32,8 @@ _PYTHON = re.compile(r"(?:python|pypy)[\d.]*|py|uv|poetry|ipython[\d.]*")
 _RUNNERS = re.compile(r"torch\.distributed\.(?:run|launch|launcher)|accelerate\.commands\.\w+|deepspeed\.launcher\.\w+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _COUNT = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]proc|num[-_]gpus|ntasks)|-np?")
+_OF_ACCELERATE = re.compile(r"--(mixed[-_]precision|gradient[-_]accumulation[-_]steps|dynamo[-_]backend)")
+"""The options of `accelerate launch` that change the training; `Accelerator` reads them from variables."""
 _RESTARTS = re.compile(r"--max[-_]restarts")
 
 
@@ -56,6 +58,8 @@ def told(path: str, arguments: Sequence[str], options: str = "") -> str:
     before, script = _split(words[1:])
     if not script:
         return f"{name} is not needed here, since the ranks are started for the script: write its path alone"
+    if any("accelerate" in word for word in words[: -len(script)]):
+        variables += _variables_of_accelerate(before)
     given = "" if options else _size(before)
     line = [*(f"--env {shlex.quote(each)}" for each in variables), options or given, shlex.join(script)]
     return f"{name} is not needed here, since the ranks are started for the script: write {{command}} " + " ".join(
@@ -88,12 +92,26 @@ def _module(rest: Sequence[str]) -> list[str]:
     return []
 
 
+def _variables_of_accelerate(words: Sequence[str]) -> list[str]:
+    """Return the variables that `accelerate launch` sets for these options."""
+    found = []
+    for flag, value in _options(words):
+        if (match := _OF_ACCELERATE.fullmatch(flag)) is not None and value:
+            found.append(f"ACCELERATE_{match[1].replace('-', '_').upper()}={value}")
+    return found
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word as an option, with the value behind `=` or in the next word."""
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        yield flag, value if equals else "".join(words[place + 1 : place + 2])
+
+
 def _size(words: Sequence[str]) -> str:
     """Return the options for the number of processes and of restarts that a launcher was given."""
     found = []
-    for place, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        value = value if equals else "".join(words[place + 1 : place + 2])
+    for flag, value in _options(words):
         if _COUNT.fullmatch(flag) and value.isdecimal():
             found.append(f"--{'gpus' if _has_gpus() else 'ranks'} {value}")
         if _RESTARTS.fullmatch(flag) and value.isdecimal() and int(value):
