@@ -343,6 +343,7 @@ PYTHON = Library(
     needed={
         "asyncio": "_get_running_loop _set_running_loop",
         "atexit": "_run_exitfuncs",
+        "concurrent.futures:ProcessPoolExecutor()": "_processes",
         "concurrent.futures:ThreadPoolExecutor()": "_threads",
         "functools": "_lru_cache_wrapper",
         "importlib.metadata:Distribution": "_normalized_name",

@@ -128,7 +128,7 @@ def test_a_script_finds_nothing_of_earlier_scripts_and_cells(book: Notebook, fol
 
 ENDS = """\
 import atexit, multiprocessing, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 def note(name, later=True):
     time.sleep(0.3 * later)
     with open(f"ended-{name}", "w") as file:
@@ -140,6 +140,8 @@ if sys.argv[1] != "fail":
     multiprocessing.Process(target=note, args=("process",)).start()
     pool = ThreadPoolExecutor(1)
     pool.submit(note, "pool")
+    of_processes = ProcessPoolExecutor(1)
+    of_processes.submit(abs, 1).result()
     atexit.register(note, "never")
     atexit.unregister(note)
     atexit.register(lambda: 1 / 0)

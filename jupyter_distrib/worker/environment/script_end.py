@@ -19,13 +19,14 @@ import multiprocessing
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 from jupyter_distrib.system import file_owner
 
+_OWN_ACTIVITIES = "threading", "multiprocessing.context", "multiprocessing.process"
+"""The modules of the classes with which a script itself starts threads and processes."""
 _FILES = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
 
 
@@ -56,8 +57,9 @@ class ScriptEnd:
         for thread in threading.enumerate():
             if thread not in self._before and not thread.daemon and not _is_of_library(thread):
                 thread.join()
+        in_pools = {id(child) for pool in _objects(ProcessPoolExecutor) for child in (pool._processes or {}).values()}  # noqa: SLF001
         for child in multiprocessing.active_children():
-            if not child.daemon:
+            if not child.daemon and id(child) not in in_pools and not _is_of_library(child):
                 child.join()
         while self._handlers:
             function, arguments, keywords = self._handlers.pop()
@@ -99,10 +101,9 @@ def _objects(*kinds: type) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
-def _is_of_library(thread: threading.Thread) -> bool:
-    """Return whether a thread is of a library's own class, as in a pool of processes that ends with the rank."""
-    if type(thread) is threading.Thread or type(thread) is threading.Timer:
-        return False
-    module = sys.modules.get(type(thread).__module__)
-    file = getattr(module, "__file__", None) if isinstance(module, types.ModuleType) else None
-    return isinstance(file, str) and file_owner.is_library(file)
+def _is_of_library(activity: object) -> bool:
+    """Return whether a thread or process is of a library's own class, as in pools of processes, which end with the
+    rank."""
+    name = type(activity).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and file_owner.is_library(file) and name not in _OWN_ACTIVITIES
