@@ -169,6 +169,18 @@ def test_a_script_ends_as_a_program_before_its_end_is_told(book: Notebook, folde
     assert book.ok("%%distributed --ranks 1\nimport atexit\natexit.register.__module__").result == "rank 0: 'atexit'"
 
 
+def test_a_librarys_pool_of_threads_stays_usable_after_a_script(book: Notebook, folder: Path) -> None:
+    (folder / "pools.py").write_text(
+        "import concurrent.futures, json\n"
+        "source = 'json.pool = ThreadPoolExecutor(1)'\n"
+        "names = {'json': json, 'ThreadPoolExecutor': concurrent.futures.ThreadPoolExecutor}\n"
+        "exec(compile(source, json.__file__, 'exec'), names)\n"
+        "json.pool.submit(abs, 1).result()\n"
+    )
+    book.ok("%distributed_run --ranks 1 pools.py")
+    assert book.ok("%%distributed --ranks 1\nimport json\njson.pool.submit(abs, -2).result()").result == "rank 0: 2"
+
+
 def test_a_script_that_fails_has_written_its_files(book: Notebook, folder: Path) -> None:
     (folder / "ends.py").write_text(ENDS)
 

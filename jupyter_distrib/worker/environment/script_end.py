@@ -19,6 +19,7 @@ import multiprocessing
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
@@ -35,6 +36,8 @@ class ScriptEnd:
 
     def __init__(self) -> None:
         self._before = set(threading.enumerate())
+        self.pools: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+        """Those that the script itself has made."""
         self._handlers: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
     def register(self, function: Callable[..., object], /, *arguments: Any, **keywords: Any) -> Callable[..., object]:
@@ -51,11 +54,12 @@ class ScriptEnd:
 
     def wait(self) -> None:
         """Wait for threads and processes of the script, then call its exit handlers, the last one first."""
-        for pool in _objects(ThreadPoolExecutor):
-            if pool._threads and self._before.isdisjoint(pool._threads):  # noqa: SLF001 - they never end by themselves
-                pool.shutdown()
-        for thread in threading.enumerate():
-            if thread not in self._before and not thread.daemon and not _is_of_library(thread):
+        for pool in list(self.pools):
+            pool.shutdown()  # its threads never end by themselves
+        # A pool of a library, such as that of a compiler, serves later cells too.
+        others = {thread for pool in _objects(ThreadPoolExecutor) for thread in pool._threads}  # noqa: SLF001
+        for thread in set(threading.enumerate()) - self._before - others:
+            if not thread.daemon and not _is_of_library(thread):
                 thread.join()
         in_pools = {id(child) for pool in _objects(ProcessPoolExecutor) for child in (pool._processes or {}).values()}  # noqa: SLF001
         for child in multiprocessing.active_children():
@@ -74,19 +78,28 @@ class ScriptEnd:
             _register(function, *arguments, **keywords)
 
 
-_register, _unregister = atexit.register, atexit.unregister
+_register, _unregister, _begin_pool = atexit.register, atexit.unregister, ThreadPoolExecutor.__init__
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[ScriptEnd]:
     """Note what the block starts and registers."""
     ending = ScriptEnd()
+
+    def begin_pool(pool: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
+        _begin_pool(pool, *arguments, **keywords)
+        if file_owner.is_users(sys._getframe(1).f_code.co_filename):  # noqa: SLF001 - as above
+            ending.pools.add(pool)
+
     replaced: Any = atexit
+    pools: Any = ThreadPoolExecutor
     replaced.register, replaced.unregister = ending.register, ending.unregister
+    pools.__init__ = begin_pool
     try:
         yield ending
     finally:
         replaced.register, replaced.unregister = _register, _unregister
+        pools.__init__ = _begin_pool
         ending.hand_over()
 
 
