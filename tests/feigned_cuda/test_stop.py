@@ -103,6 +103,29 @@ def _spread(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} s (at most {max(seconds):.2f} s)"
 
 
+def test_nothing_is_shown_of_what_torch_logs_about_the_abort(book: Notebook) -> None:
+    """The watchdog of one group polls NCCL while another group is aborted, and logs its errors with frames of C++."""
+    book.start("""%%distributed --gpus 2 --strategy ddp
+import os, signal, torch, torch.distributed as dist
+os.environ["FEIGNED_CUDA_ABORT_MS"] = "300"
+groups = [dist.group.WORLD, dist.new_group([0, 1])]
+t = torch.ones(2, device=device)
+for group in groups: dist.all_reduce(t, group=group)
+torch.cuda.synchronize()
+works = [dist.all_reduce(t, group=group, async_op=True) for group in groups if rank == 0]
+print("waits", rank, flush=True)
+torch.cuda.synchronize() if rank == 0 else signal.pause()
+""")
+    book.until("waits 0")
+    book.until("waits 1")
+    book.interrupt()
+    stopped = book.finish()
+    assert stopped.ename == "KeyboardInterrupt"
+    after = book.ok(trainings.cell("--strategy ddp"))
+    assert "ProcessGroupNCCL" not in stopped.text + after.text
+    assert "frame #" not in stopped.text + after.text
+
+
 def test_the_exception_of_one_rank_is_reported_at_once(book: Notebook) -> None:
     trains(book)
     before = pids(book)

@@ -14,12 +14,15 @@ import io
 import os
 import pickle
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +50,10 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 """Variable that keeps the profiler's library from writing to standard error; read at its first use."""
 _ERRORS_ONLY = 2
 """Lowest level of torch's C++ log that means an error."""
+_SILENT = 3
+"""Level of torch's C++ log that leaves out errors, too."""
+_WATCHDOG = "watchdg"
+"""Last letters of the names of threads that watch a group's collectives: `pt_nccl_watchdg`."""
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 """The flight recorders of CPU and of NVIDIA groups."""
 
@@ -438,6 +445,43 @@ def errors_only() -> Iterator[None]:
         yield
     finally:
         level.value = before
+
+
+@contextmanager
+def no_errors_of_watchdogs() -> Iterator[None]:
+    """Keep errors out of torch's C++ log meanwhile, and until the watchdogs that there are now have ended: they poll
+    groups that are being aborted, and log the error that they get. Uses may overlap. Does nothing for a user who has
+    set a lower level."""
+    global _silences
+    level, watchdogs = _log_level(), _watchdogs()
+    with _silence:
+        if level is None or not (_silences or level.value == _ERRORS_ONLY):
+            level = None
+        else:
+            level.value, _silences = _SILENT, _silences + 1
+    try:
+        yield
+    finally:
+        if level is not None:
+            while watchdogs & _watchdogs():
+                time.sleep(_LOOK_S)
+            with _silence:
+                _silences -= 1
+                level.value = _SILENT if _silences else _ERRORS_ONLY
+
+
+_silence, _silences = threading.Lock(), 0
+_LOOK_S = 0.05
+
+
+def _watchdogs() -> set[str]:
+    """Return the numbers of the threads that watch groups of this process; none where the system names no threads."""
+    found = set()
+    for thread in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended meanwhile
+            if thread.read_text().rstrip().endswith(_WATCHDOG):
+                found.add(thread.parent.name)
+    return found
 
 
 def _log_level() -> ctypes.c_int | None:

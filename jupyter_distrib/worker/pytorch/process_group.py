@@ -16,9 +16,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -219,7 +219,10 @@ class Rendezvous:
         if not self.waits_on_device():
             return then()
         if self._aborting is None or not self._aborting.is_alive():
+            log = ExitStack()
+            log.enter_context(private.no_errors_of_watchdogs())
             self._aborting = _daemon(self._abort)
+            _daemon(partial(_close_after, self._aborting, log))
         aborting = self._aborting
 
         def finish() -> None:
@@ -302,6 +305,11 @@ def install(rendezvous: Rendezvous) -> None:
             "breakpoint": _breakpoint,
         }
     )
+
+
+def _close_after(thread: threading.Thread, stack: ExitStack) -> None:
+    thread.join()
+    stack.close()
 
 
 def _daemon(call: Callable[[], None]) -> threading.Thread:

@@ -146,6 +146,7 @@ struct Queued {
     cudaStream_t stream;
     Work work;
 };
+std::atomic<int> aborting{0};
 thread_local int groups = 0;
 thread_local std::vector<Queued> letters;
 
@@ -228,14 +229,18 @@ EXPORTED ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCom
     return joined(out, name, rank, int(members.size()));
 }
 EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
-    return *error = ncclSuccess, ncclSuccess;
+    bool fails = aborting && machine::number("FEIGNED_CUDA_ABORT_MS", 0);  // as the other ranks abort theirs
+    return *error = fails ? ncclRemoteError : ncclSuccess, ncclSuccess;
 }
 EXPORTED ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *count = comm->size, ncclSuccess; }
 EXPORTED ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
 EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    aborting++;
+    usleep(useconds_t(1000 * machine::number("FEIGNED_CUDA_ABORT_MS", 0)));
     comm->aborted = true;
     left(comm, "aborts");
     remove(comm);
+    aborting--;
     return ncclSuccess;
 }
 EXPORTED ncclResult_t ncclCommFinalize(ncclComm_t comm) { return left(comm, "finalizes"); }

@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import BackendConfig
 
 from jupyter_distrib.worker.pytorch import process_group
 from jupyter_distrib.worker.pytorch.process_group import FALLBACK, check_backend, falls_back
+from tests.processes import wait_until
 
 CPU = "cpu:gloo,cuda:gloo"
 GPU = "cpu:gloo,cuda:nccl"
@@ -126,3 +127,26 @@ def test_groups_that_are_aborted_are_freed_after_the_next_run_and_not_by_a_reduc
     assert reference() is not None
     rendezvous.tidy()
     assert reference() is None
+
+
+def test_an_abort_keeps_errors_out_of_the_log_of_torch_until_the_watchdogs_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    level, ends, during = process_group.private._log_level(), threading.Event(), list[int]()
+    assert level is not None
+    monkeypatch.setattr(process_group.private, "known_groups", lambda: iter([("0", object(), (0,))]))
+    monkeypatch.setattr(process_group.private, "backends", lambda group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(process_group.private, "abort_groups", lambda: during.append(level.value))
+    monkeypatch.setattr(process_group.private, "_watchdogs", lambda: set() if ends.is_set() else {"17"})
+    for lowest, meanwhile in ((2, 3), (0, 0)):  # as ranks have it, and as a user has who wants to read all
+        ends.clear()
+        before, level.value = level.value, lowest
+        try:
+            done = threading.Event()
+            process_group.Rendezvous(0, 1).abort(done.set)
+            assert done.wait(5)
+            assert (during.pop(), level.value) == (meanwhile, meanwhile)
+            ends.set()
+            assert wait_until(lambda lowest=lowest: level.value == lowest, 5)  # type: ignore[misc]
+        finally:
+            level.value = before
