@@ -727,6 +727,8 @@ def test_a_good_cell_stays_good_if_its_weights_cannot_be_compared(book: Notebook
     assert (
         "could not check whether the ranks have trained together: OutOfMemoryError: CUDA out of memory." in outcome.view
     )
+    left = BROKEN_SUMS.replace("torch.OutOfMemoryError", "torch.distributed.DistNetworkError")
+    assert "trained together" not in book.ok(f"{DDP}\n{left}later").view  # as when another rank has left
     book.ok(
         f"{NONE}\nimport importlib\nfrom jupyter_distrib.worker.autoparallel.checks import tensor_sums as sums\nimportlib.reload(sums)"
     )

@@ -67,7 +67,8 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
         remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
     )
     if options.gpus is not None and not group.gpus:
-        record.apply(m.Noted(run=record.run, rank=None, text=f"no GPU here: {size} CPU ranks (gloo)"))
+        text = f"no GPU here: {size} CPU rank{'s' * (size > 1)} (gloo)"
+        record.apply(m.Noted(run=record.run, rank=None, text=text))
     stay = [text for text in settings.that_stay() if text not in group.announced]
     group.announced.update(stay)
     for text in (*request.notes, *stay):

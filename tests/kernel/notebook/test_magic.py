@@ -405,6 +405,7 @@ def test_gpus_on_a_machine_without_any_are_as_many_cpu_ranks_and_the_run_says_so
         assert again.view.count(sentence) == 1
         assert again.result == "ranks 0-1: 'cpu'"
         assert sentence not in book.ok("%%distributed --ranks 2\nprint('hello')").view
+        assert "· no GPU here: 1 CPU rank (gloo)" in book.ok("%%distributed --gpus 1\nstr(device)").view
         total = "import torch\ntotal = torch.tensor(rank)\ntorch.distributed.all_reduce(total)\nint(total)"
         assert book.ok(f"%%distributed --gpus 8 --strategy ddp\n{total}").result == "ranks 0-7: 28"
 

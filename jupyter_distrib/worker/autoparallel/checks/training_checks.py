@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -148,7 +149,9 @@ class TrainingChecks:
             comparison(*args)
         except DEVICE_ERROR:
             raise
-        except Exception as error:  # noqa: BLE001 - such as full memory, or a store that is gone
+        except dist.DistError:  # of the store: the run is being stopped, or another rank has left
+            pass
+        except Exception as error:  # noqa: BLE001 - such as full memory
             reason = str(error).partition("\n")[0]
             self._run.note(f"could not check whether the ranks have trained together: {type(error).__name__}: {reason}")
 
