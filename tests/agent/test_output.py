@@ -17,6 +17,7 @@ from jupyter_distrib.agent.ranks.output import FIRST_LINES, SHOWN_BYTES, Pipe, R
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
+from tests.agent.test_torch_log import ADVICE, BROKEN, STACK
 
 
 @pytest.fixture
@@ -52,6 +53,15 @@ def texts(sent: list[m.Wrote | m.Noted], stream: str = "stdout", rank: int = 0) 
 
 
 # ---------------------------------------------------------------------------------------------------- batches
+
+
+def test_a_stack_of_torchs_cpp_code_is_in_the_log_alone(output: RunOutput, sent: list[m.Wrote | m.Noted]) -> None:
+    for part in (BROKEN + ADVICE + STACK[:40], STACK[40:] + "mine\n"):
+        output.write(0, "stderr", part.encode())
+    output.end()
+    output.write(0, "stderr", b"late\n", show=False)
+    assert texts(sent, "stderr") == f"{BROKEN}mine\n"
+    assert (output.directory / "rank0.log").read_text() == f"{BROKEN}{ADVICE}{STACK}mine\nlate\n"
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

@@ -214,6 +214,25 @@ def test_a_context_that_is_lost_is_reported_and_its_rank_replaced(strategy: str,
     assert after[1] != before[1]
 
 
+def test_a_watchdog_that_meets_a_lost_context_says_so_in_one_line(book: Notebook) -> None:
+    failed = book.fails("""%%distributed --gpus 2 --strategy ddp
+import os, torch, torch.distributed as dist
+from jupyter_distrib.worker.pytorch import private
+t, number = torch.ones(3, device=device), torch.tensor([1], device=device)
+dist.all_reduce(t)
+torch.cuda.synchronize()
+if rank == 1:
+    work = dist.all_reduce(t.clone(), async_op=True)
+    os.environ["FEIGNED_CUDA_BREAK"] = "ndex"
+    t[number]
+    while private._watchdogs(): os.sched_yield()
+    t.sum().item()
+""")
+    assert "watchdog thread terminated with exception: CUDA error: an illegal memory access" in failed.text
+    assert "frame #" not in failed.text
+    trains(book)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_training_whose_gpu_breaks_is_started_again(strategy: str, book: Notebook) -> None:
     breaks = (

@@ -9,6 +9,7 @@ import select
 import signal
 from contextlib import suppress
 
+from jupyter_distrib.agent.ranks import torch_log
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire import messages as m
 
@@ -59,7 +60,7 @@ def is_crash(code: int) -> bool:
 
 def last_lines(tail: bytes) -> tuple[str, ...]:
     """Return the end of a rank's own output, without the crash report, which `crash_frames` reads."""
-    text, report, _ = tail.decode("utf-8", "replace").partition(_REPORT)
+    text, report, _ = torch_log.without_stacks(tail).decode("utf-8", "replace").partition(_REPORT)
     if report:
         text = text.rstrip("\n")
     return tuple(text.splitlines()[-LAST_LINES:])

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from jupyter_distrib.agent.ranks import torch_log
 from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.event_loop import Callback, Loop, Timer
@@ -119,6 +120,7 @@ class _Batch:
 
     def pop_first(self) -> tuple[str, int]:
         """Return the first lines of a stream that starts with more output than can be shown; else nothing."""
+        self._data[:] = torch_log.without_stacks(self._data)
         if len(self._data) > SHOWN_BYTES:
             self._trim()
         text = self._first.decode("utf-8", "replace")
