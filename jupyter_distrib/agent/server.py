@@ -265,6 +265,7 @@ class Agent:
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
         group.ask_room = lambda ranks, unit, then: self._find_room(client, group, ranks, unit, then)
         group.give_back = self._give_back
+        group.find_other_gpu = lambda gpu, error, then: self._find_other_gpu(client, group, gpu, error, then)
         group.starts.on_unstarted = lambda: self._loop.soon(self._release_closed)
         self.server.add(client, group)
         self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
@@ -300,6 +301,27 @@ class Agent:
             return then(Room(ranks=len(gpus), gpus=gpus))
 
         return self._gpus.ask(look, fresh_s=0.0)
+
+    def _find_other_gpu(
+        self,
+        client: KernelClient,
+        group: NodeWorkerGroup,
+        gpu: devices.Gpu,
+        error: str,
+        then: Callable[[devices.Gpu | None, str], None],
+    ) -> None:
+        """Lease another GPU for a rank that could not start on this one; see `FindOtherGpu`."""
+
+        def look(inventory: Inventory) -> None:
+            broken = f"GPU {gpu.number} cannot be used ({error})" if error else ""
+            why = gpu_choice.loss(gpu, inventory) or broken
+            if not why or group.closed:
+                return then(None, why)
+            fitting = [each for each in gpu_choice.alike(group.command, group.gpus, inventory) if each != gpu]
+            label = client.hello.label if client.hello else ""
+            return then(next(iter(self._gpu_allocation.lease_free(fitting, 1, 1, label)), None), why)
+
+        self._gpus.ask(look, fresh_s=0.0, limit_s=ANSWER_LIMIT_S)
 
     def _give_back(self, gpus: Sequence[devices.Gpu]) -> None:
         if gpus:

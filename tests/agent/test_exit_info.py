@@ -44,3 +44,9 @@ def test_which_signals_are_crashes(code: int, crash: bool) -> None:
 def test_last_lines_are_few_and_readable() -> None:
     tail = b"".join(b"%d\n" % i for i in range(100)) + b"\xff end"
     assert exit_info.last_lines(tail) == (*(str(i) for i in range(81, 100)), "\ufffd end")
+
+
+def test_the_error_of_a_gpu_is_found_in_what_a_rank_wrote() -> None:
+    written = b"Traceback\n  File\ntorch.AcceleratorError: CUDA error: unknown error\nSearch for `cudaError' in\n"
+    assert exit_info.device_error(written) == "CUDA error: unknown error"
+    assert not exit_info.device_error(b"ImportError: CUDA\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from jupyter_distrib.agent.gpus import choice as gpu_choice
 from jupyter_distrib.agent.gpus import inventory as gpu_inventory
 from jupyter_distrib.agent.gpus import nvml
 from jupyter_distrib.agent.gpus.devices import Gpu, Inventory
@@ -160,3 +161,21 @@ def test_a_driver_whose_library_is_missing_is_a_problem(tmp_path: Path, monkeypa
         f"the GPU driver does not work ({tmp_path}/nvidia0 is there, but not its library libnvidia-ml.so.1; containers "
         "have it with NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
     )
+
+
+@pytest.mark.parametrize(
+    ("left", "left_out", "reason"),
+    [
+        ([0, 1], (), ""),
+        ([0], (("1", "GPU is lost"),), "GPU 1 cannot be used (GPU is lost)"),
+        ([], (("0", "ECC error"), ("1", "GPU is lost")), "GPU 1 cannot be used (GPU is lost)"),
+        ([0], (), "GPU 1 cannot be used (the driver does not list it any more)"),
+        ([], (), ""),  # the driver does not answer
+    ],
+)
+def test_why_a_gpu_that_was_there_cannot_be_used(
+    left: list[int], left_out: tuple[tuple[str, str], ...], reason: str
+) -> None:
+    gpus = [Gpu(index=index, uuid=f"GPU-{index}", name="H100", memory_bytes=1, used_bytes=0) for index in range(2)]
+    inventory = Inventory(gpus=tuple(gpus[index] for index in left), left_out=left_out)
+    assert gpu_choice.loss(gpus[1], inventory) == reason

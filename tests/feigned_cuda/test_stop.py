@@ -249,6 +249,34 @@ def test_a_training_whose_gpu_breaks_is_started_again(strategy: str, book: Noteb
     trains(book)
 
 
+UNTIL_AGAIN = "if number == 200 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': break"
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_rank_whose_gpu_is_lost_gets_another_if_there_is_one(machine: FeignedCuda, others: bool) -> None:
+    with machine.notebook(**({} if others else {"CUDA_VISIBLE_DEVICES": "6,7"})) as book:
+        trains(book)
+        (lost,) = machine.contexts()[pids(book)[1]]
+        options = "--strategy ddp --max-restarts 2 --restart-on error"
+        book.start(trainings.cell(options, "itertools.count()", UNTIL_AGAIN, f"import os\n{trainings.MODEL}"))
+        book.until("steps")
+        machine.lose(lost)
+        try:
+            ended = book.finish()
+            if others:
+                assert ended.status == "ok", ended.text
+                assert f"from now on: GPU {lost} cannot be used (GPU is lost)" in ended.text
+                (found,) = machine.contexts()[pids(book)[1]]
+                assert found not in (lost, *machine.contexts()[pids(book)[0]])
+            else:
+                assert ended.ename == "PoolError"
+                assert "GPU 7 cannot be used (GPU is lost), and no other is free for rank 1: ask for" in ended.text
+                assert "Traceback (most" not in ended.text
+        finally:
+            machine.lose(lost, on=False)
+        trains(book)
+
+
 LEAVES = "if number == 20 and rank == 1: raise SystemExit(0)"
 
 

@@ -92,6 +92,14 @@ def alike(command: m.OpenWorkerGroup, held: Sequence[Gpu], inventory: Inventory)
         return []
 
 
+def loss(gpu: Gpu, inventory: Inventory) -> str:
+    """Return why a GPU that was there cannot be used any more; empty if it can, or if nothing is known."""
+    if gpu in inventory.gpus or not (inventory.gpus or inventory.left_out):
+        return ""
+    reasons = [each for each in inventory.left_out if each[0] == str(gpu.index)]
+    return _reason(reasons[0] if reasons else (gpu.number, "the driver does not list it any more"))
+
+
 def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
     """Return whether the next worker group of this notebook can have GPUs (None if unknown), and why the machine's GPUs
     cannot be used."""

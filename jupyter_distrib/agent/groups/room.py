@@ -1,4 +1,5 @@
-"""The room for more ranks that a worker group has got, for a run that grows. Agent's loop."""
+"""The requests of a worker group that has ranks: room for more, for a run that grows, and another GPU for a rank whose
+own cannot be used any more. Agent's loop."""
 
 from __future__ import annotations
 
@@ -21,6 +22,12 @@ class Room:
 AskRoom: TypeAlias = Callable[[int, int, Callable[[Room], None]], None]
 """A function of the number of further ranks, the number of which it must be a multiple, and the callback that gets
 the room."""
+
+
+FindOtherGpu: TypeAlias = Callable[[Gpu, str, Callable[[Gpu | None, str], None]], None]
+"""A function of the GPU on which a rank could not start, the error that it has now met there repeatedly, if any, and
+the callback. That gets another GPU, if the first cannot be used and another is free, and why the first cannot be
+used."""
 
 
 def within(there: int, most: int, unit: int) -> int:

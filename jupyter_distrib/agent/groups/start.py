@@ -85,6 +85,14 @@ class GroupStart:
         rank.state = "starting"  # a cell waits for the next process
         self._loop.later(RESTART_WAITS_S[failures - 1], lambda: self._replace(rank))
 
+    def has_failed(self, rank: Rank) -> bool:
+        """Return whether a start of this rank has failed before the present one, since it was last ready."""
+        return rank.number in self._failures
+
+    def use_gpus(self, gpus: Sequence[Gpu]) -> None:
+        """Start later ranks on these GPUs, one for each local rank."""
+        self._starter.use_gpus(gpus)
+
     def replace_all(self) -> None:
         """Replace the processes of idle ranks without the notebook noticing."""
         self._ranks.retire_all()

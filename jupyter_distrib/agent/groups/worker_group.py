@@ -21,7 +21,7 @@ from jupyter_distrib.agent.gpus.devices import Gpu
 from jupyter_distrib.agent.groups.group_output import GroupOutput
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.repair import GroupRepair
-from jupyter_distrib.agent.groups.room import AskRoom, Room
+from jupyter_distrib.agent.groups.room import AskRoom, FindOtherGpu, Room
 from jupyter_distrib.agent.groups.start import GroupStart, StartReports
 from jupyter_distrib.agent.groups.state import MOVES
 from jupyter_distrib.agent.groups.state import NodeGroupState as State
@@ -71,6 +71,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """Function that gets room for more ranks, as far as nobody waits for it."""
         self.give_back: Callable[[Sequence[Gpu]], None] = lambda gpus: None
         """Function that gives GPUs back."""
+        self.find_other_gpu: FindOtherGpu = lambda gpu, error, then: then(None, "")
+        """Function that leases another GPU for a rank that could not start on its own."""
+        self._news: list[str] = []
+        """Sentences about its ranks for the next run."""
         self._room = Room()
         self._states = StateMachine(State.STARTING, MOVES)
         self.ranks = RankTable()
@@ -262,6 +266,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             spans_nodes=self.store.spans_nodes,
         )
         self._output.send_stray_notes(command.run, self.ranks, tell)
+        for text in self._news:
+            tell(m.Noted(run=command.run, rank=None, text=text), ())
+        self._news.clear()
         run.later(COUNT_AFTER_S, self._oom_kills.count)
         run.begin_watching(self.gpus)
 
@@ -415,13 +422,36 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         elif run is None:
             self.debuggers.report_end(rank.number)
             if was_starting:
-                self.starts.start_again(rank, reason)
+                self._start_again(rank, reason)
             else:
                 self.starts.start([rank.order.local_rank])
             # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
             if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
                 self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+
+    def _start_again(self, rank: Rank, reason: str) -> None:
+        """Replace a rank that died while starting; on another GPU if its own cannot be used."""
+        if not self.gpus:
+            return self.starts.start_again(rank, reason)
+        place, error = rank.order.local_rank, exit_info.device_error(rank.streams.stderr_tail)
+        gpu = self.gpus[place]
+
+        def found(other: Gpu | None, why: str) -> None:
+            if self.closed or not self.ranks.is_current(rank):
+                return self.give_back([other] if other else [])
+            if other is None:
+                advice = "ask for fewer GPUs, or free one of those in %distributed_status."
+                told = f"{why}, and no other is free for rank {rank.number}: {advice}" if why else reason
+                return self.starts.start_again(rank, told)
+            self.gpus[place] = other
+            self.starts.use_gpus(self.gpus)
+            self.give_back([gpu])
+            self._news.append(f"rank {rank.number} has GPU {other.number} from now on: {why}")
+            return self.starts.start_again(rank, f"rank {rank.number} could not be started: {why}.")
+
+        rank.state = "starting"  # a cell waits for the next process
+        return self.find_other_gpu(gpu, error if self.starts.has_failed(rank) else "", found)
 
     def forget(self, command: m.Forget) -> None:
         for key in command.keys:

@@ -16,6 +16,7 @@ from jupyter_distrib.wire import messages as m
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
 """First words of a report by faulthandler."""
+_DEVICE_ERROR = re.compile(r"(?:CUDA|HIP|XPU) error: .*")
 LAST_LINES = 20
 ENDING_S = 1.0
 """Maximum seconds between a process closing its links and its end."""
@@ -64,6 +65,12 @@ def last_lines(tail: bytes) -> tuple[str, ...]:
     if report:
         text = text.rstrip("\n")
     return tuple(text.splitlines()[-LAST_LINES:])
+
+
+def device_error(tail: bytes) -> str:
+    """Return the error of the GPU in a rank's own output; empty if there is none."""
+    found = _DEVICE_ERROR.search(tail.decode("utf-8", "replace"))
+    return found[0] if found else ""
 
 
 def crash_frames(tail: bytes) -> tuple[m.Frame, ...]:

@@ -53,7 +53,11 @@ class RankStarter:
 
     def resize(self, command: m.OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
         """Switch to ranks for a worker group of another size."""
-        self._command, self._gpus = command, tuple(gpus)
+        self._command = command
+        self.use_gpus(gpus)
+
+    def use_gpus(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = tuple(gpus)
 
     def prepare(self, local_rank: int) -> Rank:
         """Create a rank without a process yet: messages posted now are the first that its process reads."""
