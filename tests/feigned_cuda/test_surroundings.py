@@ -38,6 +38,20 @@ def test_the_notebook_changes_its_visible_gpus(machine: FeignedCuda, book: Noteb
     assert "rank 0: 0" in book.ok("%%distributed --gpus 1\nrank").text
 
 
+def test_a_rank_keeps_its_gpu_if_its_cell_names_others(book: Notebook) -> None:
+    """CUDA reads the variable once, before the cell; the next cell finds it as it was."""
+    found = book.ok(
+        "%%distributed --gpus 2\nimport os, torch\nfirst = torch.ones(1, device=device)\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n"
+        "str(torch.ones(1, device=device).device), torch.cuda.device_count()"
+    )
+    assert "rank 1: ('cuda:1', 2)" in found.text
+    assert "choose GPUs in the notebook, with %env CUDA_VISIBLE_DEVICES=1" in found.text
+    after = book.ok("%%distributed --gpus 2\nimport os\nlen(os.environ['CUDA_VISIBLE_DEVICES'].split(','))")
+    assert "ranks 0-1: 2" in after.text
+    assert "%env" not in after.text
+
+
 def test_two_notebooks_on_one_gpu(machine: FeignedCuda) -> None:
     """Neither sees the other's GPU, and the second is told who has it."""
     with machine.notebook(CUDA_VISIBLE_DEVICES="7") as first, machine.notebook(CUDA_VISIBLE_DEVICES="7") as second:

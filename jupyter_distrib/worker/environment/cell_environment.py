@@ -41,6 +41,7 @@ _READ_BY_TORCH = (
     "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS"
 )  # fmt: skip
 """Variables that torch and its libraries read when torch is imported, which scripts therefore set before."""
+_READ_BY_CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 @cache
@@ -75,14 +76,14 @@ class CellEnvironment:
         return [*problems, *(f"{path} has changed and is imported again" for path in self.modules.refresh())]
 
     def without_effect(self, cell: m.Cell) -> list[str]:
-        """Return a sentence for each variable that the cell has set and torch had read before. Libraries such as
-        scikit-learn set some, too, which needs no note."""
+        """Return a sentence for each variable that the cell has set, and that torch or CUDA had read before. Libraries
+        such as scikit-learn set some, too, which needs no note."""
         known = {**self._variables, **{name: value for name, (_, value) in self._of_setups.items()}}
+        names = _READ_BY_TORCH if self._order.visible_devices is None else (*_READ_BY_TORCH, _READ_BY_CUDA)
         return [
-            f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: set it with "
-            f"--env {name}={shlex.quote(value)}"
+            _without_effect(name, shlex.quote(value))
             for name, value in process_environment.variables().items()
-            if name.startswith(_READ_BY_TORCH) and known.get(name) != value and _is_in_users_code(name, cell)
+            if name.startswith(names) and known.get(name) != value and _is_in_users_code(name, cell)
         ]
 
     def keep(self, setting: m.Setting) -> None:
@@ -116,6 +117,18 @@ class CellEnvironment:
         rank_environment.apply(setting, {**self._variables, **own} if own else self._variables)
         stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)
+
+
+def _without_effect(name: str, value: str) -> str:
+    if name == _READ_BY_CUDA:
+        return (
+            f"{name} was set when CUDA, which reads it once, was in use already, so this rank keeps its GPU: choose "
+            f"GPUs in the notebook, with %env {name}={value}"
+        )
+    return (
+        f"{name} was set when torch, which reads it, was loaded already, so it has no effect here: set it with "
+        f"--env {name}={value}"
+    )
 
 
 def _is_in_users_code(name: str, cell: m.Cell) -> bool:

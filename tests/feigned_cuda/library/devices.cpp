@@ -14,8 +14,7 @@ thread_local int current_device = 0;
 static thread_local cudaError_t last_error = cudaSuccess;
 static std::atomic<int> lost{cudaSuccess};
 
-// The numbers of the GPUs that this process may see.
-static std::vector<int> visible() {
+static std::vector<int> read_visible() {
     std::vector<int> found;
     const char *value = getenv("CUDA_VISIBLE_DEVICES");
     if (!value)
@@ -31,6 +30,12 @@ static std::vector<int> visible() {
         found.push_back(gpu);
         begin = end + 1;
     }
+    return found;
+}
+
+// The numbers of the GPUs that this process may see. CUDA reads the variable at the first call, and never again.
+static const std::vector<int> &visible() {
+    static const std::vector<int> found = read_visible();
     return found;
 }
 
