@@ -12,7 +12,7 @@ processes together. A stream is a thread; a collective meets the other ranks in 
 
 What it cannot show: values (kernels do nothing, but for fills), speed, CUDA graphs, cuBLAS, cuDNN, Triton, CUPTI, how
 long the driver takes, and faults of NCCL itself. A rank is put on trial by variables that a cell sets in `os.environ`;
-`library/kernels.cpp` and `machine.h` name them.
+`kernels.cpp`, `nccl.cpp` and `machine.h` in `library/` name them.
 """
 
 from __future__ import annotations

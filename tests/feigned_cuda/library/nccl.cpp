@@ -1,5 +1,6 @@
 // Collectives between processes, in a file that the ranks of a communicator share. As with the real NCCL over NVLink,
 // one that waits for a rank which never comes waits until it is aborted; destroying waits for it, too.
+// An abort takes FEIGNED_CUDA_ABORT_MS, in which the other communicators of the process meet errors.
 #include "feigned.h"
 #include "machine.h"
 
