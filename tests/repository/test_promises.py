@@ -158,6 +158,7 @@ HELD: dict[str, dict[str, str]] = {
         "| `pools/command/bootstrap.py` | `exec` | the package's own program, which goes to another machine through the pipe of your command |": "pools/command/test_connect.py::test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing",
         "| `pools/ray/reservation.py` | `ray.get` | the answer of a placement group, from a cluster that was refused unless it has a token |": "pools/ray/test_cluster.py::test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it",
         "| `serialization/definitions.py` | `pickle.loads` | a part of a value that came as below |": "serialization/test_definitions.py::test_an_instance_of_a_notebook_class_comes_back_as_one",
+        "| `serialization/tensors.py` | `torch.jit.load` | a part of a value that came as above |": "serialization/test_tensors.py::test_modules_and_functions_of_torchscript_are_sent_and_returned",
         "| `serialization/payload.py` | `pickle.loads` | values between your notebook and your ranks. They come through inherited pipes, sockets whose peer has your user id, the pipe of your command, private files, or Ray's own channels |": (
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing "

@@ -37,7 +37,7 @@ class ScriptEnd:
     def __init__(self) -> None:
         self._before = set(threading.enumerate())
         self.pools: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
-        """Those that the script itself has made."""
+        """Pools of threads that the script itself has made."""
         self._handlers: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
     def register(self, function: Callable[..., object], /, *arguments: Any, **keywords: Any) -> Callable[..., object]:
