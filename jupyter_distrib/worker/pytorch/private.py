@@ -449,7 +449,7 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def no_errors_of_watchdogs() -> Iterator[None]:
-    """Keep errors out of torch's C++ log meanwhile, and until the watchdogs that there are now have ended: they poll
+    """Keep errors out of torch's C++ log meanwhile, and until the watchdogs that exist now have ended: they poll
     groups that are being aborted, and log the error that they get. Uses may overlap. Does nothing for a user who has
     set a lower level."""
     global _silences
@@ -463,7 +463,8 @@ def no_errors_of_watchdogs() -> Iterator[None]:
         yield
     finally:
         if level is not None:
-            while watchdogs & _watchdogs():
+            until_s = time.monotonic() + _WATCHDOGS_S
+            while watchdogs & _watchdogs() and time.monotonic() < until_s:
                 time.sleep(_LOOK_S)
             with _silence:
                 _silences -= 1
@@ -472,6 +473,8 @@ def no_errors_of_watchdogs() -> Iterator[None]:
 
 _silence, _silences = threading.Lock(), 0
 _LOOK_S = 0.05
+_WATCHDOGS_S = 30.0
+"""Seconds after which errors are logged again though a watchdog goes on, of a group that nobody has aborted."""
 
 
 def _watchdogs() -> set[str]:

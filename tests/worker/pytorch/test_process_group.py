@@ -150,3 +150,17 @@ def test_an_abort_keeps_errors_out_of_the_log_of_torch_until_the_watchdogs_have_
             assert wait_until(lambda lowest=lowest: level.value == lowest, 5)  # type: ignore[misc]
         finally:
             level.value = before
+
+
+def test_errors_are_logged_again_though_a_watchdog_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = process_group.private._log_level()
+    assert level is not None
+    monkeypatch.setattr(process_group.private, "_watchdogs", lambda: {"17"})
+    monkeypatch.setattr(process_group.private, "_WATCHDOGS_S", 0.2)
+    before, level.value = level.value, 2
+    try:
+        with process_group.private.no_errors_of_watchdogs():
+            assert level.value == 3
+        assert level.value == 2
+    finally:
+        level.value = before
