@@ -46,11 +46,16 @@ _NO_LOOP = (
     "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
 )
 _NO_FILE = "A cell is not a file: run the script with %distributed_run, or with %run in the cell."
+_NO_PACKAGE = (
+    "Only a module of a package can import relatively: run a script as %distributed_run -m package.module, from the "
+    "folder of the package, or name the package in the import."
+)
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
     "no running event loop": _NO_LOOP,
     "name '__file__' is not defined": _NO_FILE,
+    "attempted relative import with no known parent package": _NO_PACKAGE,
     **dict.fromkeys(("doesn't have NCCL built in", "only supported with GPUs, no GPUs found"), _NO_NCCL),
     **dict.fromkeys(("Torch not compiled with CUDA enabled", "_cuda_setDevice", "Found no NVIDIA driver"), _NO_CUDA),
     **{

@@ -34,6 +34,14 @@ def test_a_cuda_device_on_cpu_ranks_is_answered_by_the_device_to_take(text: str)
     assert note.startswith("These ranks have no GPU: use torch.device(")
 
 
+def test_a_relative_import_without_a_package_is_answered_by_the_way_to_run_a_module() -> None:
+    with pytest.raises(ImportError) as caught:
+        exec("from . import helpers", {"__name__": "__main__", "__package__": ""})
+    (note,) = failure.describe(caught.value, run="r", by_value=False).notes
+
+    assert "%distributed_run -m package.module" in note
+
+
 def test_another_error_has_no_hint() -> None:
     assert failure.describe(RuntimeError("NCCL is fine"), run="r", by_value=False).notes == ()
 
