@@ -90,7 +90,8 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
         digest, drawn, _entropy = board.get("digest of streams").split()
         if digest != mine:
             _read(board.get("streams"))
-            if own not in (_drawn_seed, torch.initial_seed()):
+            is_rank_0_seeded = str(torch.initial_seed()) != drawn  # it may have been replaced since
+            if is_rank_0_seeded and own not in (_drawn_seed, torch.initial_seed()):
                 note(SEEDED_APART)
     if str(torch.initial_seed()) == drawn:
         _drawn_seed, _origin = torch.initial_seed(), digest

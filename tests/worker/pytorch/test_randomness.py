@@ -76,6 +76,16 @@ def test_what_was_seeded_goes_on_where_rank_0_is(book: Notebook) -> None:
         assert numbers[rank][0] == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
 
 
+def test_after_the_loss_of_rank_0_nothing_is_said_of_seeds_that_were_alike(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --fresh\nimport torch\ntorch.manual_seed(3);")
+    book.fails("%%distributed --ranks 2\nimport os, signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
+
+    outcome = book.ok(f"%%distributed --ranks 2 --out drawn --strategy ddp\n{DRAW}")
+
+    assert "seeded" not in outcome.view
+    assert book.ok("drawn[0] == drawn[1]").result == "True"
+
+
 def test_a_seed_of_all_ranks_stays_and_nothing_is_said(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --fresh\nimport torch\ntorch.manual_seed(3);")
 
