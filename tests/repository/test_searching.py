@@ -53,6 +53,9 @@ ASKED = {
     "variable not defined": "troubleshooting",
     "download data once": "faq",
     "syncbatchnorm": "faq",
+    "create pool": "faq",
+    "torch.compile": "faq",
+    "port in use": "troubleshooting",
 }
 """What is typed, and the page that is to be found. All the words must be there, or begin one that is."""
 
