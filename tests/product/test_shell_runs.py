@@ -135,7 +135,7 @@ def test_queued_runs_are_seen_with_their_place_and_followed_until_they_end(book:
 def test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2(book: Notebook) -> None:
     for words, told in (
         (("attach", "999-9"), "no run 999-9 is known on this machine"),
-        (("stop", "999-9"), "no run 999-9 goes on on this machine"),
+        (("stop", "999-9"), "no run 999-9 is in progress on this machine"),
         (("logs", "--folow"), "did you mean --follow"),
         (("status", "a", "b"), "'b' is one word too many"),
         (("stats",), "usage: jupyter distrib run"),
