@@ -89,7 +89,7 @@ def test_what_a_trainer_saves_uploads_and_tracks_is_switched_off(name: str, tmp_
     assert found.steps == 2
     assert [str(each.relative_to(folder)) for each in folder.rglob("*")] == ["out", "out/checkpoint-0"]
     assert kept.is_dir()
-    assert not [each for each in found.files if each.startswith(str(folder))]
+    assert not [each for each in found.effects.get("written", []) if each.startswith(str(folder))]
 
 
 def test_an_error_in_a_trainer_is_told_with_the_line_of_the_cell() -> None:
