@@ -12,6 +12,7 @@ functions; a value that several names hold counts for the first of them.
 from __future__ import annotations
 
 import builtins
+import functools
 import linecache
 import re
 from collections.abc import Mapping
@@ -141,8 +142,7 @@ def absent(
 ) -> dict[str, str]:
     """Return the names that the cell, or code sent with it, may lack on the ranks, each with the reason."""
     gone = {name: dropped[name].explained(name) for name in dropped.keys() - namespace.keys()}
-    added = {name: _of_builtins(name) for name, value in vars(builtins).items() if _is_added(name, value)}
-    if not (told := {**added, **gone}):
+    if not (told := {**_added_to_builtins(frozenset(vars(builtins))), **gone}):
         return packed_inputs.left_out
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()}
     return {**{name: told[name] for name in told.keys() & mentioned}, **packed_inputs.left_out}
@@ -155,21 +155,16 @@ _KNOWN_BUILTINS = PROVIDED | {
 """The names among the builtins that Python and IPython put there and whose values do not say so."""
 
 
-def _is_added(name: str, value: object) -> bool:
-    """Return whether something else than Python and IPython has put a name among the builtins."""
-    module = str(getattr(value, "__module__", None))
-    return (
-        name not in _KNOWN_BUILTINS
-        and name[:2] != "__"
-        and not module.startswith(("builtins", "IPython.", "ipykernel."))
-    )
-
-
-def _of_builtins(name: str) -> str:
-    return (
-        f"`{name}` is a builtin that the notebook has added (`builtins.{name} = ...`), and ranks do not have it: bind "
-        "the name in the notebook, or add it in a cell with %%distributed_setup"
-    )
+@functools.lru_cache(maxsize=1)  # asked for by each cell
+def _added_to_builtins(names: frozenset[str]) -> dict[str, str]:
+    """Return the names among all these that something else than Python and IPython has put there, each with advice."""
+    ours = "builtins", "IPython.", "ipykernel."
+    return {
+        name: f"`{name}` is a builtin that the notebook has added (`builtins.{name} = ...`), and ranks do not have it: "
+        "bind the name in the notebook, or add it in a cell with %%distributed_setup"
+        for name in names - _KNOWN_BUILTINS
+        if name[:2] != "__" and not str(getattr(vars(builtins)[name], "__module__", None)).startswith(ours)
+    }
 
 
 def unseen(

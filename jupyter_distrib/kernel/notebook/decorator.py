@@ -242,22 +242,14 @@ class DistributedFunction(Generic[P, R]):
                 shared=current.setups.shared(namespace),
             )
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
-        absent = {
-            **inputs_module.unseen(
-                "",
-                packed_inputs,
-                namespace,
-                what="the function",
-                cure="pass it as an argument, or read it outside the string",
-            ),
-            **inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped),
-        }
+        cure = "pass it as an argument, or read it outside the string"
+        unseen = inputs_module.unseen("", packed_inputs, namespace, what="the function", cure=cure)
         cell = m.Cell(
             source=_awaited(self.function) + _CALL,
             filename=f"{file_owner.CALL}{name}",
             shown=self.label
             or (_call(self.function, name, args, kwargs) if self.subject is self.function else f"{name}()"),
-            absent=absent,
+            absent={**unseen, **inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)},
             sources=packed_inputs.sources(),
         )
         notes = list[str]()
