@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from itertools import pairwise
 
 TYPE_CHECKING = False
@@ -63,9 +64,8 @@ def without_secrets(text: str) -> str:
     """Return a text, such as a library's message, without the secrets of the addresses in it, and without the passwords
     of addresses in the environment, in any spelling."""
     text = text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}{LEFT_OUT}"
-    for address in [value for value in os.environ.values() if "://" in value]:
-        for secret in sorted(_secrets(address), key=len, reverse=True):
-            text = text.replace(secret, LEFT_OUT)
+    for secret in _secrets_of(tuple([value for value in os.environ.values() if "://" in value])):
+        text = text.replace(secret, LEFT_OUT)
     return _without_values(re.sub(_IN_TEXT, lambda found: shown(found.group()), text))
 
 
@@ -110,6 +110,12 @@ def _split(rest: str) -> tuple[str, str]:
     """Return the host, with a user, and the rest."""
     found = re.search(_END, rest)
     return (rest, "") if found is None else (rest[: found.start()], rest[found.start() :])
+
+
+@lru_cache(maxsize=1)
+def _secrets_of(addresses: tuple[str, ...]) -> list[str]:
+    """Return the secrets in these addresses, the longest first: one may be a part of another."""
+    return sorted({secret for address in addresses for secret in _secrets(address)}, key=len, reverse=True)
 
 
 def _secrets(address: str) -> set[str]:

@@ -41,7 +41,7 @@ Lost = Callable[[str], None]
 
 ENTRY_POINTS = "jupyter_distrib.pools"
 DEFAULT_KIND = "local"
-LOOK_ROUND_S = 5.0
+LOOK_ROUND_S = 30.0
 """Seconds until a newly installed engine is noticed: the sidebar asks several times a second."""
 _PACKAGE = "jupyter_distrib.pools"
 _NO_KINDS = frozenset({"base", "discovery", "machines", "server_home", "server_link", "trial"})

@@ -116,7 +116,8 @@ class SavedMetrics:
 
 def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") -> SavedRun:
     """Return the saved form of a run that has ended, not numbered yet."""
-    cause = failures.cause(record)
+    state = _state(record)
+    cause = failures.cause(record) if state != "done" else None
     shares = Shares.of(record)
     last: dict[str, float] = {}
     for rank in record.ranks.values():
@@ -129,7 +130,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         project=project,
         began_at_s=run.began_at_s,
         elapsed_s=record.elapsed_s,
-        state=_state(record),
+        state=state,
         error="" if cause is None else failures.first_trouble(record, cause, ERROR_CHARACTERS),
         facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,

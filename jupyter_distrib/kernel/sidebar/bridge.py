@@ -196,9 +196,10 @@ class FrontEnd:
             trouble = {"text": str(error), "at_s": 0.0}
         self._unchanged = self._unchanged or UnchangedParts()
         seen = overview(current, self._settings, self._pools, self._unchanged)
-        starting = any(group.state is GroupState.OPENING for group in current.pools.groups())
+        cell = self.cells.running
+        starting = cell and any(group.state is GroupState.OPENING for group in current.pools.groups())
         more = {
-            "starting_in": self.cells.running if starting else "",
+            "starting_in": cell if starting else "",
             "route": self._route,
             "doing": self._doing,
             "trouble": trouble,

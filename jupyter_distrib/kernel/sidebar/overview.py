@@ -76,7 +76,7 @@ def overview(
             _pool(session, pool, pools.get(pool.name), groups.get(pool.name, []))
             for pool in session.usable_pools(settings)
         ],
-        "waits": _waits(settings.waiting),
+        "waits": settings.waiting and _waits(settings.waiting),
         "runs": _runs(session.history, unchanged),
     }
 
@@ -111,7 +111,7 @@ def _pool(
         "origin": pool.origin,
         "where": _where(pool),
         "editable": pool.origin not in (BUILT_IN, NOTEBOOK),
-        "waits": _waits(pool.project_file),
+        "waits": pool.project_file and _waits(pool.project_file),
         "groups": groups,
         "machines": machines.of_pool(pool),
         "node": _node(session, status) if status and status.server.nodes is not None else None,
@@ -126,9 +126,9 @@ def _where(pool: NamedPool) -> str:
     return clipped(", ".join(f"{name} {addresses.shown(pool.options[name])}".strip() for name in main), LINE_CHARACTERS)
 
 
-def _waits(file: ProjectFile | None) -> dict[str, str] | None:
-    """Return the part of a project's file that waits for the user's trust; None if there is none."""
-    return None if file is None else {"file": file.shown, "sets": file.sets, "digest": file.digest}
+def _waits(file: ProjectFile) -> dict[str, str]:
+    """Return the part of a project's file that waits for the user's trust."""
+    return {"file": file.shown, "sets": file.sets, "digest": file.digest}
 
 
 def _group(group: WorkerGroup) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _run(run: Run, *, done: bool) -> dict[str, Any]:
         "began_at_s": run.clock.began_at_s,
         "elapsed_s": status.elapsed_s if done else None,
         "stop_asked_at_s": run.stop_order.asked_at_s,
-        "stopping": run.stopping,
-        "trouble": _trouble(record),
+        "stopping": run.stopping if run.interrupted else "",
+        "trouble": _trouble(record) if status.state != "done" else "",
         "progress": _slowest(record),
         "line": _last_line(record),
         # An ended run is shown in one line; of a running one people watch the ranks.
@@ -230,7 +230,10 @@ def _trouble(record: RunRecord) -> str:
 
 
 def _last_line(record: RunRecord) -> str:
-    return next((clipped(rank.last_line, LINE_CHARACTERS) for rank in record.ranks.values() if rank.last_line), "")
+    for rank in record.ranks.values():
+        if rank.last_line:
+            return clipped(rank.last_line, LINE_CHARACTERS)
+    return ""
 
 
 def saved_runs(words: str) -> dict[str, Any]:

@@ -25,8 +25,9 @@ class KernelIdentity:
 
     @property
     def notebook(self) -> str:
-        """The notebook's path; empty if the front end does not give it."""
-        return _notebook()
+        """The notebook's path; empty if the front end does not give it: Jupyter does so in the environment, VS Code in
+        a variable of the notebook."""
+        return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
 
     @property
     def label(self) -> str:
@@ -47,12 +48,6 @@ class KernelIdentity:
             cloudpickle=process_environment.version("cloudpickle"),
             pid_namespace=confinement.pid_namespace(),
         )
-
-
-def _notebook() -> str:
-    """Return the notebook's path if the front end gives it: Jupyter in the environment, VS Code as a variable of the
-    notebook."""
-    return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
 
 
 class VersionCheck:
