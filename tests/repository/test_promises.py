@@ -17,19 +17,19 @@ PACKAGE, TESTS, DOCS = ROOT / "jupyter_distrib", ROOT / "tests", ROOT / "docs"
 
 HELD: dict[str, dict[str, str]] = {
     "security.md": {
-        "This page is for those who decide whether the package may run on a shared machine, a cluster or a hub.": "- says whom the page is for",
+        "This page is for people who decide whether the package may run on a shared machine, a cluster or a hub.": "- says whom the page is for",
         "To report a vulnerability, see [the policy](../.github/SECURITY.md).": "- a link",
         "Anyone who can run cells in a notebook can run programs as its user, with or without this package.": "- about Jupyter",
         "The package adds no rights: ranks are processes of the same user.": "repository/test_promises.py::test_the_package_asks_for_no_other_rights",
         "It uses no setuid program and no system service.": "repository/test_promises.py::test_the_package_asks_for_no_other_rights",
-        "| you | all that your account may do |": "- about the system",
+        "| you | everything that your account may do |": "- about the system",
         "| another user of the machine | see that a GPU is leased, and by whom; take the lease of a free GPU; connect to torch's ports (below) |": (
             "agent/test_gpu_leases.py::test_only_the_same_user_is_told_the_notebook "
             "agent/test_gpu_leases.py::test_a_lease_is_between_users "
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing"
         ),
-        "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that lie in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
+        "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that are in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
             "kernel/settings/test_config_files.py::test_only_these_keys_options_and_kinds_of_pools_need_no_trust "
             "kernel/settings/test_config_files.py::test_more_ranks_than_the_machine_has_need_trust "
             "kernel/settings/test_config_files.py::test_another_file_of_the_same_size_and_time_is_read "
@@ -46,7 +46,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
             "kernel/views/test_html.py::test_no_script_no_style_tag_and_every_tag_closed"
         ),
-        "| another machine of the network | connect to torch's ports between nodes (below), and to those of Ray and Spark |": (
+        "| another machine on the network | connect to torch's ports between nodes (below), and to the ports of Ray and Spark |": (
             "agent/test_server.py::test_nothing_listens_but_on_loopback "
             "ssh/test_notebook.py::test_the_store_listens_on_the_address_by_which_the_host_was_reached"
         ),
@@ -71,21 +71,21 @@ HELD: dict[str, dict[str, str]] = {
             "pools/command/test_takeover.py::test_another_user_is_refused_even_with_the_secret "
             "pools/command/test_takeover.py::test_nothing_is_told_to_whoever_has_put_something_in_the_relays_place"
         ),
-        "The process wants to hear a random key that it was given at its start.": "pools/command/test_takeover.py::test_whoever_says_something_else_gets_nothing_and_disturbs_nothing",
-        "If hosts are reached by ssh or a command, everything goes through the pipe of that command, and this package opens no port for it.": "pools/command/test_connect.py::test_a_relay_opens_no_port_and_its_folder_is_the_users_alone",
-        "Only values over 32 MB take another way where the hosts share the notebook's folder: files in a folder there that only you can open.": (
+        "The process requires a random key that it was given when it started.": "pools/command/test_takeover.py::test_whoever_says_something_else_gets_nothing_and_disturbs_nothing",
+        "If hosts are reached over ssh or by another command, everything goes through the pipe of that command, and this package opens no port for it.": "pools/command/test_connect.py::test_a_relay_opens_no_port_and_its_folder_is_the_users_alone",
+        "Only values over 32 MB go another way if the hosts share the notebook's folder: as files in a folder there that only you can open.": (
             "pools/command/test_transfer.py::test_a_large_value_goes_by_the_folder_that_all_hosts_share_and_leaves_nothing_there "
             "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone "
             "pools/command/test_transfer.py::test_parts_are_never_written_into_a_folder_that_has_taken_the_place_of_the_hidden_one"
         ),
-        "Ranks on another host use the notebook's folder there only if it has the same owner, or is yours; else its files are copied.": (
+        "Ranks on another host use the notebook's folder there only if it has the same owner, or is yours; otherwise its files are copied.": (
             "coordinator/test_file_sync.py::test_a_folder_that_a_stranger_has_made_alike_is_not_the_notebooks "
             "coordinator/test_file_sync.py::test_the_stamp_of_a_strangers_folder_names_them"
         ),
-        "Of these only regular files are read.": "coordinator/test_file_sync.py::test_what_is_no_file_is_not_read",
+        "Only regular files are copied.": "coordinator/test_file_sync.py::test_what_is_no_file_is_not_read",
         "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
         "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
-        "This package changes nothing there.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
+        "This package does not change that.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "A rank is not a kernel and opens no such port.": (
             "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell "
             "agent/test_server.py::test_nothing_listens_but_on_loopback"
@@ -111,8 +111,8 @@ HELD: dict[str, dict[str, str]] = {
             "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other "
             "compat/test_horovod_torch.py::test_objects"
         ),
-        "Use closed networks, as torch's own documents advise.": "- advice",
-        "**This package opens TCP ports in three cases**, and takes only text or bytes there:": "repository/test_promises.py::test_the_package_opens_no_other_ports",
+        "Use closed networks, as torch's own documentation advises.": "- advice",
+        "**This package opens TCP ports in three cases**, and accepts only text or bytes there:": "repository/test_promises.py::test_the_package_opens_no_other_ports",
         "Spark's distributors have the ranks' lines sent to a port of the driver.": "compat/test_spark_log_server.py::test_lines_come_in_their_order_once_the_token_has_come",
         "A connection counts once it has sent the run's token; until then it is given 64 KB and ten minutes, and nothing it sends is shown (`compat/spark/log_server.py`).": (
             "compat/test_spark_log_server.py::test_nothing_of_a_stranger_is_taken "
@@ -121,7 +121,7 @@ HELD: dict[str, dict[str, str]] = {
             "compat/test_spark_log_server.py::test_a_line_that_does_not_end_is_given_up"
         ),
         "TensorFlow's ranks send their addresses to rank 0, as JSON.": "worker/test_address_exchange.py::test_every_rank_has_all_texts_by_rank",
-        "Rank 0 closes a connection that has sent no such line within 5 s or 1 MB, and listens to the others meanwhile (`worker/address_exchange.py`).": (
+        "Rank 0 closes a connection that has sent no such line within 5 s or 1 MB, and keeps listening to the others (`worker/address_exchange.py`).": (
             "worker/test_address_exchange.py::test_many_strangers_who_say_nothing_are_not_waited_for "
             "worker/test_address_exchange.py::test_a_process_that_is_not_a_rank_of_this_run_is_not_heard "
             "worker/test_address_exchange.py::test_a_stranger_who_does_not_end_a_line_is_not_waited_for"
@@ -133,32 +133,32 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "**Spark** opens ports on all addresses, as it always does ([more](ray.md#what-listens)).": "- about Spark",
         "A pickle can run any code when it is loaded.": "- about Python",
-        "This table has every place in the package where bytes become objects or code; a test compares it with the source.": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
+        "This table lists every place in the package where bytes become objects or code; a test compares it with the source.": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
         "Everything else that is read from files, sockets and messages is JSON, TOML or plain text.": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
-        "| `checkpoints/reader.py` | `pickle.load` `torch.load` `torch.distributed.checkpoint.state_dict_loader.load` `torch.distributed.checkpoint.filesystem.FileSystemReader` | loads pickles of files and folders that are yours or root's, and that nobody else can write to. It asks the descriptor that it then reads. All else loads with `weights_only`. Each rank reads by itself |": (
+        "| `checkpoints/reader.py` | `pickle.load` `torch.load` `torch.distributed.checkpoint.state_dict_loader.load` `torch.distributed.checkpoint.filesystem.FileSystemReader` | loads pickles only from files and folders that are yours or root's, and that nobody else can write to. It checks the file descriptor that it then reads. Everything else loads with `weights_only`. Each rank reads for itself |": (
             "checkpoints/test_other_users.py::test_a_file_that_others_could_have_put_there_is_read_without_running_it "
             "checkpoints/test_other_users.py::test_a_planted_pickle_does_not_run "
             "checkpoints/test_other_users.py::test_modes_count_only_where_a_file_has_the_mode_it_was_given "
             "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads"
         ),
-        "| `checkpoints/strict_metadata.py` | `pickle.Unpickler` | reads the `.metadata` of others: it gives stand-ins for eight classes of torch, takes types, shapes and paths, and refuses every other name |": (
+        "| `checkpoints/strict_metadata.py` | `pickle.Unpickler` | reads the `.metadata` of others: it replaces eight classes of torch by stand-ins, accepts types, shapes and paths, and refuses every other name |": (
             "checkpoints/test_other_users.py::test_metadata_of_somebody_else_may_name_nothing_but_their_own_classes "
             "checkpoints/test_other_users.py::test_metadata_of_somebody_else_change_no_class"
         ),
-        "| `compat/horovod/state.py` | `pickle.loads` `torch.load` | only where the cell calls `broadcast_object`, `allgather_object` or `broadcast_optimizer_state`, which are defined so by Horovod: through torch's ports, as above |": (
+        "| `compat/horovod/state.py` | `pickle.loads` `torch.load` | only where the cell calls `broadcast_object`, `allgather_object` or `broadcast_optimizer_state`, which Horovod defines this way: through torch's ports, as above |": (
             "compat/test_horovod_torch.py::test_objects "
             "compat/test_horovod_torch.py::test_the_state_of_one_rank_is_brought_to_all"
         ),
         "| `compat/on_ranks.py` | `runpy.run_path` | the script that your notebook names |": "compat/test_launchers.py::test_a_script_in_a_folder_of_a_repository_runs_with_its_arguments",
         "| `dry_run/side_effects.py` | `torch.load` | the call of the cell itself, which a dry run passes on unless the cell has saved that file |": "dry_run/test_dry_run.py::test_what_was_saved_cannot_be_read",
-        "| `kernel/notebook/export.py` | `pickle.loads` | in the script that it writes, for the values that it writes beside it |": "product/test_export.py::test_an_exported_cell_trains_to_the_same_weights_under_torchrun",
+        "| `kernel/notebook/export.py` | `pickle.loads` | in the script that it writes, for the values that it writes next to it |": "product/test_export.py::test_an_exported_cell_trains_to_the_same_weights_under_torchrun",
         "| `kernel/notebook/script.py` | `runpy.run_module` | the module that your notebook names |": "product/test_scripts.py::test_a_module_of_a_package_runs_as_by_torchrun_m",
         "| `kernel/notebook/sweep.py` | `eval` | an expression of your own cell |": "product/test_submit.py::test_two_names_give_all_combinations_and_may_be_read_from_the_notebook",
         "| `parallel/pipeline.py` | `torch.distributed.pipelining.PipelineStage` | it is given the shapes of all tensors, which came as JSON; otherwise its ranks would exchange them as pickles |": "strategies/test_parallel.py::test_a_pipeline_trains_as_the_whole_model",
         "| `pools/command/bootstrap.py` | `exec` | the package's own program, which goes to another machine through the pipe of your command |": "pools/command/test_connect.py::test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing",
         "| `pools/ray/reservation.py` | `ray.get` | the answer of a placement group, from a cluster that was refused unless it has a token |": "pools/ray/test_cluster.py::test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it",
-        "| `serialization/definitions.py` | `pickle.loads` | a part of a value that came as below |": "serialization/test_definitions.py::test_an_instance_of_a_notebook_class_comes_back_as_one",
-        "| `serialization/tensors.py` | `torch.jit.load` | a part of a value that came as above |": "serialization/test_tensors.py::test_modules_and_functions_of_torchscript_are_sent_and_returned",
+        "| `serialization/definitions.py` | `pickle.loads` | a part of a value that came as in the next row |": "serialization/test_definitions.py::test_an_instance_of_a_notebook_class_comes_back_as_one",
+        "| `serialization/tensors.py` | `torch.jit.load` | a part of a value that came as in the previous row |": "serialization/test_tensors.py::test_modules_and_functions_of_torchscript_are_sent_and_returned",
         "| `serialization/payload.py` | `pickle.loads` | values between your notebook and your ranks. They come through inherited pipes, sockets whose peer has your user id, the pipe of your command, private files, or Ray's own channels |": (
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing "
@@ -166,35 +166,35 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "| `system/subprocess_future.py` | `pickle.loads` | from a fork of this process, through a pipe of its own |": "system/test_subprocess_future.py::test_what_another_process_raises_is_raised_here",
         "| `worker/environment/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
-        "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which it made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
+        "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which torch made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
         "| `worker/environment/shell.py` | `exec` `eval` `runpy.run_module` | lines of your cell, such as `%timeit`, and the script or module that it names |": "product/test_scripts.py::test_a_script_has_its_arguments_and_returns_nothing worker/test_shell.py::test_line_magics",
         "| `worker/environment/child_processes.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
-        "**A checkpoint of somebody else** loads if its values are numbers, strings, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
+        "**Somebody else's checkpoint** loads if its values are numbers, strings, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
-        "So is a value that could not be read to its end (`checkpoints/strict_metadata.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
-        "`save` refuses a folder that belongs to another user than you and root, since they could change what is in it; root may write into any that is not open to every user, as in a container.": (
+        "It is also an error if a value could not be read to its end (`checkpoints/strict_metadata.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
+        "`save` refuses a folder that belongs to anybody but you and root, since they could change what is in it; root may write into any folder that is not open to every user, as in a container.": (
             "checkpoints/test_other_users.py::test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good "
             "checkpoints/test_other_users.py::test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_and_never_read "
             "checkpoints/test_other_users.py::test_root_saves_into_a_folder_of_somebody_else_unless_everybody_may_write_there "
             "checkpoints/test_other_users.py::test_a_folder_of_root_is_as_good_as_ones_own"
         ),
-        "If another folder takes the place of yours during a run, nothing is made or removed there.": (
+        "If another folder takes the place of yours during a run, nothing is created or removed there.": (
             "checkpoints/test_other_users.py::test_a_series_whose_place_another_folder_takes_makes_and_removes_nothing_there "
             "checkpoints/test_other_users.py::test_a_checkpoint_whose_place_another_one_takes_before_it_is_written_leaves_that_one "
             "checkpoints/test_other_users.py::test_no_rank_writes_into_what_has_taken_the_place_of_its_new_folder"
         ),
-        "`resume` passes over `save-*` folders that belong neither to you nor to the owner of the folder around them, and says so.": (
+        "`resume` skips `save-*` folders that belong neither to you nor to the owner of the folder around them, and says so.": (
             "checkpoints/test_other_users.py::test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest "
             "checkpoints/test_other_users.py::test_a_folder_that_is_planted_after_the_first_save_is_passed_over"
         ),
-        "| sockets and locks | `JUPYTER_DISTRIB_RUNTIME_DIR`, or the system's folder for it where only you can write; if somebody else has taken the folder in `/tmp`, one with a random name beside it | you |": (
+        "| sockets and locks | `JUPYTER_DISTRIB_RUNTIME_DIR`, or the system's folder for such files if only you can write to it; if somebody else has taken the folder in `/tmp`, one with a random name next to it | you |": (
             "agent/test_server.py::test_socket_and_logs_are_the_users_alone "
             "system/test_paths.py::test_variables_choose_the_folders "
             "system/test_paths.py::test_a_runtime_folder_that_everybody_can_write_to_is_not_used "
             "system/test_paths.py::test_a_stranger_who_makes_the_usual_folder_first_stops_nobody "
             "product/test_damaged_files.py::test_two_notebooks_share_an_agent_where_a_stranger_has_made_the_folder_for_sockets"
         ),
-        "| leases of GPUs | a socket name of the system, with the GPU's id | all users of the machine; the notebook's name, only you |": (
+        "| leases of GPUs | a socket name in the system, with the GPU's id | all users of the machine; the notebook's name, only you |": (
             "agent/test_gpu_leases.py::test_a_lease_is_between_users "
             "agent/test_gpu_leases.py::test_only_the_same_user_is_told_the_notebook"
         ),
@@ -203,7 +203,7 @@ HELD: dict[str, dict[str, str]] = {
             "system/test_paths.py::test_variables_choose_the_folders"
         ),
         "| runs that have ended, with code and output | [the history](history.md) | you |": "kernel/history/test_history.py::test_only_the_user_can_read_it",
-        "| detached runs: their cell's name, and the folders of logs and checkpoints | `detached` beside the history | you |": (
+        "| detached runs: the cell's name, and the folders of logs and checkpoints | `detached` next to the history | you |": (
             "system/test_paths.py::test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link "
             "kernel/session/test_saved_runs.py::test_after_the_loss_of_agent_ranks_and_kernel_it_is_told_which_run_was_lost"
         ),
@@ -220,16 +220,16 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "| checkpoints | where the cell says | as your umask says; nobody else can write into them |": "checkpoints/test_other_users.py::test_files_of_a_checkpoint_can_be_written_by_nobody_else_whatever_the_umask",
         "| other files that a cell writes | where it writes them | as your umask says |": "product/test_values.py::test_files_that_ranks_write_have_the_modes_that_the_notebook_wants",
-        "Variables of the notebook's environment are sent to ranks of the same machine.": (
+        "The notebook's environment variables are sent to ranks on the same machine.": (
             "worker/test_cell.py::test_the_kernels_environment_and_folder_are_the_ranks_too "
             "agent/test_server.py::test_secrets_of_the_environment_stay_there"
         ),
-        "Other machines get those that were set after the kernel had started, and those about communication (`NCCL_`, `GLOO_`, `TORCH_DISTRIBUTED_`).": (
+        "Other machines get the variables that were set after the kernel had started, and those about communication (`NCCL_`, `GLOO_`, `TORCH_DISTRIBUTED_`).": (
             "kernel/session/test_environment.py::test_other_machines_get_what_the_notebook_has_set_and_no_key "
             "ray/test_notebook.py::test_the_environment_of_the_kernels_machine_stays_there"
         ),
         "Ray and Spark write some of what they get into their own logs.": "- about Ray and Spark",
-        "Command lines, which all users of a machine see, have no token of a cluster, nor settings of Spark whose names say that they are secrets.": "spark/test_pool.py::test_no_command_line_has_the_token_of_the_cluster",
+        "Command lines, which all users of a machine can see, contain no token of a cluster, and no Spark settings whose names say that they are secrets.": "spark/test_pool.py::test_no_command_line_has_the_token_of_the_cluster",
         "Strings of pools and of `--env` do not reach observers and trackers, and those of a declared run are not in IPython's history.": (
             "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with "
             "product/test_shell_runs.py::test_variables_of_a_declared_cell_are_not_kept"
@@ -242,7 +242,7 @@ HELD: dict[str, dict[str, str]] = {
             "system/test_record_file.py::test_whatever_is_at_the_path_is_an_error_at_once "
             "product/test_damaged_files.py::test_cells_run_whatever_the_files_are"
         ),
-        "Damaged files are left out, and a message says how many (`system/record_file.py`).": (
+        "Damaged files are skipped, and a message says how many (`system/record_file.py`).": (
             "kernel/history/test_history.py::test_damage_is_counted_in_one_note "
             "kernel/session/test_saved_runs.py::test_damaged_files_are_left_out"
         ),
@@ -251,16 +251,16 @@ HELD: dict[str, dict[str, str]] = {
             "test_addresses.py::test_no_spelling_of_a_password_is_shown "
             "product/test_secrets.py::test_a_password_in_an_address_is_neither_shown_nor_saved"
         ),
-        "So are those in error messages of their libraries, in the doctor's report and in the names of runs.": (
+        "The same goes for addresses in error messages of their libraries, in the doctor's report and in the names of runs.": (
             "product/test_secrets.py::test_a_password_in_an_address_is_neither_shown_nor_saved "
             "test_addresses.py::test_a_sentence_is_shown_without_secrets"
         ),
-        "Nor has a run's name the string of an argument that is called a password, a token or the like, be it of a function or of a script.": (
+        "If an argument of a function or a script is called a password, a token or the like, its string is not in the run's name.": (
             "test_addresses.py::test_a_command_line_is_shown_without_secrets "
             "product/test_shell_runs.py::test_secrets_among_the_arguments_of_a_script_are_not_in_its_name "
             "kernel/notebook/test_decorator.py::test_the_runs_of_several_calls_are_told_apart_by_their_arguments"
         ),
-        "`...` stands for what cannot be told from a password.": "test_addresses.py::test_no_spelling_of_a_password_is_shown",
+        "`...` replaces whatever cannot be told apart from a password.": "test_addresses.py::test_no_spelling_of_a_password_is_shown",
         "What your code prints or contains is not changed.": "- what is not covered",
         "What ranks print is always shown as text.": (
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
@@ -275,7 +275,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/views/test_html.py::test_no_script_no_style_tag_and_every_tag_closed"
         ),
         "JavaScript and widgets of a rank never reach the page.": "worker/test_displaying.py::test_code_of_a_rank_is_not_for_the_notebook",
-        "Links are kept with `http` and `https` only.": (
+        "Links are kept only if they use `http` or `https`.": (
             "kernel/views/test_html.py::test_addresses_in_notes_are_links_and_nothing_else_is "
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run"
         ),
@@ -303,15 +303,15 @@ HELD: dict[str, dict[str, str]] = {
     },
     "promises.md": {
         "Versions follow [Semantic Versioning](https://semver.org/); below 1.0 a minor version may change things, and [the changes](../CHANGELOG.md) say so.": "repository/test_packaging.py::test_version_and_address_are_the_same_everywhere",
-        "| options of `%%distributed` and keywords of `@distributed`, as [the table](options.md) has them | a name keeps its meaning |": (
+        "| options of `%%distributed` and keywords of `@distributed`, as listed in [the table](options.md) | a name keeps its meaning |": (
             "repository/test_readme.py::test_the_tables_of_options_are_those_made_from_the_options "
             "kernel/settings/test_cell_options.py::test_keywords_become_the_same_options"
         ),
-        "| [line magics](magics.md) | names and arguments stay; their text for people may change |": (
+        "| [line magics](magics.md) | names and arguments stay; the text that they print may change |": (
             "repository/test_readme.py::test_every_line_magic_has_its_row_in_the_docs "
             "repository/test_readme.py::test_every_line_magic_and_error_that_the_docs_name_exists"
         ),
-        "| what `import jupyter_distrib` gives ([API](python-api.md#all-functions-and-classes)) | stays |": "repository/test_promises.py::test_the_api_page_has_what_the_package_gives",
+        "| what `import jupyter_distrib` provides ([API](python-api.md#all-functions-and-classes)) | stays |": "repository/test_promises.py::test_the_api_page_has_what_the_package_gives",
         "| [`jupyter distrib`](command-line.md): commands, exit statuses, keys of declared runs and of its JSON | stay; keys may be added |": (
             "product/test_shell_runs.py::test_a_detached_run_is_listed_followed_and_attached_with_the_status_of_its_end "
             "product/test_shell_runs.py::test_a_run_that_does_not_exist_and_wrong_words_are_refused_with_status_2 "
@@ -325,7 +325,7 @@ HELD: dict[str, dict[str, str]] = {
             "repository/test_readme.py::test_every_key_of_the_settings_files_is_in_the_docs "
             "repository/test_readme.py::test_every_environment_variable_is_in_the_docs_and_the_other_way_round"
         ),
-        "| `jupyter_distrib.extend` and `jupyter_distrib.testing`, for pools, strategies and observers | change only with an entry in the changes |": "repository/test_extend.py::test_all_of_it_is_named",
+        "| `jupyter_distrib.extend` and `jupyter_distrib.testing`, for pools, strategies and observers | change only with an entry in the changelog |": "repository/test_extend.py::test_all_of_it_is_named",
         "| all other modules, messages between processes, files of the history | may change with every version |": "- promises nothing",
         "Kernel, agent and ranks always have the same version of the package.": (
             "wire/test_link.py::test_the_protocol_differs_with_fields_only "
@@ -337,15 +337,15 @@ HELD: dict[str, dict[str, str]] = {
             "product/test_values.py::test_the_kernel_stays_as_it_was_also_after_a_cell_that_fails "
             "product/test_values.py::test_out_keeps_what_it_had_when_a_cell_fails"
         ),
-        "Stop ends a cell on all ranks, also in a collective.": (
+        "Stop ends a cell on all ranks, even in a collective.": (
             "product/test_interrupt.py::test_it_stops_and_ranks_and_kept_values_live_on "
             "product/test_interrupt.py::test_a_collective_is_interrupted_20_times_of_20"
         ),
-        "Ranks that answer keep what `--keep` left.": (
+        "Ranks that respond keep what `--keep` left.": (
             "product/test_interrupt.py::test_it_stops_and_ranks_and_kept_values_live_on "
             "product/test_values.py::test_an_interrupted_run_still_gives_handles_to_what_finished_ranks_kept"
         ),
-        "When the kernel ends, ranks and what they had started are gone within 2 s, unless the run is detached.": (
+        "When the kernel ends, ranks and everything they had started are gone within 2 s, unless the run is detached.": (
             "product/test_lifetime.py::test_a_kernel_takes_its_ranks_with_it "
             "product/test_detach.py::test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it"
         ),
@@ -353,7 +353,7 @@ HELD: dict[str, dict[str, str]] = {
             "system/test_reap.py::test_marked_processes_are_killed_and_no_others "
             "system/test_reap.py::test_a_session_is_killed_and_nothing_else"
         ),
-        "A cell reads values of the notebook as they were when it began.": (
+        "A cell sees the notebook's values as they were when it began.": (
             "kernel/notebook/test_magic.py::test_every_rank_has_its_own_copy "
             "product/test_submit.py::test_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run"
         ),
@@ -361,15 +361,15 @@ HELD: dict[str, dict[str, str]] = {
             "product/test_values.py::test_the_kernel_stays_as_it_was_also_after_a_cell_that_fails "
             "product/test_values.py::test_out_binds_the_values_to_a_name"
         ),
-        "Each of these has tests, on CPU ranks, on simulated GPUs, and on several nodes by Ray, ssh, Slurm and Spark.": "repository/test_promises.py::test_the_tests_that_are_named_exist",
-        "**The same numbers as on one device.** A mean over ranks is summed in another order.": "- promises nothing",
+        "Each of these has tests, on CPU ranks, on simulated GPUs, and on several nodes with Ray, ssh, Slurm and Spark.": "repository/test_promises.py::test_the_tests_that_are_named_exist",
+        "**The same numbers as on one device.** A mean over ranks is summed in a different order.": "- promises nothing",
         "[Strategies](strategies.md) says what is equal, and how closely.": "strategies/test_docs_table.py::test_the_table_is_that_of_the_tests",
         "**That any cell becomes distributed.** The header of the run lists what is done with a model.": "strategies/test_ddp.py::test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was",
         "Code that is not understood is left alone, with a note in the header.": (
             "strategies/test_ddp.py::test_the_head_does_not_claim_what_was_left_to_others "
             "strategies/test_ddp.py::test_what_is_done_by_hand_already_is_left_alone"
         ),
-        "**GPUs.** What was tried on real ones, and what only on simulated ones, is [listed](gpus.md#what-was-tested-and-where).": "- a link",
+        "**GPUs.** A [table](gpus.md#what-was-tested-and-where) lists what was tried on real GPUs, and what only on simulated ones.": "- a link",
         "**Speed on a busy machine.** The [figures](benchmarks.md) name their machine.": "- a link",
         "**Windows** without WSL, and GPUs on macOS.": "- promises nothing",
     },
