@@ -99,7 +99,9 @@ export class Log extends Widget {
     } else if (!this.box.paint(interleave(lines), [], { run, ranks: wanted })) {
       this.goesOn = true;
     }
-    this.none.textContent = logs.find(log => log.error)?.error ?? (lines.some(each => each.length) ? '' : t('Nothing has been written.'));
+    const isEmpty = !lines.some(each => each.length);
+    this.box.root.hidden = isEmpty && !this.goesOn && wanted.length === ranks.length; // with nothing to search or to choose
+    this.none.textContent = logs.find(log => log.error)?.error ?? (isEmpty ? (this.goesOn ? t('Nothing has been printed yet.') : t('Nothing was printed.')) : '');
   }
 
   private readonly tools = new Tools();

@@ -1,7 +1,7 @@
 /** The panel at the side. Texts come from `view.ts`; actions are commands or requests. */
 import { CommandRegistry } from '@lumino/commands';
 import { HTMLSelect, PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
-import { Message } from '@lumino/messaging';
+import { Message, MessageLoop } from '@lumino/messaging';
 import { AccordionPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
@@ -115,10 +115,19 @@ export class DistributedPanel extends SidePanel {
     this.refreshWhenNew();
   }
 
+  protected override onResize(message: Widget.ResizeMessage): void {
+    super.onResize(message);
+    this.shareSoon();
+  }
+
   /** Sections are hidden while there is nothing to fill them. */
   private onChanged(): void {
     this.content.setHidden(this.doer.model.state !== 'ready');
     this.refreshWhenNew();
+    this.shareSoon();
+  }
+
+  private shareSoon(): void {
     cancelAnimationFrame(this.frame);
     this.frame = requestAnimationFrame(() => this.share());
   }
@@ -131,8 +140,17 @@ export class DistributedPanel extends SidePanel {
       return;
     }
     const natural = content.widgets.map(section => section.node.querySelector('.jp-Distributed-part')?.firstElementChild?.scrollHeight ?? 0);
-    const needs = view.heights(natural.map((height, index) => (content.widgets[index]?.isHidden ? 0 : height)), content.node.clientHeight - TITLE_HEIGHT * natural.length);
-    if (needs.some((need, index) => Math.abs(need - (this.needs[index] ?? 0)) > 20)) {
+    const shown = natural.map((height, index) => (content.widgets[index]?.isHidden ? 0 : height));
+    const titles = TITLE_HEIGHT * natural.length;
+    // Where the window is too low for that, the panel as a whole is scrolled.
+    const least = `${view.leastHeight(shown) + titles}px`;
+    if (content.node.style.minHeight !== least) {
+      content.node.style.minHeight = least;
+      MessageLoop.sendMessage(content, Widget.ResizeMessage.UnknownSize);
+    }
+    const needs = view.heights(shown, content.node.clientHeight - titles);
+    // One that needs more gets it; others do not move for less than a line.
+    if (needs.some((need, index) => need > (this.needs[index] ?? 0) + 2 || need < (this.needs[index] ?? 0) - 20)) {
       this.needs = needs;
       content.setRelativeSizes(needs);
     }
@@ -225,6 +243,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
   const size = view.picked(next);
   const types = view.gpuTypes(pool);
   const noGpu = view.hasNoGpu(pool);
+  const auto = view.autoTexts(pool, t);
   const resize = (size: (now: Next) => Size): void => model.pick(now => ({ size: size(now) }));
   return (
     <div className="jp-Distributed-next">
@@ -234,12 +253,13 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
         label={t('Ranks')}
         value={size.kind}
         options={[
-          ['auto', noGpu ? t('auto: 2 on CPU') : t('auto: all GPUs')],
+          ['auto', auto.name],
           ['gpus', t('with one GPU each')],
           ['ranks', t('on the CPU')]
         ]}
         onPick={kind => resize(now => (kind === 'auto' ? {} : { [kind]: view.picked(now).count }))}
       />
+      {size.kind === 'auto' && auto.note && <p className="jp-Distributed-note">{auto.note}</p>}
       {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} t={t} value={size.count} onPick={count => resize(now => ({ ...sizeOf(now), [now.gpus ? 'gpus' : 'ranks']: count }))} />}
       {size.kind === 'gpus' && types.length > 0 && (
         <Choice label={t('GPU type')} value={next.gpu_type ?? ''} options={[['', t('any type')], ...types.map(type => [type, type] as [string, string])]} onPick={type => resize(now => ({ gpus: view.picked(now).count, ...(type ? { gpu_type: type } : {}) }))} />

@@ -73,6 +73,8 @@ export interface Pool {
   editable?: boolean;
   waits?: Waits | null;
   groups: WorkerGroup[];
+  /** Whether it is known without asking its ranks' machines that it has no GPU. Missing in kernels with an older version. */
+  no_gpu?: boolean;
   /** The machines that it has started on demand; empty if there are none. */
   machines?: string;
   node: Node | null;

@@ -205,7 +205,15 @@ export function roomTexts(pool: Pool, t: Say): string[] {
 /** Whether the pool is known to have no GPU. */
 export function hasNoGpu(pool: Pool | undefined): boolean {
   const node = pool?.node;
-  return node ? node.gpus.length === 0 && !node.nodes?.some(machine => machine.gpus) : false;
+  return node ? node.gpus.length === 0 && !node.nodes?.some(machine => machine.gpus) : (pool?.no_gpu ?? false);
+}
+
+/** The ranks of runs without a number, as far as that is known, and a sentence where it is not. */
+export function autoTexts(pool: Pool | undefined, t: Say): { name: string; note: string } {
+  if (hasNoGpu(pool)) {
+    return { name: t('auto: 2 on CPU'), note: '' };
+  }
+  return pool?.node ? { name: t('auto: all GPUs'), note: '' } : { name: t('auto'), note: t('One rank on each GPU of the pool; if it has none, 2 ranks on the CPU.') };
 }
 
 /** GPU types that can be requested, each by the shortest words that distinguish it from the others. */
@@ -585,7 +593,12 @@ export function lineKind(line: string): string {
 
 // ---------------------------------------------------------------------------------------------------- layout
 
-const LEAST_HEIGHT = 60;
+const LEAST_HEIGHT = 140;
+
+/** The least height of all sections together: that of the form, and for each list a part in which it can be scrolled. */
+export function leastHeight(natural: number[]): number {
+  return natural.reduce((sum, need, place) => sum + (place === 0 ? need : Math.min(need, LEAST_HEIGHT)), 0);
+}
 
 /**
  * The heights of sections: the form, which is the first one, has its own, and lists share what is left. A list that needs less
@@ -599,7 +612,7 @@ export function heights(natural: number[], room: number): number[] {
     const share = left / open.length;
     const small = open.filter(place => (natural[place] ?? 0) <= share);
     for (const place of small.length ? small : open) {
-      found[place] = Math.max(LEAST_HEIGHT, small.length ? (natural[place] ?? 0) : share);
+      found[place] = small.length ? (natural[place] ?? 0) : Math.max(LEAST_HEIGHT, share);
       left -= found[place] ?? 0;
     }
     if (!small.length) {

@@ -361,3 +361,29 @@ def test_submitted_runs_are_one_live_view_like_a_sweep(open_notebook: Open, enou
     lab.shoot("submitted-settled")
     (output,) = lab.save().cells[1].outputs
     assert output["data"].keys() == {"text/plain", "text/html"}
+
+
+PRINTS = """%%distributed --ranks 2
+if rank == 0:
+    print('\\n'.join(f'line {number}' for number in range(NUMBER)))"""
+
+
+def test_the_log_of_a_run_is_as_high_as_its_lines_and_says_when_there_are_none(open_notebook: Open) -> None:
+    numbers = (0, 3, 60)
+    lab = open_notebook("%%distributed\nrank", *(PRINTS.replace("NUMBER", str(number)) for number in numbers[1:]))
+    panel, heights = lab.panel(), []
+    for cell, number in enumerate(numbers, start=1):
+        lab.run(cell)
+        lab.wait_idle(cell)
+        panel.locator(".jp-Distributed-run").first.get_by_role("button", name="Open").click()
+        log = lab.page.locator(".jp-Distributed-pagelog:visible")
+        expect(log).to_contain_text(f"line {number - 1}" if number else "Nothing was printed.")
+        expect(log.get_by_label("Rank", exact=True)).to_be_visible(visible=number > 0)
+        heights.append(log.evaluate("node => node.offsetHeight"))
+        lab.shoot(f"page-log-{number}")
+        lab.do("application:close")
+        expect(log).to_have_count(0)
+    none, few, many = heights
+    assert none < 45
+    assert 80 < few < 160
+    assert 310 < many < 330

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from jupyter_distrib.system import gpu_devices
 from tests.browser.conftest import Open
 from tests.browser.lab import BAD, TOP, TRAINING, Lab, harmless, press_copy, until
 
@@ -45,6 +46,9 @@ def test_a_kernel_without_the_extension_is_loaded_by_a_button(open_notebook: Ope
     lab.reload()
     panel.get_by_role("button", name="Load it").click()
     expect(panel.locator("code")).to_have_text("%%distributed")
+    if not gpu_devices.may_exist():
+        expect(panel.get_by_label("Ranks", exact=True).locator("option:checked")).to_have_text("auto: 2 on CPU")
+        expect(panel).to_contain_text("No GPU here: ranks run on the CPU.")
     for inside in (
         panel.locator("code"),
         panel.locator(".jp-Distributed-pool").first,
@@ -607,3 +611,53 @@ def test_every_command_says_what_it_is_and_what_it_takes(open_notebook: Open) ->
         assert caption, name
         assert has_icon, name
         assert arguments["type"] == "object", name
+
+
+WHOLE = """node => {
+    node.scrollIntoView({ block: 'nearest' });
+    const { left, top, right, bottom } = node.getBoundingClientRect();
+    const hits = [[left + 3, top + 3], [right - 3, bottom - 3], [(left + right) / 2, (top + bottom) / 2]];
+    return hits.every(([x, y]) => node.contains(document.elementFromPoint(x, y)) || node.getRootNode() !== document);
+}"""
+
+
+@pytest.mark.parametrize("height", [900, 600, 450])
+def test_everything_in_the_sidebar_can_be_pressed_whatever_the_height(open_notebook: Open, height: int) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nrank", "%%distributed --ranks 2\n-rank")
+    panel = lab.panel()
+    for cell in (1, 2):
+        lab.run(cell)
+        lab.wait_idle(cell)
+    for size in (860, height):  # the window is made lower with all sections open
+        lab.page.set_viewport_size({"width": 1280, "height": size})
+        if not panel.locator(".jp-Distributed-history").is_visible():
+            panel.get_by_text("History", exact=True).click()
+        expect(panel.locator(".jp-Distributed-saved").first).to_be_visible()
+    add = panel.get_by_role("button", name="Add pool")
+    assert add.evaluate(
+        """async node => {
+            const section = node.closest('.jp-Distributed-section');
+            for (let tries = 0; tries < 100; tries += 1) {
+                if (node.getBoundingClientRect().bottom <= section.getBoundingClientRect().bottom) return true;
+                await new Promise(requestAnimationFrame);
+            }
+            return false;
+        }"""
+    ), "Add pool is cut"
+    lab.shoot(f"sidebar-{height}-high")
+    for control in panel.locator("button, select, input, summary").all():
+        if control.is_visible():
+            assert control.evaluate(WHOLE), f"cut: {control.evaluate('node => node.outerHTML')[:200]}"
+
+
+def test_buttons_of_the_form_of_a_pool_can_be_pressed_in_a_low_window(open_notebook: Open) -> None:
+    lab = open_notebook("1")
+    panel = lab.panel()
+    lab.page.set_viewport_size({"width": 1280, "height": 450})
+    panel.get_by_role("button", name="Add pool").click()
+    form = panel.get_by_role("form", name="Add a pool")
+    expect(form.get_by_label("Kind", exact=True)).to_be_visible()
+    for control in form.locator("button, select, input, summary").all():
+        if control.is_visible():
+            assert control.evaluate(WHOLE), f"cut: {control.evaluate('node => node.outerHTML')[:200]}"
+    lab.shoot("pool-form-450-high", panel)

@@ -12,6 +12,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from jupyter_distrib.system import gpu_devices
+
 _LAUNCHERS = frozenset(
     {
         "torchrun",
@@ -113,12 +115,7 @@ def _size(words: Sequence[str]) -> str:
     found = []
     for flag, value in _options(words):
         if _COUNT.fullmatch(flag) and value.isdecimal():
-            found.append(f"--{'gpus' if _has_gpus() else 'ranks'} {value}")
+            found.append(f"--{'gpus' if gpu_devices.may_exist() else 'ranks'} {value}")
         if _RESTARTS.fullmatch(flag) and value.isdecimal() and int(value):
             found.append(f"--max-restarts {value}")
     return " ".join(found)
-
-
-def _has_gpus() -> bool:
-    """Return whether this machine seems to have GPUs, without asking a driver."""
-    return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")

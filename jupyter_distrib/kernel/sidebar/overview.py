@@ -24,6 +24,8 @@ from jupyter_distrib.kernel.settings.available import POOLS
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, NamedPool, ProjectFile, Settings
 from jupyter_distrib.kernel.settings.written_options import to_line
+from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.system import gpu_devices
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
 
@@ -114,6 +116,7 @@ def _pool(
         "waits": pool.project_file and _waits(pool.project_file),
         "groups": groups,
         "machines": machines.of_pool(pool),
+        "no_gpu": not capabilities_of(pool.kind).remote and not gpu_devices.may_exist(),
         "node": _node(session, status) if status and status.server.nodes is not None else None,
     }
 

@@ -99,7 +99,13 @@ test('a pool of several machines tells of each, and has a GPU if one of them has
   assert.deepEqual(view.roomTexts({ ...pool(0), machines: 'up for 2 h, 48.00 until now' }, t), ['Machines: up for 2 h, 48.00 until now']);
   assert.equal(view.hasNoGpu(pool(0, 2)), false);
   assert.equal(view.hasNoGpu(pool(0, 0)), true);
-  assert.equal(view.hasNoGpu({ ...pool(0), node: null }), false);
+  const unasked: Pool = { ...pool(0), node: null };
+  assert.equal(view.hasNoGpu(unasked), false);
+  assert.equal(view.hasNoGpu({ ...unasked, no_gpu: true }), true);
+  assert.equal(view.hasNoGpu({ ...pool(0, 2), no_gpu: true }), false);
+  assert.deepEqual(view.autoTexts(pool(0, 2), t), { name: 'auto: all GPUs', note: '' });
+  assert.deepEqual(view.autoTexts({ ...unasked, no_gpu: true }, t), { name: 'auto: 2 on CPU', note: '' });
+  assert.match(view.autoTexts(unasked, t).note, /on each GPU.*none, 2 ranks on the CPU/);
   assert.deepEqual(view.gpuTypes(pool(0, 2)), ['A10']);
 });
 
@@ -237,6 +243,7 @@ test('the form of the sidebar has its own height, and lists share the rest', () 
   assert.deepEqual(view.heights([190, 80, 100, 90], 850), [190, 80, 100, 480]);
   assert.deepEqual(view.heights([190, 0, 0, 0], 850), [850, 0, 0, 0]);
   assert.deepEqual(view.heights([0, 80, 900, 0], 500), [0, 80, 420, 0]);
+  assert.equal(view.leastHeight([190, 80, 900, 0]), 190 + 80 + 140);
 });
 
 test('what a stop of ranks would lose is named', () => {

@@ -18,8 +18,10 @@ from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
 from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
+from jupyter_distrib.kernel.settings.settings import NamedPool
 from jupyter_distrib.kernel.sidebar import overview as module
 from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview
+from jupyter_distrib.system import gpu_devices
 from jupyter_distrib.wire import messages as m
 from tests.kernel.record.golden_run import golden_record
 
@@ -64,8 +66,22 @@ def golden_overview() -> dict[str, Any]:
 def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu_devices, "DEVICES", tmp_path / "dev")
     for name in [name for name in os.environ if name in ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")]:
         monkeypatch.delenv(name)
+
+
+def test_a_machine_without_devices_of_gpus_is_known_to_have_none_before_anything_starts(tmp_path: Path) -> None:
+    session = Session()
+    session.choices.add(NamedPool(name="far", kind="ssh", options={"hosts": "a"}, origin="the notebook"))
+
+    def without_gpu() -> dict[str, bool]:
+        return {pool["name"]: pool["no_gpu"] for pool in overview(session, session.settings, {})["pools"]}
+
+    found = without_gpu()
+    assert (found["local"], found["inline"], found["far"]) == (True, True, False)
+    (tmp_path / "dev" / "dxg").mkdir(parents=True)
+    assert without_gpu()["local"] is False
 
 
 def test_parts_are_taken_over_until_what_they_show_changes(monkeypatch: pytest.MonkeyPatch) -> None:
