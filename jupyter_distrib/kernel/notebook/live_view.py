@@ -32,7 +32,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, terminal_line
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # a cell that shows nothing needs none of them
@@ -322,8 +322,7 @@ class LiveView(View):
             lines = [text_view.status_line(record, elapsed_s, self._run.pool)]
         if lines:
             self._printed_s = time.monotonic()
-        for line in lines:
-            _say(line)
+            _say("\n".join(lines))
 
     def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the end below the lines: the table of ranks and, in a kernel, whatever else its client can show."""
@@ -337,9 +336,9 @@ class LiveView(View):
 
 
 def _say(text: str) -> None:
-    """Print a text with its newline in one piece: between the two that `print` writes to an unbuffered stream, another
-    thread or process may write."""
-    sys.stdout.write(f"{text}\n")
+    """Print a text in lines of its own, and with its newline in one piece: between the two that `print` writes to an
+    unbuffered stream, another thread or process may write."""
+    sys.stdout.write(f"{terminal_line.beginning(sys.stdout)}{text}\n")
     sys.stdout.flush()
 
 

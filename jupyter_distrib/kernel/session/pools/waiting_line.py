@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from jupyter_distrib.system import terminal_line
+
 
 class WaitingLine:
     """Prints what is waited for. A text about the same thing, such as the last line of a command, replaces the
@@ -18,10 +20,11 @@ class WaitingLine:
         parts = text.split(": ", 2)
         thing = ": ".join(parts[:2]) if len(parts) > 2 else ""
         if self._open and thing and self._open.startswith(f"{thing}: "):
-            sys.stdout.write(f"\r{text.ljust(len(self._open))}")
+            cleared = terminal_line.replacement(sys.stdout, self._open)
+            sys.stdout.write(f"{cleared}{text}" if cleared else f"\r{text.ljust(len(self._open))}")
         else:
             self.end()
-            sys.stdout.write(text)
+            sys.stdout.write(f"{terminal_line.beginning(sys.stdout)}{text}")
         self._open = text
         sys.stdout.flush()
 
