@@ -33,8 +33,10 @@ PLATFORMS: dict[str, dict[str, str]] = {
         "serverless_gpu.compute": "serverless_gpu",
         "serverless_gpu.runtime": "serverless_gpu_runtime",
         "serverless_gpu.ray": "ray_launch",
+        "serverless_gpu.data": "serverless_gpu_data",
         "databricks": "databricks",
         "databricks.air": "databricks_air",
+        "databricks.air.data": "serverless_gpu_data",
     },
     "spark": {
         "pyspark.ml.torch.distributor": "torch_distributor",
@@ -161,7 +163,7 @@ class StandInFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if not _is_import():
             return None
-        if fullname in _on:
+        if fullname in _on and not _is_real(fullname.rpartition(".")[0]):
             return importlib.machinery.ModuleSpec(fullname, StandInLoader(), origin="jupyter_distrib", is_package=True)
         top = fullname.partition(".")[0]
         if (found := _found_since(top, fullname)) is not None:
@@ -188,6 +190,12 @@ def _missing(module: str, name: str, names: Iterable[str]) -> str:
         f"{module}.{name} is not there: jupyter_distrib stands in for {module} (%distributed_compat) and has "
         f"{', '.join(names)} of it"
     )
+
+
+def _is_real(package: str) -> bool:
+    """Return whether this package was imported and is the installed one, to which no part of ours is added."""
+    module = sys.modules.get(package)
+    return module is not None and package not in _NAMESPACES and not isinstance(module, StandInModule)
 
 
 def _more(module: str) -> bool:

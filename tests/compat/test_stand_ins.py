@@ -154,19 +154,38 @@ def test_an_installed_air_wins(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("package", "name"), [("serverless_gpu", "data"), ("databricks/air", "data")])
+def test_a_part_that_an_installed_package_does_not_have_is_not_added_to_it(
+    package: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / "__init__.py").write_text("")
+    module = f"{package.replace('/', '.')}.{name}"
+    printed = python(
+        f"stand_ins.enable(['databricks'])\ntry:\n    import {module}\nexcept ImportError as e:\n    print(e)", tmp_path
+    )
+    assert printed == f"No module named '{module}'"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
+        ("import databricks.air.tables", "No module named 'databricks.air.tables': databricks is not installed"),
         (
-            "import databricks.air.data",
-            "databricks.air.data is not there: jupyter_distrib stands in for databricks.air",
+            "from databricks.air.data import UCDataset",
+            "has DataLoader, UCVolumeDataset, UCVolumeReader, UCVolumeWriter",
         ),
-        ("from databricks.air import data", "has distributed, ray_init, ray_launch of it"),
-        ("import serverless_gpu.data", "stands in for serverless_gpu, serverless_gpu.launcher, serverless_gpu.compute"),
-        ("from serverless_gpu.data import UCVolumeDataset", "No module named 'serverless_gpu.data'"),
-        ("from serverless_gpu import data", "No module named 'serverless_gpu.data': serverless_gpu is not installed"),
+        (
+            "import serverless_gpu.tables",
+            "stands in for serverless_gpu, serverless_gpu.launcher, serverless_gpu.compute",
+        ),
+        ("from serverless_gpu.tables import Table", "No module named 'serverless_gpu.tables'"),
+        (
+            "from serverless_gpu import tables",
+            "No module named 'serverless_gpu.tables': serverless_gpu is not installed",
+        ),
         ("from serverless_gpu.ray import Nothing", "serverless_gpu.ray has RayFunction, RayMetricsMonitor, ray_launch"),
-        ("from databricks import sql", "stands in for databricks, databricks.air only"),
+        ("from databricks import sql", "stands in for databricks, databricks.air, databricks.air.data only"),
         ("import sparkdl.xgboost", "stands in for sparkdl, sparkdl.horovod, sparkdl.horovod.tensorflow"),
     ],
 )

@@ -23,8 +23,8 @@ PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
 MAY_LOAD_TORCH = (
-    "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod", "parallel",
-    "dry_run",
+    "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod",
+    "compat.serverless_gpu_data", "parallel", "dry_run",
 )  # fmt: skip
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.output.displaying")
 

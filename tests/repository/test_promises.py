@@ -150,6 +150,7 @@ HELD: dict[str, dict[str, str]] = {
             "compat/test_horovod_torch.py::test_the_state_of_one_rank_is_brought_to_all"
         ),
         "| `compat/on_ranks.py` | `runpy.run_path` | the script that your notebook names |": "compat/test_launchers.py::test_a_script_in_a_folder_of_a_repository_runs_with_its_arguments",
+        "| `compat/serverless_gpu_data.py` | `torch.distributed.checkpoint.filesystem.FileSystemReader` | torch's own reader under another name, for a folder that the cell itself gives to `torch.distributed.checkpoint.load` |": "compat/test_serverless_gpu_data.py::test_a_checkpoint_is_written_by_all_ranks_and_read_back",
         "| `dry_run/side_effects.py` | `torch.load` | the call of the cell itself, which a dry run passes on unless the cell has saved that file |": "dry_run/test_dry_run.py::test_what_was_saved_cannot_be_read",
         "| `kernel/notebook/export.py` | `pickle.loads` | in the script that it writes, for the values that it writes next to it |": "product/test_export.py::test_an_exported_cell_trains_to_the_same_weights_under_torchrun",
         "| `kernel/notebook/script.py` | `runpy.run_module` | the module that your notebook names |": "product/test_scripts.py::test_a_module_of_a_package_runs_as_by_torchrun_m",

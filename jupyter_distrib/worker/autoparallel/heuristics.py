@@ -45,7 +45,8 @@ HEURISTICS: Mapping[Name, Heuristic] = {
         test="strategies/test_ddp.py: test_what_is_done_by_hand_already_is_left_alone",
     ),
     "reads-rank": Heuristic(
-        what="a data set whose bytecode reads `rank`, `RANK` or `get_rank` divides itself",
+        what="a data set whose bytecode reads `rank`, `RANK` or `get_rank` divides itself, and so does a stream that "
+        "holds one",
         without="it is divided like any other",
         place="data/fingerprint.py: reads_ranks",
         test="worker/autoparallel/test_data_fingerprint.py: test_who_asks_for_the_rank_divides_by_itself",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import pytest
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ChainDataset, Dataset, IterableDataset
 
+from jupyter_distrib.compat.serverless_gpu_data import UCVolumeDataset
 from jupyter_distrib.interfaces import identity
+from jupyter_distrib.runtime import get_global_rank
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
 
@@ -64,11 +67,43 @@ class Method(Dataset[float]):
         return self.rank(index)
 
 
-@pytest.mark.parametrize("data", [WithVariable(), WithAttribute(1), WithCall(), WithEnvironment()])
+class OfThePlatform(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return get_global_rank()
+
+
+class Decoded(IterableDataset[str]):
+    def __init__(self, paths: object) -> None:
+        self._paths = paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(cast("Iterable[str]", self._paths))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        WithVariable(),
+        WithAttribute(1),
+        WithCall(),
+        WithEnvironment(),
+        OfThePlatform(),
+        UCVolumeDataset("."),
+        Decoded(Decoded(UCVolumeDataset("."))),
+        ChainDataset([Decoded([]), Decoded(UCVolumeDataset("."))]),
+    ],
+)
 def test_who_asks_for_the_rank_divides_by_itself(data: Dataset[object]) -> None:
     assert reads_ranks(data)
 
 
-@pytest.mark.parametrize("data", [Column(), Method(), WithAttribute(8)])
+def test_a_stream_that_holds_itself_is_looked_at_once() -> None:
+    looped = Decoded(None)
+    looped._paths = looped
+
+    assert not reads_ranks(looped)
+
+
+@pytest.mark.parametrize("data", [Column(), Method(), WithAttribute(8), Decoded(Column()), Decoded(Decoded([]))])
 def test_a_column_a_method_or_another_number_called_rank_does_not(data: Dataset[object]) -> None:
     assert not reads_ranks(data)

@@ -22,7 +22,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.libraries.known import dataset_fingerprint
@@ -36,9 +36,12 @@ _ELEMENTS = 1024
 """Number of elements to read of each sample."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-_RANK_CALLS = {"get_rank", "get_node_local_rank"}
+_RANK_CALLS = {"get_rank", "get_node_local_rank", "get_global_rank", "get_local_rank"}
 _RANK_VARIABLES = {"RANK", "LOCAL_RANK"}
 _RANK_NAMES = {"rank", "local_rank"}
+_NOT_THEIRS = ("torch.", "jupyter_distrib.")
+_STAND_INS = "jupyter_distrib.compat."
+"""Data sets of other platforms, whose users know that they divide themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +121,28 @@ def _verdict(every: list[str]) -> str:
 
 
 def reads_ranks(thing: object) -> bool:
-    """Return whether a data set's code reads its rank. A column or a method named `rank` does not count."""
+    """Return whether a data set's code reads its rank, or that of a stream inside it. A column or a method named `rank`
+    does not count."""
+    return _reads_itself(thing) or any(_reads_itself(each) for each in _streams_in(thing, {id(thing)}))
+
+
+def _reads_itself(thing: object) -> bool:
     cls = type(thing)
     methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
-    if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
+    if not cls.__module__.startswith(_NOT_THEIRS) or cls.__module__.startswith(_STAND_INS):
         codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
         return any(map(_asks_rank, codes)) or any(_is_rank(thing, name) for code in codes for name in code.co_names)
     return False
+
+
+def _streams_in(stream: object, seen: set[int]) -> Iterator[object]:
+    """Yield the streams that a stream holds: it usually passes their samples on."""
+    for value in getattr(stream, "__dict__", {}).values() if isinstance(stream, IterableDataset) else ():
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, IterableDataset) and id(each) not in seen:
+                seen.add(id(each))
+                yield each
+                yield from _streams_in(each, seen)
 
 
 def _is_rank(thing: object, name: str) -> bool:
