@@ -143,6 +143,7 @@ MLFLOW = Library(
         _STORE: mlflow_rank.mend_tracking_uri,
         _AUTOLOGGING: mlflow_rank.mend_autologging,
         "mlflow.models.model": mlflow_rank.mend_models,
+        "mlflow.tracking._model_registry.fluent": mlflow_rank.mend_registry,
         "lightning.pytorch.loggers.mlflow": _named_logger,
         "pytorch_lightning.loggers.mlflow": _named_logger,
     },

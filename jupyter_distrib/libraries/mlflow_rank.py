@@ -52,7 +52,8 @@ class CellRun:
         self.is_elsewhere = False
         """Whether the logging rank may have moved it, so that its id has to be found again."""
         self.stand_ins: set[str] = set()
-        """The ids of runs that no store has."""
+        """The ids of runs to which this rank does not log: no store has them, or another rank logs."""
+        self._from_before: dict[str, bool] = {}
         self._quiet_until_s = 0.0
         self._said: set[str] = set()
 
@@ -66,9 +67,24 @@ class CellRun:
         if run_id is None:
             active = self.fluent.active_run()
             run_id = self.id if active is None else active.info.run_id
-            if run_id == self.id and not self.writes:
-                return False
+        if not self.writes and (run_id == self.id or self.is_from_before(run_id)):
+            return False
         return run_id not in self.stand_ins and not self.away and time.monotonic() >= self._quiet_until_s
+
+    def is_from_before(self, run_id: str) -> bool:
+        """Return whether this run is older than the tracked one, and not begun here: all ranks know it then, and all
+        would log to it. One that is begun with `nested=True` is this rank's choice."""
+        if run_id in self.stand_ins or any(each.info.run_id == run_id for each in self.stack):
+            return False
+        if run_id not in self._from_before:
+            self.know_id()
+            try:
+                client = self.fluent.MlflowClient()
+                began = [client.get_run(each).info.start_time for each in (run_id, self.id)]
+            except Exception:  # noqa: BLE001 - of any store; the logging rank says it
+                return True
+            self._from_before[run_id] = began[0] < began[1]
+        return self._from_before[run_id]
 
     def say(self, text: str) -> None:
         """Print a sentence, once in a cell."""
@@ -112,9 +128,9 @@ class CellRun:
             self.is_begun = self.is_ended = False
             self.enter()
 
-    def enter_stand_in(self, name: str | None) -> Any:
-        """Begin a run that no store has."""
-        made = uuid.uuid4().hex
+    def enter_stand_in(self, name: str | None, run_id: str | None = None) -> Any:
+        """Begin a run to which this rank does not log: that of another rank, or one that no store has."""
+        made = run_id or uuid.uuid4().hex
         self.stand_ins.add(made)
         return self._push(made, self.experiment, name or "", "")
 
@@ -289,6 +305,8 @@ def _another(run: CellRun, start_run: Callable[..., Any], given: dict[str, Any])
         return start_run(**given)  # which raises an error, since a run is active
     _forget_the_variable()
     by_id = given.get("run_id") is not None
+    if by_id and not (run.writes or given.get("nested")) and run.is_from_before(given["run_id"]):
+        return run.enter_stand_in(given.get("run_name"), given["run_id"])
     if run.away or not (by_id or run.writes) or (run.stack and run.stack[-1].info.run_id in run.stand_ins):
         return run.enter_stand_in(given.get("run_name"))
     if not (by_id or run.stack or given.get("parent_run_id")) and run.fluent._active_experiment_id in (  # noqa: SLF001
@@ -363,6 +381,20 @@ def _set_experiment(fluent: Any, set_experiment: Callable[..., Any]) -> Callable
     return chosen
 
 
+def _create_experiment(fluent: Any, create_experiment: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create_experiment)
+    def made(name: str, *arguments: Any, **keywords: Any) -> Any:
+        run = current(fluent)
+        if run is None or run.writes or run.away:
+            return create_experiment(name, *arguments, **keywords)
+        until_s = time.monotonic() + FIND_S
+        while (found := fluent.MlflowClient().get_experiment_by_name(name)) is None and time.monotonic() < until_s:
+            time.sleep(FIND_EVERY_S)  # the logging rank makes it
+        return create_experiment(name, *arguments, **keywords) if found is None else found.experiment_id
+
+    return made
+
+
 def _set_tracking_uri(module: Any, set_tracking_uri: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(set_tracking_uri)
     def chosen(uri: Any) -> Any:
@@ -392,6 +424,7 @@ _REPLACED = {
     "end_run": _end_run,
     "active_run": _active_run,
     "set_experiment": _set_experiment,
+    "create_experiment": _create_experiment,
 }
 
 
@@ -436,10 +469,11 @@ def mend_models(module: Any) -> None:
     def logged(cls: Any, *arguments: Any, **keywords: Any) -> Any:
         import mlflow.tracking.fluent as fluent  # noqa: PLR0402 - the module, since `mlflow.tracking` is loaded
 
-        if (run := current(fluent)) is None or keywords.get("run_id") is not None:
+        run, run_id = current(fluent), keywords.get("run_id")
+        if run is None or (run_id is not None and run.may_log(run_id)):
             return log(cls, *arguments, **keywords)
         name = str(keywords.get("name") or (arguments[0] if arguments else keywords.get("artifact_path")) or "model")
-        if not run.may_log(None):
+        if run_id is not None or not run.may_log(None):
             return _model(module, run, name)
         run.reopen()
         run.is_used = True
@@ -455,6 +489,23 @@ def _model(module: Any, run: CellRun, name: str) -> Any:
         artifact_path=name, flavors={}, model_uri=f"runs:/{run.id}/{name}", model_uuid="", run_id=run.id,
         saved_input_example_info=None, signature=None, utc_time_created="", mlflow_version="",
     )  # fmt: skip
+
+
+def mend_registry(module: Any) -> None:
+    """Let only the logging rank register models."""
+    register_model = module.register_model
+
+    @functools.wraps(register_model)
+    def registered(model_uri: str, name: str, *arguments: Any, **keywords: Any) -> Any:
+        import mlflow.tracking.fluent as fluent  # noqa: PLR0402 - the module, since `mlflow.tracking` is loaded
+        from mlflow.entities.model_registry import ModelVersion
+
+        run = current(fluent)
+        if run is None or run.writes:
+            return register_model(model_uri, name, *arguments, **keywords)
+        return ModelVersion(name, "", 0, source=model_uri)
+
+    module.register_model = registered
 
 
 def mend_autologging(module: Any) -> None:

@@ -265,6 +265,65 @@ def test_models_and_files_of_the_first_rank_arrive_and_those_of_others_do_not(
         )
 
 
+def test_a_run_that_all_ranks_name_has_each_number_once(book: Notebook, new: NewRuns, folder: Path) -> None:
+    book.ok("import mlflow\nwith mlflow.start_run(run_name='earlier') as earlier: mlflow.log_metric('before', 1)")
+    (earlier,) = new(1)
+    book.ok(
+        "earlier = earlier.info.run_id\n"
+        "def log_all(run_id):\n    import mlflow\n    own = mlflow.active_run().info.run_id\n"
+        "    mlflow.log_metric('by_id', 1, run_id=run_id)\n    mlflow.log_metric('own', 1, run_id=own)\n"
+        "    mlflow.log_text('x', f'text{os.environ[\"RANK\"]}', run_id=run_id)\n    mlflow.end_run()\n"
+        "    with mlflow.start_run(run_id=run_id) as run:\n        mlflow.log_metric('resumed', 2)\n"
+        "        mlflow.log_params({'p': os.environ['RANK']})\n        return run.info.run_id == run_id\n"
+        "results = distributed(ranks=2)(log_all).distributed(earlier)"
+    )
+    resumed, own = new(2)
+    assert book.ok("list(results)").result == "[True, True]"
+    assert (resumed.metrics["by_id"], resumed.metrics["resumed"], resumed.params["p"]) == ([1.0], [2.0], "0")
+    assert own.metrics["own"] == [1.0]
+    assert [each.name for each in folder.glob(f"mlruns/*/{earlier.id}/artifacts/*")] == ["text0"]
+
+
+def test_a_run_that_a_rank_makes_or_nests_itself_has_what_it_logs(book: Notebook, new: NewRuns) -> None:
+    book.ok("import mlflow\nwith mlflow.start_run(run_name='shared') as run: shared = run.info.run_id")
+    new(1)
+    book.ok(
+        "%%distributed --ranks 2\nimport mlflow\nclient = mlflow.MlflowClient()\nmlflow.log_metric('cell', 1)\n"
+        "made = client.create_run('0', run_name=f'of {rank}').info.run_id\n"
+        "mlflow.log_metric('by_id', rank, run_id=made)\nmlflow.end_run()\n"
+        "with mlflow.start_run(run_id=made): mlflow.log_metric('begun', rank)\n"
+        "with mlflow.start_run(run_id=shared, nested=True): mlflow.log_metric(f'of_{rank}', rank)"
+    )
+    found = {each.name: each.metrics for each in new(4)}
+    for rank in (0, 1):
+        assert (found[f"of {rank}"]["by_id"], found[f"of {rank}"]["begun"]) == ([float(rank)], [float(rank)])
+    assert sorted(found["shared"]) == ["of_0", "of_1"]
+
+
+def test_an_experiment_that_all_ranks_make_is_made_once(book: Notebook, new: NewRuns) -> None:
+    outcome = book.ok(
+        "%%distributed --ranks 2\nimport mlflow\nnumber = mlflow.create_experiment('made by the cell')\n"
+        "with mlflow.start_run(experiment_id=number): mlflow.log_metric('m', 1)\n"
+        "number == mlflow.get_experiment_by_name('made by the cell').experiment_id"
+    )
+    (run,) = new(1)
+    assert outcome.result == "ranks 0-1: True"
+    assert (run.experiment, run.metrics["m"]) == ("made by the cell", [1.0])
+
+
+def test_a_model_that_all_ranks_register_has_one_version(book: Notebook, new: NewRuns) -> None:
+    book.ok(
+        "%%distributed --ranks 2\nimport mlflow, mlflow.pyfunc\n"
+        "class Model(mlflow.pyfunc.PythonModel):\n    def predict(self, model_input: list[str]) -> list[str]:\n"
+        "        return model_input\n"
+        "info = mlflow.pyfunc.log_model(name='model', python_model=Model(), pip_requirements=[])\n"
+        "mlflow.register_model(info.model_uri, 'registered by the cell').name"
+    )
+    new(1)
+    versions = "[v.version for v in mlflow.MlflowClient().search_model_versions(\"name='registered by the cell'\")]"
+    assert book.ok(f"import mlflow\n{versions}").result == "[1]"
+
+
 # ---------------------------------------------------------------------------------------------------- what is said
 
 
