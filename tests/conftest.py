@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--by-turns",
         action="store_true",
-        help="of each slow test with three or more cases, run a third; the number of commits says which",
+        help="run half of the slow tests, and of one with three or more cases a third; the number of commits says which",
     )
 
 
@@ -51,14 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") and hasattr(item, "callspec"):
+        if item.get_closest_marker("slow"):
             tests[item.nodeid.partition("[")[0]].append(item)
     left_out = {
         case
         for test, cases in tests.items()
-        if len(cases) >= 3
         for number, case in enumerate(cases)
-        if (number + zlib.crc32(test.encode()) + commits()) % 3
+        if (number + zlib.crc32(test.encode()) + commits()) % (3 if len(cases) >= 3 else 2)
     }
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
