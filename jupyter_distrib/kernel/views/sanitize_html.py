@@ -10,7 +10,7 @@ Colours, weights and alignment stay, by name, number or keyword; nothing that lo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
@@ -27,8 +27,8 @@ _ALLOWED = {
     "text-align": "left|right|center|justify",
     "text-decoration": "underline|line-through|none",
 }
-_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_BRACE = re.compile(r"([{}])")
+_COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)", re.DOTALL)
 _SIMPLE = re.compile(r"([a-zA-Z][\w-]*|\*)?((?:[#.][\w-]+)*)")
 _PART = re.compile(r"([#.])([\w-]+)")
 _TEXT = {"a", "abbr", "b", "blockquote", "caption", "cite", "code", "dd", "del", "details", "div", "dl", "dt", "em",
@@ -98,9 +98,9 @@ class _Sheet:
         self._left -= len(css)
         if self._left < 0:
             return
-        for found in _RULE.finditer(_COMMENT.sub("", css)):
-            if declarations := _harmless(found[2]):
-                for selector in found[1].split(","):
+        for selectors, style in _rules(_COMMENT.sub("", css)):
+            if declarations := _harmless(style):
+                for selector in selectors.split(","):
                     self._add(selector.split(), declarations)
 
     def _add(self, selector: Sequence[str], declarations: Mapping[str, str]) -> None:
@@ -126,6 +126,20 @@ class _Sheet:
         for rule in sorted(rules, key=lambda rule: rule.weight):
             declarations |= rule.declarations
         return _text(declarations | _harmless(element.own))
+
+
+def _rules(css: str) -> Iterator[tuple[str, str]]:
+    """Yield the selectors and the style of each rule, in one pass; not those within `@media` and its like, which hold
+    on some screens only, or on paper."""
+    pieces = _BRACE.split(css)
+    opened: list[str] = []
+    for text, brace in zip(pieces[::2], pieces[1::2], strict=False):
+        if brace == "{":
+            opened.append(text.rpartition(";")[2].strip())
+        elif opened:
+            selectors = opened.pop()
+            if not opened:
+                yield selectors, text
 
 
 def _harmless(style: str) -> dict[str, str]:
@@ -211,7 +225,7 @@ class _Parser(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._dropping:
             self.parts.append(escape(data))
-        elif self._dropping == ["style"]:
+        elif self._dropping in (["style"], ["head", "style"]):
             self._sheet.add(data)
 
 

@@ -6,6 +6,7 @@ import base64
 import re
 import struct
 import sys
+import time
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -252,6 +253,31 @@ def test_a_styled_table_keeps_its_colours_and_weights_and_nothing_else() -> None
     assert '<td style="color:red;background-color:#ff0">0.5</td>' in html
     assert '<td style="color:blue;background-color:rgb(1, 2, 3);font-style:italic">0.4</td>' in html
     assert not [word for word in ("fixed", "url(", "top") if word in html]
+
+
+def test_the_styles_in_the_head_of_a_page_count_as_well() -> None:
+    page = (
+        "<!DOCTYPE html><html><head><title>x</title><style>#a { color: red }</style></head><body><p id=a>y</p></body>"
+    )
+    assert sanitize_html.safe(page) == '<p style="color:red">y</p>'
+
+
+def test_styles_for_some_screens_or_for_paper_only_do_not_count() -> None:
+    sheet = (
+        "@media print { p { color: red } .a { color: red } } p { color: blue } @font-face { color: red } @charset 'x';"
+    )
+    assert sanitize_html.safe(f"<style>{sheet} p {{ font-weight: bold }}</style><p>y</p>") == (
+        '<p style="color:blue;font-weight:bold">y</p>'
+    )
+
+
+@pytest.mark.parametrize("piece", ["a", "/*", "@ ", "p,", "a{", "@{", "}"])
+def test_the_time_for_a_sheet_grows_with_its_length_only(piece: str) -> None:
+    """500,000 characters take milliseconds; with time that grew with the square, an hour."""
+    sheet = piece * (500_000 // len(piece))
+    began = time.process_time()
+    assert sanitize_html.safe(f"<style>{sheet}</style><p>y</p>") == "<p>y</p>"
+    assert time.process_time() - began < 5
 
 
 def test_what_ranks_print_keeps_its_colours() -> None:
