@@ -24,11 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.runs import cancelled, interrupt_presses
+from jupyter_distrib.kernel.session.runs import interrupt_presses
 from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
 from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.runs.program import Program
@@ -48,6 +48,11 @@ _UNANSWERED_S = 1.0
 STACKS_S = 2.0
 """Seconds to wait for the ranks' stacks; for a rank that cannot answer, an answer comes within 0.7 s."""
 POLL_S = 0.02
+
+
+class RunCancelled(DistributedError, CancelledError):
+    """A run was cancelled while it was queued, so no rank has executed any of it. `except Exception` catches it,
+    as it does the error of a cancelled future."""
 
 
 @data_class
@@ -468,7 +473,10 @@ class Run:
         if self.refusal is not None:
             raise self.refusal
         if self._is_cancelled:
-            raise cancelled.before_it_began(self.record.label)
+            label = self.record.label
+            raise RunCancelled(
+                f"{label} was cancelled before it began, so there is no result: submit it again to have one."
+            )
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         succeeded = self.record.ok and not self.interrupted
         try:
