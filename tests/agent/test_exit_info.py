@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 
@@ -14,7 +15,14 @@ from jupyter_distrib.wire import messages as m
 
 
 def test_a_crash_report_gives_the_lines() -> None:
-    text = "import faulthandler, ctypes\nfaulthandler.enable()\ndef inner():\n    ctypes.string_at(0)\n\ninner()\n"
+    text = dedent("""\
+        import faulthandler, ctypes
+        faulthandler.enable()
+        def inner():
+            ctypes.string_at(0)
+
+        inner()
+    """)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
     assert done.returncode == -signal.SIGSEGV
     assert exit_info.is_crash(done.returncode)

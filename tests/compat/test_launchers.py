@@ -131,7 +131,12 @@ def test_gpus_are_looked_for_at_once_whatever_the_mode(book: Notebook) -> None:
     assert (failed.ename, "use_gpu=True needs GPUs" in failed.evalue) == ("RuntimeError", True)
 
 
-NCCL = "def train():\n    import torch.distributed as dist\n    dist.init_process_group('nccl')\n    return dist.get_backend()\n"
+NCCL = """\
+def train():
+    import torch.distributed as dist
+    dist.init_process_group('nccl')
+    return dist.get_backend()
+"""
 
 
 def test_advice_on_options_is_in_the_words_of_the_caller(book: Notebook) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -99,7 +100,12 @@ def test_after_an_exception_of_one_rank_all_ranks_of_both_hosts_abort_and_stay(
     book: Notebook, size: int, feigned: Path
 ) -> None:
     before = trained(book, size)
-    loop = "step = 0\nwhile True:\n    dist.all_reduce(torch.ones(1))\n    step += 1\n"
+    loop = dedent("""\
+        step = 0
+        while True:
+            dist.all_reduce(torch.ones(1))
+            step += 1
+    """)
     failed = book.fails(on(size, f"{loop}    if rank == {size - 1} and step == 50: raise ValueError('mine')"))
     assert failed.ename == "ValueError"
     assert trained(book, size) == before

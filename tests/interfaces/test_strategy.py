@@ -11,9 +11,12 @@ import pytest
 
 from jupyter_distrib.interfaces import strategy
 
-ONE = (
-    "from jupyter_distrib.extend import Strategy, TrainingStrategy\n\nclass Whatever(Strategy):\n    summary = 'ours'\n"
-)
+ONE = """\
+from jupyter_distrib.extend import Strategy, TrainingStrategy
+
+class Whatever(Strategy):
+    summary = 'ours'
+"""
 
 
 @pytest.fixture

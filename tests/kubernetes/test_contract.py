@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from textwrap import dedent
 
 import pytest
 
@@ -36,7 +37,12 @@ def test_contract(check: testing.Check, opened: Callable[[str], Callable[[], Kub
 
 def test_a_detached_run_holds_its_pods_and_only_that_long(cluster: Cluster, client: Open) -> None:
     flag = cluster.folder / "flag"
-    source = "import os, time\nprint('first', rank)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nrank * 10"
+    source = dedent("""\
+        import os, time
+        print('first', rank)
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+        rank * 10""")
     one = client(idle="5")
     run = one.start(one.group(2), source, inputs={"flag": str(flag)}, detached=True, label="train")
     one.wait(m.Wrote)

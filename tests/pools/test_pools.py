@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -137,7 +138,12 @@ print(client.run(client.group(1), "secret = 21\\nbreakpoint()\\nsecret").values)
 
 def test_an_interrupt_stops_this_rank_and_starts_no_other(client: PoolClient) -> None:
     group = client.group(3)
-    stop = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nrank"
+    stop = dedent("""\
+        import os, signal, time
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        rank""")
     outcome = client.run(group, stop)
     assert list(outcome.values) == [0]
     assert [event.rank for event in outcome.of(m.Started)] == [0, 1]
@@ -231,7 +237,14 @@ def test_in_a_notebook(notebook: Notebook) -> None:
     assert notebook.cell("%%distributed --pool inline --keep m\nm = [rank]").status == "ok"
     assert notebook.cell("%%distributed --pool inline\nm").result == "rank 0: [0]\nrank 1: [1]"
     assert notebook.cell("m[1]").result == "[1]"
-    notebook.start("%%distributed --pool inline\nimport time\nprint('going')\nwhile True:\n    time.sleep(0.01)")
+    notebook.start(
+        dedent("""\
+        %%distributed --pool inline
+        import time
+        print('going')
+        while True:
+            time.sleep(0.01)""")
+    )
     notebook.until("going")
     notebook.interrupt()
     outcome = notebook.finish()

@@ -7,7 +7,12 @@ from tests.notebook import Notebook
 COUNTED = "%%distributed_setup counted\nimport sys\nsys.times_set_up = getattr(sys, 'times_set_up', 0) + 1"
 READ = "import os, sys\ngetattr(sys, 'times_set_up', 0)"
 LOSE = "import os, signal\nif rank == {last} and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)"
-BAD = "%%distributed_setup bad\nimport os\n\nif 'RANK' in os.environ:\n    {}['nothing']"
+BAD = """\
+%%distributed_setup bad
+import os
+
+if 'RANK' in os.environ:
+    {}['nothing']"""
 BAD_ON_ONE = "%%distributed_setup bad\nimport os\nif os.environ.get('RANK') == '1':\n    raise ValueError('no licence')"
 LEAVES_ON_ONE = "%%distributed_setup bad\nimport os, sys\nif os.environ.get('RANK') == '1':\n    sys.exit(3)"
 REDUCE = "import torch\ntorch.distributed.all_reduce(torch.ones(1))"

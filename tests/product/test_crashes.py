@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -321,7 +322,13 @@ def test_a_crash_in_a_function_of_another_cell_is_named_by_that_cell(shared_note
 
 def test_the_line_of_a_crash_deep_in_the_users_code_is_found(shared_notebook: Notebook) -> None:
     shared_notebook.cell(
-        "import ctypes\ndef dig(depth):\n    if depth:\n        dig(depth - 1)\n    else:\n        ctypes.string_at(0)"
+        dedent("""\
+            import ctypes
+            def dig(depth):
+                if depth:
+                    dig(depth - 1)
+                else:
+                    ctypes.string_at(0)""")
     )
     outcome = shared_notebook.cell("%%distributed --ranks 2\ndig(80)")
 

@@ -13,7 +13,12 @@ from tests.conftest import leftovers_after
 from tests.notebook import Notebook
 from tests.processes import wait_until, wait_until_gone
 
-SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n    time.sleep(0.05)\n"
+SLOWLY = """\
+import time
+for i in range({n}):
+    print('step', i, flush=True)
+    time.sleep(0.05)
+"""
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -311,7 +312,12 @@ def test_signal_handlers_that_a_cell_leaves_do_not_keep_the_next_from_being_stop
 
 STUBBORN = {
     "swallows KeyboardInterrupt": (
-        "while True:\n    try:\n        time.sleep(0.01)\n    except BaseException:\n        pass"
+        dedent("""\
+            while True:
+                try:
+                    time.sleep(0.01)
+                except BaseException:
+                    pass""")
     ),
     "ignores SIGINT": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(100)",
     "holds the GIL": "import ctypes\nlibc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"

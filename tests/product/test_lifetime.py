@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -18,8 +19,19 @@ from tests.processes import agents, is_alive, ranks, wait_until_gone
 GONE_S = 2.0
 
 IN_COMPUTE = "x = 0\nwhile True: x += 1"
-IN_COLLECTIVE = "import torch.distributed as dist\nif rank == 1:\n    import time\n    time.sleep(600)\ndist.barrier()"
-SWALLOWING = "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass"
+IN_COLLECTIVE = """\
+import torch.distributed as dist
+if rank == 1:
+    import time
+    time.sleep(600)
+dist.barrier()"""
+SWALLOWING = """\
+import time
+while True:
+    try:
+        time.sleep(600)
+    except BaseException:
+        pass"""
 GIL_HELD = "import ctypes\nctypes.PyDLL(None).sleep(600)"
 WITH_CHILDREN = (
     "import os, subprocess\n"
@@ -228,7 +240,14 @@ def test_the_search_for_what_is_left_finds_ranks_and_what_they_have_forked() -> 
     group = client.group(2)
     pids = {worker.pid for worker in group.workers}
     child = client.run(
-        group, "import os, time\nchild = os.fork()\nif not child:\n    time.sleep(600)\nchild", ranks=(0,)
+        group,
+        dedent("""\
+            import os, time
+            child = os.fork()
+            if not child:
+                time.sleep(600)
+            child"""),
+        ranks=(0,),
     )
     runtime = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
     assert set(ranks(runtime, client.session)) == {*pids, child.values[0]}
@@ -281,7 +300,12 @@ def test_many_runs_leave_nothing_behind(notebook: Notebook, runs: int) -> None:
 
 
 def test_many_failures_leave_nothing_behind(notebook: Notebook) -> None:
-    bad = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\nif rank == 1:\n    raise KeyError('x')\ndist.barrier()"
+    bad = dedent("""\
+        %%distributed --ranks 2 --strategy ddp
+        import torch.distributed as dist
+        if rank == 1:
+            raise KeyError('x')
+        dist.barrier()""")
     for _ in range(3):
         notebook.cell(bad)
     before = _counts(notebook)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -328,7 +329,12 @@ def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> 
     "body",
     [
         "eval('hidden + 1')",
-        "import typing\nShown = typing.Optional['hidden']\nclass typed:\n    x: Shown\ntyping.get_type_hints(typed)",
+        dedent("""\
+            import typing
+            Shown = typing.Optional['hidden']
+            class typed:
+                x: Shown
+            typing.get_type_hints(typed)"""),
     ],
 )
 def test_a_name_of_the_notebook_that_only_text_reads_is_reported_with_its_cure(book: Notebook, body: str) -> None:
@@ -493,7 +499,12 @@ def test_plotly_finds_a_renderer_on_ranks(book: Notebook) -> None:
 # ---------------------------------------------------------------------------------------------------- asyncio
 
 
-ASYNC = "import asyncio\nasync def work(x=3):\n    await asyncio.sleep(0)\n    return x\n"
+ASYNC = """\
+import asyncio
+async def work(x=3):
+    await asyncio.sleep(0)
+    return x
+"""
 
 
 def test_each_cell_begins_without_the_event_loop_of_another(book: Notebook) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -109,7 +110,14 @@ def test_run_again_it_is_the_same_and_changed_it_runs_anew(book: Notebook) -> No
 
 
 def test_a_failing_one_ends_the_cell_until_it_is_mended(book: Notebook) -> None:
-    book.ok("%%distributed_setup careful\nimport os\n\nif 'RANK' in os.environ:\n    {}['nothing']")
+    book.ok(
+        dedent("""\
+        %%distributed_setup careful
+        import os
+
+        if 'RANK' in os.environ:
+            {}['nothing']""")
+    )
 
     failed = book.fails("%%distributed --ranks 2\nprint('begun')")
     assert failed.ename == "KeyError"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -81,7 +82,12 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: PoolCl
 
 CASES = {
     "late": (
-        GROUP + "def load():\n    time.sleep(60)\nif rank == 0:\n    load()\ndist.all_reduce(torch.ones(4))",
+        GROUP + dedent("""\
+            def load():
+                time.sleep(60)
+            if rank == 0:
+                load()
+            dist.all_reduce(torch.ones(4))"""),
         "Rank 0 has not reached all_reduce #2; ranks 1-2 wait there (line 8). Rank 0 runs load() (line 5).",
     ),
     "spins": (

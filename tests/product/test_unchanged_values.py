@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -47,7 +48,12 @@ def test_a_cell_sees_what_the_notebook_has_and_never_what_a_cell_wrote(notebook:
 
 def test_a_queued_run_has_the_values_of_its_submission(notebook: Notebook) -> None:
     notebook.ok(
-        "from jupyter_distrib import distributed\nq = np.ones(2_000_000)\n@distributed(ranks=2)\ndef f(a):\n    return a.sum()"
+        dedent("""\
+            from jupyter_distrib import distributed
+            q = np.ones(2_000_000)
+            @distributed(ranks=2)
+            def f(a):
+                return a.sum()""")
     )
     notebook.ok("runs = []\nfor i in range(4):\n    q[3] = i\n    runs.append(f.submit(q))")
     assert notebook.ok("[int(r.result()[0]) for r in runs]").result == "[1999999, 2000000, 2000001, 2000002]"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -118,7 +119,12 @@ def test_a_name_of_torch_in_any_other_module_is_found(source: str) -> None:
 
 
 def test_what_a_module_defines_or_inherits_from_ours_is_its_own() -> None:
-    source = "class A(B):\n  def __init__(self):\n    self._mine = self._inherited\n  def f(self, other):\n    return other._mine"
+    source = dedent("""\
+        class A(B):
+          def __init__(self):
+            self._mine = self._inherited
+          def f(self, other):
+            return other._mine""")
     assert unlisted("strategies/ddp.py", ast.parse(source), everywhere={"_inherited"}) == []
 
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import types
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -195,7 +196,16 @@ def test_a_function_of_the_kernel_comes_back_as_itself(kernel: Kernel) -> None:
 
 def test_a_function_of_the_cell_has_globals_of_its_own(kernel: Kernel) -> None:
     kernel.cell("x = 1")
-    function = kernel.run("x = 99\ny = 5\ndef h():\n    global x\n    x += y\n    return x\nh")
+    function = kernel.run(
+        dedent("""\
+        x = 99
+        y = 5
+        def h():
+            global x
+            x += y
+            return x
+        h""")
+    )
     assert function() == 104
     assert kernel["x"] == 1
     assert "y" not in kernel.namespace
@@ -370,7 +380,13 @@ def test_the_second_rank_does_not_change_the_class_that_the_first_brought(kernel
 
 
 def test_ranks_that_define_different_classes_of_one_name_get_two(kernel: Kernel) -> None:
-    cell = "class A:\n    def f(self): return 'zero'\nif rank:\n    class A:\n        def f(self): return 'one'\nA()"
+    cell = dedent("""\
+        class A:
+            def f(self): return 'zero'
+        if rank:
+            class A:
+                def f(self): return 'one'
+        A()""")
     one, two = kernel.run_on_both(cell)
     assert (one.f(), two.f()) == ("zero", "one")
 

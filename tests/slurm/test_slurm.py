@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -291,7 +292,12 @@ def sruns(node: str) -> dict[int, int]:
 def test_an_srun_that_is_killed_is_replaced_and_the_ranks_go_on(bed: SlurmBed, tmp_path: Path) -> None:
     with client(nodes="2") as one:
         group = one.group(2)
-        source = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nos.getpid()"
+        source = dedent("""\
+            import os, time
+            print('in', flush=True)
+            while not os.path.exists(flag):
+                time.sleep(0.01)
+            os.getpid()""")
         run = one.start(group, source, inputs={"flag": str(tmp_path / "flag")})
         while not isinstance(one.seen.get(timeout=60), m.Wrote):
             pass
@@ -312,7 +318,12 @@ def test_a_job_that_is_preempted_is_reported_and_with_restarts_the_cell_goes_on_
 ) -> None:
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "nodes = 2"]
     write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
-    waits = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nrank"
+    waits = dedent("""\
+        import os, time
+        print('in', flush=True)
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+        rank""")
     with Notebook(tmp_path) as book:
         book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")
         book.start(f"%%distributed --ranks 2\n{waits}")
@@ -476,7 +487,12 @@ def test_a_job_of_the_notebook_that_is_requeued_is_waited_for_and_the_cell_goes_
     assert wait_until(lambda: bed.output("squeue", "-h", f"-j{job}", "-o%T").strip() == "RUNNING", 30)
     lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", "nodes = 2"]
     write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
-    waits = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nrank"
+    waits = dedent("""\
+        import os, time
+        print('in', flush=True)
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+        rank""")
     try:
         with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
             book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -71,10 +72,25 @@ def test_on_a_new_store_a_function_that_logs_is_one_run_from_its_first_rank(tmp_
     "cell",
     [
         "%%distributed --ranks 2\nimport mlflow\nmlflow.log_metric('m', rank)",
-        "import mlflow as ml\n@distributed(ranks=2)\ndef f():\n    ml.log_metric('m', jupyter_distrib.rank())\nf.distributed()",
+        dedent("""\
+            import mlflow as ml
+            @distributed(ranks=2)
+            def f():
+                ml.log_metric('m', jupyter_distrib.rank())
+            f.distributed()"""),
         "%%distributed --ranks 2\nfrom helper import log\nlog(rank)",
-        "from helper import log\n@distributed(ranks=2)\ndef f():\n    log(int(os.environ['RANK']))\nf.distributed()",
-        "import outer\n@distributed(ranks=2)\ndef f():\n    outer.log(int(os.environ['RANK']))\nf.distributed()",
+        dedent("""\
+            from helper import log
+            @distributed(ranks=2)
+            def f():
+                log(int(os.environ['RANK']))
+            f.distributed()"""),
+        dedent("""\
+            import outer
+            @distributed(ranks=2)
+            def f():
+                outer.log(int(os.environ['RANK']))
+            f.distributed()"""),
         "class Tracker:\n    def log(self, value):\n        import mlflow\n        mlflow.log_metric('m', value)\n"  # noqa: ISC004
         "tracker = Tracker()\n@distributed(ranks=2)\ndef f():\n    tracker.log(int(os.environ['RANK']))\nf.distributed()",
     ],
@@ -113,7 +129,12 @@ def test_autologging_in_the_notebook_has_a_run_tracked(book: Notebook, new: NewR
 def test_a_function_of_serverless_gpu_is_tracked_whatever_it_does(book: Notebook, new: NewRuns) -> None:
     book.ok("%distributed_compat databricks")
     book.ok(
-        "from serverless_gpu import distributed as theirs\n@theirs(gpus=2)\ndef f():\n    return 1\nf.distributed()"
+        dedent("""\
+            from serverless_gpu import distributed as theirs
+            @theirs(gpus=2)
+            def f():
+                return 1
+            f.distributed()""")
     )
     new(1)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -191,7 +192,12 @@ def test_a_cell_without_statements_does_nothing(book: Notebook) -> None:
 
 
 def test_a_task_that_has_not_ended_with_the_cell_is_reported_at_once_and_once(book: Notebook) -> None:
-    define = "import asyncio\nasync def later(s=0):\n    await asyncio.sleep(s)\n    print('ran')\n"
+    define = dedent("""\
+        import asyncio
+        async def later(s=0):
+            await asyncio.sleep(s)
+            print('ran')
+    """)
     makes = [define + "await asyncio.sleep(0)\ntask = asyncio.create_task(later(60))\nawait asyncio.sleep(0)"]
     if sys.version_info < (3, 14):  # there it raises: no event loop
         makes.append(define + "task = asyncio.ensure_future(later())")
@@ -220,7 +226,16 @@ def test_a_variable_that_torch_has_read_is_reported_if_it_is_the_users(book: Not
 
 def test_top_level_await_works(book: Notebook) -> None:
     assert (
-        both(book, "import asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x\nawait later(7)") == 7
+        both(
+            book,
+            dedent("""\
+            import asyncio
+            async def later(x):
+                await asyncio.sleep(0)
+                return x
+            await later(7)"""),
+        )
+        == 7
     )
 
 
@@ -295,7 +310,15 @@ def test_input_is_answered_with_a_sentence(book: Notebook) -> None:
 
 
 def test_breakpoints_are_skipped_with_one_line_where_nobody_can_answer(book: Notebook) -> None:
-    outcome = book.ok(ON_TWO + "import pdb\nfor _ in range(3):\n    breakpoint()\npdb.set_trace()\nx = 1")
+    outcome = book.ok(
+        ON_TWO
+        + dedent("""\
+        import pdb
+        for _ in range(3):
+            breakpoint()
+        pdb.set_trace()
+        x = 1""")
+    )
 
     assert re.findall(r"line \d: the breakpoint is skipped, because this front end takes no input", outcome.view) == [
         "line 4: the breakpoint is skipped, because this front end takes no input",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -39,7 +40,16 @@ def test_the_cells_own_function_is_named(source: str, told: str) -> None:
 
 def test_the_line_of_a_script_that_a_cell_runs_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("def main():\n    look()\n\n\nif __name__ == '__main__':\n    main()\n")
+    script.write_text(
+        dedent("""\
+        def main():
+            look()
+
+
+        if __name__ == '__main__':
+            main()
+    """)
+    )
     names = {"runpy": runpy, "script": str(script)}
 
     told = where("runpy.run_path(script, {'look': look}, run_name='__main__')", names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -41,7 +42,13 @@ SENTENCE = (
         ("def main():\n    if rank == 0:\n        writer.add(1)\nmain()", 4),
         ("class Job:\n    def run(self):\n        writer.add(1)\nJob().run()", 4),
         (
-            "def main():\n    try:\n        writer.add(1)\n    except NameError as error:\n        raise ValueError from error\nmain()",
+            dedent("""\
+                def main():
+                    try:
+                        writer.add(1)
+                    except NameError as error:
+                        raise ValueError from error
+                main()"""),
             4,
         ),
     ],

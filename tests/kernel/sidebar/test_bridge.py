@@ -16,7 +16,16 @@ from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
-FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\nif rank == 0:\n    print('waits', flush=True)\n    dist.barrier()\nelse:\n    import time\n    while True:\n        time.sleep(0.05)"
+FOREVER = """\
+%%distributed --ranks 2 --strategy ddp
+import torch.distributed as dist
+if rank == 0:
+    print('waits', flush=True)
+    dist.barrier()
+else:
+    import time
+    while True:
+        time.sleep(0.05)"""
 
 
 @pytest.fixture

@@ -29,7 +29,13 @@ private.backends = lambda group: "cpu:gloo,cuda:nccl"
 private.abort_groups = recorded("abort", private.abort_groups)
 process_group._torch_destroy = recorded("destroy", process_group._torch_destroy)"""
 HEAD = "%%distributed --gpus 2 --strategy ddp\nimport torch, torch.distributed as dist\n"
-LOOP = "print('ready', rank, flush=True)\nstep = 0\nwhile True:\n    dist.all_reduce(torch.ones(1))\n    step += 1\n"
+LOOP = """\
+print('ready', rank, flush=True)
+step = 0
+while True:
+    dist.all_reduce(torch.ones(1))
+    step += 1
+"""
 ALONE = "if rank == 1: dist.all_reduce(torch.ones(1))"
 GOOD = f"{HEAD}import os\nt = torch.ones(1)\ndist.all_reduce(t)\nprint('pid', os.getpid())\nint(t)"
 
