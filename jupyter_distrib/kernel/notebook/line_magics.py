@@ -119,7 +119,7 @@ class LineMagics(Magics):
         from jupyter_distrib.kernel.notebook import magic_requests
         from jupyter_distrib.kernel.views import stacks
 
-        run = session.current().find_run(magic_requests.parse_stack(line).run)
+        run = session.current().find_run(magic_requests.parse_stack(line))
         if run.done():
             raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
         seen = run.stacks()
@@ -180,7 +180,7 @@ class LineMagics(Magics):
         this notebook, else of any notebook."""
         from jupyter_distrib.kernel.notebook import magic_requests
 
-        run = session.current().attach(magic_requests.parse_attach(line).run)
+        run = session.current().attach(magic_requests.parse_attach(line))
         show_detached(run)
         return run
 

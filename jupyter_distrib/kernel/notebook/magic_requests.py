@@ -56,12 +56,6 @@ class LogsRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackRequest:
-    run: str | None = None
-    """The run's id; None for the last run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DebugRequest:
     rank: int | None = None
     """The rank; None for the one that failed first."""
@@ -84,22 +78,10 @@ class PoolRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetupRequest:
-    undo: str | None = None
-    """The set-up to remove; None to list them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
     name: str
     """A name of the notebook, or a run's id."""
     path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachRequest:
-    run: str | None = None
-    """The run's id; None for the newest detached run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +96,9 @@ def parse_logs(line: str) -> LogsRequest:
     return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
 
 
-def parse_stack(line: str) -> StackRequest:
-    """Parse `%distributed_stack [RUN]`."""
-    return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
+def parse_stack(line: str) -> str | None:
+    """Parse `%distributed_stack [RUN]`; return the run's id, or None for the last run."""
+    return next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None)
 
 
 def parse_tour(line: str) -> None:
@@ -131,13 +113,13 @@ def parse_debug(line: str) -> DebugRequest:
     return DebugRequest(rank=None if number is None else rank("%distributed_debug", number), **arguments.values)
 
 
-def parse_setup(line: str) -> SetupRequest:
-    """Parse `%distributed_setup [--list | --undo NAME]`."""
+def parse_setup(line: str) -> str | None:
+    """Parse `%distributed_setup [--list | --undo NAME]`; return the set-up to remove, or None to list them."""
     usage = "%distributed_setup [--list | --undo NAME]"
     values = _few(line, usage, SETUP_OPTIONS, 0).values
     if len(values) > 1:
         raise OptionsError(f"--list and --undo are two requests: the line is {usage}")
-    return SetupRequest(undo=values.get("undo"))
+    return values.get("undo")
 
 
 def parse_setup_name(line: str) -> str:
@@ -154,9 +136,9 @@ def parse_export(line: str) -> ExportRequest:
     return ExportRequest(name=names[0], path=names[1])
 
 
-def parse_attach(line: str) -> AttachRequest:
-    """Parse `%distributed_attach [RUN]`."""
-    return AttachRequest(run=next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None))
+def parse_attach(line: str) -> str | None:
+    """Parse `%distributed_attach [RUN]`; return the run's id, or None for the newest detached run."""
+    return next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None)
 
 
 def parse_compat(line: str) -> tuple[str, ...]:

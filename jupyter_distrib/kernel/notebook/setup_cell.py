@@ -28,12 +28,12 @@ _NAME = re.compile(r"[\w.-]+")
 
 def change(session: Session, line: str) -> SetupTable | None:
     """List the set-ups, or remove one."""
-    request = magic_requests.parse_setup(line)
-    if request.undo is None:
+    name = magic_requests.parse_setup(line)
+    if name is None:
         return SetupTable.of(session)
-    session.setups.remove(request.undo)
+    session.setups.remove(name)
     print(
-        f"New ranks do not run the set-up {request.undo}. Ranks that have run it stay as it left them; if "
+        f"New ranks do not run the set-up {name}. Ranks that have run it stay as it left them; if "
         "that matters, replace them: --fresh."
     )
     return None
