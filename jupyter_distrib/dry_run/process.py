@@ -1,31 +1,39 @@
-"""The process of one dry run: plays rank 0 of a cell on fake tensors, and reports its findings. Runs once and ends.
+"""The forkserver of dry runs, and its forks, each of which plays rank 0 of a cell on fake tensors and reports its
+findings.
 
-    kernel  --m.Execute-->  this process  --a report as JSON-->  kernel
+    kernel  --m.Execute, a socket, a file for errors-->  forkserver  --fork-->  process of a dry run
+       ^                                                     |  its exit code                |  a report as JSON
+       +--------------------- the socket --------------------+-------------------------------+
 
-The kernel kills it after a while, or when the user has pressed Stop. The process cannot be used for anything else:
-torch is full of replacements.
+The forkserver imports what every dry run needs, which takes longer than most dry runs, and holds nothing of a cell. It
+ends its forks when the kernel closes the link. A fork plays once: torch is then full of replacements.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
 import resource
+import select
+import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from jupyter_distrib.dry_run import side_effects
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization.tensors import GRAPH_ELSEWHERE
-from jupyter_distrib.system import file_owner, private_names, process
+from jupyter_distrib.system import file_owner, private_names, process, signals
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
+from jupyter_distrib.worker.environment import threads
 
 STEPS = 2
 """Steps of each optimizer after which the cell has shown its peak: the second begins with all states."""
@@ -44,17 +52,96 @@ MOST_STEPS = 24
 
 def main(fd: int, kernel_pid: int) -> None:
     process.die_with_parent(kernel_pid)
-    sock = socket.socket(fileno=fd)
-    command, _ = Link(sock).receive()
+    signals.reset()  # the kernel may ignore some
+    with suppress(Exception):  # a fork will raise it again, and report it
+        _load()
+    _serve(Link(socket.socket(fileno=fd)))
+
+
+def _load() -> None:
+    """Import what dry runs need and no cell decides. Nothing may start a thread: a fork would not have it."""
+    gc.disable()  # imported objects stay
+    with threads.loading():
+        from jupyter_distrib.dry_run import fake_cuda, world  # noqa: F401 - preloaded for the forks
+        from jupyter_distrib.interfaces import strategy
+        from jupyter_distrib.worker import failure  # noqa: F401
+        from jupyter_distrib.worker.environment import cell_environment, setups  # noqa: F401
+        from jupyter_distrib.worker.pytorch.pytorch import PyTorch
+
+        for _ in PyTorch().preload():
+            pass
+        strategy.load_built_in()
+    gc.freeze()
+    gc.enable()
+
+
+def _serve(link: Link) -> None:
+    """Fork a process for each dry run, and tell the kernel how it has ended; until the kernel closes the link."""
+    playing: dict[int, socket.socket] = {}
+    wake, awake = os.pipe()
+    os.set_blocking(awake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(awake, warn_on_full_buffer=False)
+    with suppress(EOFError):
+        while True:
+            ready = select.select([link.fileno(), wake], [], [])[0]
+            if wake in ready:
+                os.read(wake, select.PIPE_BUF)
+            while link.fileno() in ready or link.has_frame:
+                ready.clear()
+                others = (link.fileno(), wake, awake, *(each.fileno() for each in playing.values()))
+                pid, sock = _fork(link, others)
+                playing[pid] = sock
+            for pid in list(playing):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    _tell_end(playing.pop(pid), os.waitstatus_to_exitcode(status))
+    for pid in playing:
+        os.kill(pid, signal.SIGKILL)
+    for pid in playing:
+        os.waitpid(pid, 0)
+    os.killpg(0, signal.SIGKILL)  # this process too, and what the cells have started
+
+
+def _fork(link: Link, others: Sequence[int]) -> tuple[int, socket.socket]:
+    """Fork the process of the dry run that the kernel asks for next, without the other descriptors. Return its number,
+    and the socket to the kernel."""
+    command, (fd, errors_fd) = link.receive()
     assert isinstance(command, m.Execute)
-    began_s = time.monotonic()
+    sock, own_pid = socket.socket(fileno=fd), os.getpid()
+    if (pid := os.fork()) == 0:
+        for each in others:
+            os.close(each)
+        _play(command, sock, errors_fd, own_pid)
+    os.close(errors_fd)
+    return pid, sock
+
+
+def _tell_end(sock: socket.socket, code: int) -> None:
+    """Send the exit code after the report. Processes that the cell has forked may still have the socket."""
+    with sock, suppress(BrokenPipeError, ConnectionResetError):  # the kernel waits no longer
+        sock.sendall(b"\n%d" % code)
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _play(command: m.Execute, sock: socket.socket, errors_fd: int, forkserver_pid: int) -> NoReturn:
+    """Make the dry run in this fork."""
     try:
-        report = DryRun(command).report()
-    except BaseException as error:  # noqa: BLE001 - the kernel reports the error
-        report = {"end": "refused", "why": str(error) or type(error).__name__, "trace": traceback.format_exc()}
-    report["wall_s"] = time.monotonic() - began_s
-    sock.sendall(json.dumps(report).encode())
-    sock.close()
+        process.die_with_parent(forkserver_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(errors_fd, 2)
+        os.close(errors_fd)
+        began_s = time.monotonic()
+        try:
+            report = DryRun(command).report()
+        except BaseException as error:  # noqa: BLE001 - the kernel reports the error
+            report = {"end": "refused", "why": str(error) or type(error).__name__, "trace": traceback.format_exc()}
+        report["wall_s"] = time.monotonic() - began_s
+        sock.sendall(json.dumps(report).encode())
+    except BaseException:  # noqa: BLE001 - a fork must never fall back into the forkserver's loop
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
     os._exit(0)  # Python would free tensors that torch's C++ does not expect
 
 

@@ -42,17 +42,36 @@ def play_each(
     path: tuple[str, ...] = (),
 ) -> list[DryRun]:
     """Play rank 0 under each strategy, at once."""
-    cell = m.Cell(source=dedent(source), filename="Cell In[1]")
-    packed = payload.pack_inputs(inputs or {}, {})
-    world = dry_run.World(ranks=ranks, gpu=gpu)
-    plays = []
-    for strategy in strategies:
-        setting = m.Setting(
-            env=dict(os.environ),
-            directory=str(folder or Path.cwd()),
-            path=(*path, *sys.path),
-            strategy=strategy,
-            strategy_options=options or {},
-        )
-        plays.append(dry_run.Play(cell=cell, packed=packed, setting=setting, world=world))
-    return dry_run.play(plays)
+    plays = [
+        prepared(source, each, ranks=ranks, gpu=gpu, folder=folder, options=options, inputs=inputs, path=path)
+        for each in strategies
+    ]
+    with dry_run.Forkserver() as forkserver:
+        return forkserver.play(plays)
+
+
+def prepared(
+    source: str,
+    strategy: str = "none",
+    *,
+    ranks: int = 4,
+    gpu: str = "H100",
+    folder: Path | None = None,
+    options: dict[str, str] | None = None,
+    inputs: dict[str, object] | None = None,
+    path: tuple[str, ...] = (),
+) -> dry_run.Play:
+    """Return a dry run to be made."""
+    setting = m.Setting(
+        env=dict(os.environ),
+        directory=str(folder or Path.cwd()),
+        path=(*path, *sys.path),
+        strategy=strategy,
+        strategy_options=options or {},
+    )
+    return dry_run.Play(
+        cell=m.Cell(source=dedent(source), filename="Cell In[1]"),
+        packed=payload.pack_inputs(inputs or {}, {}),
+        setting=setting,
+        world=dry_run.World(ranks=ranks, gpu=gpu),
+    )

@@ -14,7 +14,7 @@ from IPython.core.display_functions import display
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import dry_run
-from jupyter_distrib.kernel.notebook.dry_run import Play, World
+from jupyter_distrib.kernel.notebook.dry_run import Forkserver, Play, World
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import node_range
@@ -85,23 +85,24 @@ def with_strategy(options: Options, name: str, own: Mapping[str, str]) -> Option
 def answer(asked: Asked) -> DryRun | DryRuns:
     """Make the dry runs of a cell. Return the answer, which may be about several strategies."""
     plays = asked.plays(none=True)
-    runs = _played(asked, plays)
-    fitting = next((place for place, each in enumerate(runs) if each.fits and each.gpu_bytes), None)
-    if fitting is not None and (largest := largest_batch(plays[fitting], runs[fitting])) is not None:
-        runs[fitting] = replace(runs[fitting], largest_batch=largest)
+    with Forkserver() as forkserver:
+        runs = _played(asked, plays, forkserver)
+        fitting = next((place for place, each in enumerate(runs) if each.fits and each.gpu_bytes), None)
+        if fitting is not None and (largest := largest_batch(plays[fitting], runs[fitting], forkserver)) is not None:
+            runs[fitting] = replace(runs[fitting], largest_batch=largest)
     return runs[0] if len(runs) == 1 else DryRuns(tuple(runs))
 
 
-def _played(asked: Asked, plays: Sequence[Play]) -> list[DryRun]:
+def _played(asked: Asked, plays: Sequence[Play], forkserver: Forkserver) -> list[DryRun]:
     """Make the dry runs, and remember their peaks for the real run that may follow."""
-    runs = dry_run.play(plays)
+    runs = forkserver.play(plays)
     for each, run in zip(plays, runs, strict=True):
         if run.fits:
             asked.current.predicted_peaks.put(each.cell, each.packed, each.setting, run.ranks, run.peak_bytes)
     return runs
 
 
-def largest_batch(play: Play, run: DryRun) -> LargestBatch | None:
+def largest_batch(play: Play, run: DryRun, forkserver: Forkserver) -> LargestBatch | None:
     """Return the largest batch that fits: from a line through the peaks of two batches, with a check; None if the peak
     does not grow with the batches of the user's data loader."""
     if not run.batch or not run.gpu_bytes:
@@ -113,7 +114,7 @@ def largest_batch(play: Play, run: DryRun) -> LargestBatch | None:
     for attempt in range(1 + CHECKS):
         if wanted <= run.batch:
             return None
-        (tried,) = dry_run.play([replace(play, batch_factor=wanted / run.batch)])
+        (tried,) = forkserver.play([replace(play, batch_factor=wanted / run.batch)])
         if tried.error is not None or tried.refused or tried.steps < STEPS:
             return None
         if attempt and tried.peak_bytes <= limit_bytes:
@@ -151,7 +152,8 @@ def chosen(asked: Asked) -> tuple[Options, str]:
         DistributedError: None of them fits, or the cell fails.
     """
     plays = asked.plays(none=False)
-    runs = _played(asked, plays)
+    with Forkserver() as forkserver:
+        runs = _played(asked, plays, forkserver)
     for play, run in zip(plays, runs, strict=True):
         if run.fits:
             options = replace(

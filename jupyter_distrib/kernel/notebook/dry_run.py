@@ -1,10 +1,11 @@
-"""Dry runs: starts a process that plays one rank of a cell, and waits for its report. In the thread that executes the
+"""Dry runs: starts a process that plays one rank of cells, and waits for its reports. In the thread that executes the
 cell.
 
     cell, inputs, options   --m.Execute-->   python -m jupyter_distrib.dry_run.process   --JSON-->   DryRun
 
-The process is thrown away after its answer, after `LIMIT_S`, and when the user stops the cell. Nothing is acquired or
-queued, and nothing of the notebook changes. Large values do not travel: zeros stand for their contents.
+The process imports torch once, and forks for each dry run of one answer. It is thrown away after the answer, after
+`LIMIT_S`, and when the user stops the cell. Nothing is acquired or queued, and nothing of the notebook changes. Large
+values do not travel: zeros stand for their contents.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 from jupyter_distrib import gpu_types
 from jupyter_distrib.kernel.capture.program import as_typed
@@ -41,6 +42,7 @@ LIMIT_S = 120.0
 SENT_BYTES = 1 << 20
 """Size up to which the contents of a value are sent."""
 ASSUMED_RANKS, ASSUMED_GPU = 8, "H100"
+_ENDING_S = 0.5
 _MODULE = "jupyter_distrib.dry_run.process"
 
 
@@ -135,26 +137,124 @@ class Play:
         )
 
 
-def play(plays: Sequence[Play]) -> list[DryRun]:
-    """Play rank 0 of each cell in a process of its own, all at once. Return their findings."""
-    running: list[_Process] = []
-    until_s = time.monotonic() + LIMIT_S
-    try:
-        for each in plays:
-            running.append(_Process(each.command))
-        for process in running:
-            process.send()
-        while waiting := [process for process in running if process.report is None]:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                break
-            for process in select.select(waiting, [], [], left_s)[0]:
-                process.read()
-    finally:
-        for process in running:
-            process.end()
-    reports = [process.report or {"end": "refused", "why": _too_slow(LIMIT_S)} for process in running]
-    return [_answer(report, each) for report, each in zip(reports, plays, strict=True)]
+class Forkserver:
+    """The process that plays the cells of one answer, each in a fork of its own. A context manager: the process starts
+    at its beginning, and is gone at its end, with everything that the cells have started."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + LIMIT_S
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
+        ours, theirs = socket.socketpair()
+        self._link = Link(ours)
+        with theirs:
+            self._process = self._start(theirs.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()  # the process ends itself then, unless it still imports
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_S)
+        self._kill()
+        self._errors.close()
+
+    def play(self, plays: Sequence[Play]) -> list[DryRun]:
+        """Play rank 0 of each cell, all at once. Return their findings."""
+        with ExitStack() as stack:
+            running = [stack.enter_context(_Running()) for _ in plays]
+            for each, to_play in zip(running, plays, strict=True):
+                with suppress(BrokenPipeError, ConnectionResetError):  # `read` notices it
+                    each.begin(self._link, to_play.command)
+            while waiting := [each for each in running if not each.ended]:
+                left_s = self._until_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                for each in select.select(waiting, [], [], left_s)[0]:
+                    each.read()
+            return [_answer(self._report(each), to_play) for each, to_play in zip(running, plays, strict=True)]
+
+    def _report(self, running: _Running) -> dict[str, Any]:
+        if not running.ended:
+            return {"end": "refused", "why": _too_slow(LIMIT_S)}
+        if running.code == 0:
+            return running.report()
+        if running.code is not None:
+            return {"end": "refused", "why": _died(running.code, running.errors)}
+        code = self._kill()
+        return {"end": "refused", "why": _died(code, self._errors)}
+
+    def _kill(self) -> int:
+        """Kill the process, if it lives, and everything that it has started. Return its exit code."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).parents[3])
+        env = process_environment.variables()
+        before = env.get("PYTHONPATH")
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, str(fd), str(os.getpid())],  # -P: no modules of the folder /
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+            cwd="/",
+            env={
+                **env,
+                "PYTHONPATH": root if not before else f"{root}{os.pathsep}{before}",
+                "CUDA_VISIBLE_DEVICES": "",  # it plays a GPU, and must not open one
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+        )
+
+
+class _Running:
+    """One dry run in a fork: the socket of its report, and the file of its errors."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
+        self._ours, self._theirs = socket.socketpair()
+        self._said = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._theirs.close()
+        self._ours.close()
+        self.errors.close()
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def begin(self, link: Link, command: m.Execute) -> None:
+        """Have the forkserver make the dry run, which gets the other ends."""
+        with self._theirs:
+            link.send(command, [self._theirs.fileno(), self.errors.fileno()])
+
+    def read(self) -> None:
+        """Read what has been sent: the report, and the exit code on a line of its own."""
+        piece = b""
+        with suppress(ConnectionResetError):
+            piece = self._ours.recv(1 << 16)
+        self._said += piece
+        self.ended = not piece
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of the fork; None if the forkserver has ended before it could tell."""
+        code = self._said.rpartition(b"\n")[2] if b"\n" in self._said else b""
+        return int(code) if code else None
+
+    def report(self) -> dict[str, Any]:
+        """Return what a fork has found that has ended with exit code 0."""
+        report: dict[str, Any] = json.loads(self._said.rpartition(b"\n")[0])
+        return report
 
 
 def setting(cell: m.Cell, options: Options) -> m.Setting:
@@ -184,69 +284,6 @@ def _without_large(packed: payload.Packed) -> m.Parcel:
     )
 
 
-class _Process:
-    """The process of one dry run."""
-
-    def __init__(self, command: m.Execute) -> None:
-        self.report: dict[str, Any] | None = None
-        """The report, once the process has ended; None if it ended without one."""
-        self._command, self._said = command, bytearray()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._start(theirs.fileno())
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def send(self) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # `read` notices it
-            Link(self._sock).send(self._command)
-
-    def read(self) -> None:
-        """Read what the process has sent; it closes its end after its report."""
-        piece = b""
-        with suppress(ConnectionResetError):
-            piece = self._sock.recv(1 << 16)
-        self._said += piece
-        if piece:
-            return
-        if self._said:
-            self.report = json.loads(self._said)
-            return
-        code = self._process.wait()
-        self._errors.seek(0)
-        self.report = {"end": "refused", "why": _died(code, self._errors.read())}
-
-    def end(self) -> None:
-        """Kill the process and everything that it has started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._sock.close()
-        self._errors.close()
-
-    def _start(self, fd: int) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).parents[3])
-        env = process_environment.variables()
-        before = env.get("PYTHONPATH")
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(fd), str(os.getpid())],  # -P: no modules of the folder /
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,
-            cwd="/",
-            env={
-                **env,
-                "PYTHONPATH": root if not before else f"{root}{os.pathsep}{before}",
-                "CUDA_VISIBLE_DEVICES": "",  # it plays a GPU, and must not open one
-                "TOKENIZERS_PARALLELISM": "false",
-            },
-        )
-
-
 def _too_slow(limit_s: float) -> str:
     return (
         f"The cell has not taken two steps of its optimizer within {duration(limit_s)}, so it cannot be run dry as it "
@@ -254,8 +291,9 @@ def _too_slow(limit_s: float) -> str:
     )
 
 
-def _died(code: int, errors: bytes) -> str:
-    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+def _died(code: int, errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     last = f": {lines[-1].strip()[:300]}" if lines else ""
     return (

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.kernel.notebook import dry_run
 from tests import processes
-from tests.dry_run.play import play
+from tests.dry_run.play import play, prepared
 from tests.dry_run.trainings import GOOD, LIMIT_S, WRONG
 from tests.notebook import ROOT, Notebook, Outcome
 
@@ -78,17 +80,37 @@ def test_an_error_of_the_cell_is_part_of_the_answer(book: Notebook) -> None:
     assert "get_ipython" not in timed.result
 
 
-def test_stop_ends_the_process_and_the_cell(book: Notebook, tmp_path: Path) -> None:
-    os.mkfifo(place := tmp_path / "pid")
+def waiting_dry_runs(book: Notebook, place: Path) -> list[int]:
+    """Start four dry runs that wait. Return their processes, their forkserver, and what they have started."""
+    os.mkfifo(place)
     book.start(
-        f"%%distributed --gpus 2 --dry-run\nimport os, time\nwith open({str(place)!r}, 'w') as file:\n"
-        "    print(os.getpid(), file=file)\ntime.sleep(600)"
+        "%%distributed --gpus 2 --dry-run\nimport os, subprocess, time\n"
+        f"child = subprocess.Popen(['sleep', '600'])\nfile = open({str(place)!r}, 'w')\n"
+        "print(os.getpid(), os.getppid(), child.pid, file=file, flush=True)\ntime.sleep(600)"
     )
-    pid = int(place.read_text())
+    with place.open() as file:  # as long as one of them lives, there is no end of the file
+        return [int(pid) for _ in range(4) for pid in file.readline().split()]
+
+
+def test_stop_ends_all_processes_and_the_cell(book: Notebook, tmp_path: Path) -> None:
+    pids = waiting_dry_runs(book, tmp_path / "pids")
     book.interrupt()
     outcome = book.finish()
     assert outcome.ename == "KeyboardInterrupt"
-    assert not processes.is_alive(pid)
+    assert len(set(pids)) == 4 + 1 + 4
+    assert processes.wait_until_gone(pids) == []
+
+
+def test_dry_runs_end_with_the_kernel(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        pids = waiting_dry_runs(book, tmp_path / "pids")
+        os.kill(book.pid, signal.SIGKILL)
+        own = [pid for place, pid in enumerate(pids) if place % 3 < 2]
+        assert processes.wait_until_gone(own) == []
+        for pid in pids[2::3]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_cell_that_takes_too_long_cannot_be_run_dry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,12 +121,45 @@ def test_a_cell_that_takes_too_long_cannot_be_run_dry(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "source", ["import os; os.abort()", "import os; os._exit(3)", "import ctypes; ctypes.string_at(0)"]
+    ("source", "how"),
+    [
+        ("import os; os.abort()", "was ended by SIGABRT"),
+        ("import os; os._exit(3)", "ended with exit code 3"),
+        ("import os; os.write(2, b'no GPU\\n'); os._exit(3)", "ended with exit code 3: no GPU."),
+        ("import ctypes; ctypes.string_at(0)", "was ended by SIGSEGV"),
+        ("import os, time; os.kill(os.getppid(), 9); time.sleep(600)", "was ended by SIGKILL"),
+    ],
 )
-def test_a_native_abort_says_nothing_about_the_memory(source: str) -> None:
+def test_a_native_abort_says_nothing_about_the_memory(source: str, how: str) -> None:
     found = play(source)
     assert found.verdict == "cannot be run dry"
+    assert f"The process of the dry run {how}" in found.refused
     assert "says nothing about a real run" in found.refused
+
+
+def test_an_abort_leaves_the_other_dry_runs() -> None:
+    with dry_run.Forkserver() as forkserver:
+        aborted, other = forkserver.play([prepared("import os; os.abort()"), prepared(GOOD, "ddp")])
+        (later,) = forkserver.play([prepared(GOOD, "ddp")])
+    assert "was ended by SIGABRT" in aborted.refused
+    assert other.steps == later.steps == 2
+    assert other.peak_bytes == later.peak_bytes > 0
+
+
+def test_a_dry_run_sees_nothing_of_the_one_before_or_of_threads() -> None:
+    planted = (
+        "import json, os, sys, torch\nsys.modules['planted'] = json\ntorch.planted = os.environ['PLANTED'] = '1'\n"
+    )
+    look = (
+        "import os, sys, torch\nthreads = len(os.listdir(f'/proc/{os.getppid()}/task'))\n"
+        "raise ValueError('planted' in sys.modules, hasattr(torch, 'planted'), 'PLANTED' in os.environ, threads)"
+    )
+    with dry_run.Forkserver() as forkserver:
+        (before,) = forkserver.play([prepared(f"{planted}{GOOD}", "fsdp")])
+        (found,) = forkserver.play([prepared(look)])
+    assert before.steps == 2
+    assert found.error is not None
+    assert found.error.text == "(False, False, False, 1)"
 
 
 # ------------------------------------------------------------------------------------------------ what is asked for
