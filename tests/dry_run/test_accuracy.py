@@ -60,6 +60,21 @@ for step, x in enumerate(loader):
     opt.step(); opt.zero_grad()
     if step == 1: break
 """,
+    "checkpointed": """\
+from torch.utils.checkpoint import checkpoint
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4))
+    def forward(self, x):
+        for block in self.blocks: x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+model = Deep()
+opt = torch.optim.AdamW(model.parameters())
+for step, x in enumerate(DataLoader(torch.randn(2048, 256), batch_size=512)):
+    model(x).pow(2).mean().backward(); opt.step(); opt.zero_grad()
+    if step == 1: break
+""",
 }
 MEASURED = """\
 def train():
