@@ -44,6 +44,8 @@ _sent: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Objects sent by this process (a kernel), with their keys."""
 _received: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Objects that this process (a rank) received from a kernel, with their keys."""
+_named_in_main: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Functions and classes of the notebook that this process (a rank) has received, by name: the newest of each name."""
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that were created but have no attributes yet."""
 _bare_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
@@ -251,6 +253,7 @@ def _finish_received_class(cls: type, state: tuple[dict[str, Any], dict[str, Any
     key = tracker_id(cls)
     _received[cls] = key
     _by_key.setdefault(key, cls)
+    _find_by_name(cls)
 
 
 def _finish_received_function(function: types.FunctionType, state: tuple[str, Any]) -> None:
@@ -258,6 +261,23 @@ def _finish_received_function(function: types.FunctionType, state: tuple[str, An
     cloudpickle._function_setstate(function, own_state)  # noqa: SLF001
     _received[function] = key
     _by_key.setdefault(key, function)
+    _find_by_name(function)
+
+
+def _find_by_name(obj: Any) -> None:
+    if obj.__module__ == "__main__" and obj.__qualname__.isidentifier():
+        _named_in_main[obj.__qualname__] = obj
+
+
+def received_by_name() -> Mapping[str, Any]:
+    """Return the functions and classes of the notebook that have come with this cell's values, by name. The cell itself
+    may not name them: `torch.save(model)` looks for the model's class."""
+    return _named_in_main
+
+
+def forget_names() -> None:
+    """Forget what has come with earlier cells; the notebook may have defined it anew."""
+    _named_in_main.clear()
 
 
 def cached_form(function: Any, *, sent: bool) -> Reduced | str:

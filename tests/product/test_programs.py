@@ -643,6 +643,31 @@ def test_each_exception_of_a_group_is_reported_with_its_line(book: Notebook) -> 
     assert "  1.1. KeyError: 'lr'" in book.fails(ON_TWO + nested).traceback.splitlines()
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["sent", "kept"])
+def test_a_model_is_saved_whole_in_a_cell_that_does_not_name_its_class(book: Notebook, kept: bool) -> None:
+    """`torch.save(model)` looks for the class in `__main__`."""
+    book.ok(
+        "import torch\nclass Block(torch.nn.Linear): pass\n"
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.block = Block(2, 2)\nmodel = Net()"
+    )
+    if kept:
+        book.ok("%%distributed --ranks 1 --keep model\nmodel = model")
+    body = "torch.save(model, 'whole.pt')\ntype(torch.load('whole.pt', weights_only=False).block).__name__"
+    assert book.ok(f"{ON_ONE}import torch\n{body}").result == "rank 0: 'Block'"
+    assert book.ok("type(torch.load('whole.pt', weights_only=False)) is Net").result == "True"
+
+
+def test_spawned_workers_read_a_data_set_whose_class_the_cell_does_not_name(book: Notebook) -> None:
+    book.ok(
+        "from torch.utils.data import DataLoader\n"
+        "class Numbers:\n    def __len__(self): return 4\n    def __getitem__(self, at): return at\n"
+        "numbers = Numbers()"
+    )
+    body = "[x.tolist() for x in DataLoader(numbers, 2, num_workers=1, multiprocessing_context='spawn')]"
+    assert book.ok(ON_ONE + body).result == "rank 0: [[0, 1], [2, 3]]"
+
+
 def test_a_file_with_objects_of_the_notebooks_classes_says_what_to_send(book: Notebook) -> None:
     """`torch.save(model)` names the class only."""
     book.ok("import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(2, 2), 'net.pt')")

@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from jupyter_distrib.serialization import definitions
 from jupyter_distrib.system.nested_code import names_in
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.environment import event_loops, timing
@@ -26,8 +27,19 @@ _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
+class _Main(types.ModuleType):
+    """The main module, in which pickle also finds what has come with a value of the notebook, such as the class of a
+    model, without the cell having its name."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return definitions.received_by_name()[name]
+        except KeyError:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
+
+
 def fresh_module() -> types.ModuleType:
-    module = types.ModuleType("__main__")
+    module = _Main("__main__")
     module.__dict__["__builtins__"] = builtins
     return module
 

@@ -140,12 +140,13 @@ class DefinitionsPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpic
 def _pickled(namespace: dict[str, object]) -> tuple[bytes, dict[str, str]]:
     """Return a pickle of the functions, classes and modules in a namespace, and the reasons why others were left
     out."""
-    defined = {name: value for name, value in namespace.items() if _is_definition(value)}
+    named = {**definitions.received_by_name(), **namespace}
+    defined = {name: value for name, value in named.items() if _is_definition(value)}
     try:
         return _dumped(defined, namespace), {}
     except Exception:  # noqa: BLE001 - foreign code; the name is found below
-        failed = {name: problem for name in defined if (problem := _problem(name, namespace))}
-    refused = {name: _sentence(name, problem, namespace) for name, problem in failed.items()}
+        failed = {name: problem for name, each in defined.items() if (problem := _problem(name, each, namespace))}
+    refused = {name: _sentence(name, problem, named, namespace) for name, problem in failed.items()}
     return _dumped({name: value for name, value in defined.items() if name not in failed}, namespace), refused
 
 
@@ -162,17 +163,17 @@ def _dumped(values: dict[str, object], namespace: dict[str, object]) -> bytes:
     return file.getvalue()
 
 
-def _problem(name: str, namespace: dict[str, object]) -> str:
+def _problem(name: str, value: object, namespace: dict[str, object]) -> str:
     try:
-        _dumped({name: namespace[name]}, namespace)
+        _dumped({name: value}, namespace)
     except Exception as error:  # noqa: BLE001 - foreign code
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def _sentence(name: str, problem: str, namespace: dict[str, object]) -> str:
-    read = sorted(each for each in _reads(namespace[name]) & namespace.keys() if each != name)
-    culprits = [each for each in read if _problem(each, namespace)]
+def _sentence(name: str, problem: str, named: dict[str, object], namespace: dict[str, object]) -> str:
+    read = sorted(each for each in _reads(named[name]) & namespace.keys() if each != name)
+    culprits = [each for each in read if _problem(each, namespace[each], namespace)]
     because = f", because it reads {_quoted(culprits)}" if culprits else ""
     return f"`{name}` cannot be given to a spawned process{because} ({problem}). Create it inside the process."
 

@@ -17,7 +17,7 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces import strategy as strategy_module
 from jupyter_distrib.interfaces.framework import Framework
-from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization import definitions, payload
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import end_of_cell
@@ -319,6 +319,8 @@ class CellRunner:
             self._framework.measure_peak()
         namespace = module.__dict__
         namespace |= rank_environment.names(command.cell, namespace)
+        if not payload.kept_values:  # else their classes are found, too
+            definitions.forget_names()
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
