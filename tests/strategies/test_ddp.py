@@ -356,6 +356,20 @@ SAID = {
         "the ranks have trained different weights: this cell calls init_process_",
     ),
     "weights changed on one rank": (f"{FIT}\nif rank == 1: model.head.bias.data += 1", "changed by something other"),
+    "a code book that the forward pass replaces": (
+        """
+class Book(Net):
+    def __init__(self):
+        super().__init__()
+        self.code = nn.Parameter(torch.zeros(6))
+    def forward(self, x):
+        if self.training: self.code = nn.Parameter(0.9 * self.code + x.mean(0))
+        return super().forward(x + self.code.detach())
+model = Book()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fit(model, optimizer, loader)""",
+        "`code` is a parameter that the code has put into the model meanwhile",
+    ),
     "an evaluation like training": (
         f"{FIT}\nfor x, y in loader: model(x)",
         "each rank has read its share only on line 4",

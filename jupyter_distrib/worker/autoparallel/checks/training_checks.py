@@ -33,6 +33,8 @@ class DistributorState(Protocol):
 
     @property
     def active(self) -> bool: ...
+    @property
+    def models(self) -> Sequence[nn.Module]: ...
 
 
 class TrainingChecks:
@@ -40,7 +42,7 @@ class TrainingChecks:
 
     Args:
         run: The run.
-        distributor: Whether a model is spread over the ranks.
+        distributor: Which models are spread over the ranks.
         loaders: Its data loaders.
         manages_ranks: Returns whether the cell manages its ranks itself.
         sees_a_share: Whether every rank is to train with data of its own.
@@ -164,7 +166,7 @@ class TrainingChecks:
         if not (trained or self._by_hand.found) or board is None or identity.world_size() == 1:
             return
         place = board, identity.rank(), identity.world_size()
-        apart = differs(*place, trained) if trained else None
+        apart = differs(*place, [*trained, *self._others_of_models(trained)]) if trained else None
         alone = not self._together and self._has_not_met()
         if alone and self._by_hand.found and (same := self._by_hand.are_the_same(*place)) is not None:
             apart = bool(apart) or not same
@@ -201,6 +203,12 @@ class TrainingChecks:
             tensors += self._with_new_gradient()
         return list({id(each): each for each in tensors if not ownership.is_sharded(each)}.values())
 
+    def _others_of_models(self, trained: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the other parameters of the distributed models, which a forward pass may have changed or replaced."""
+        known = {id(each) for each in trained}
+        others = {id(each): each for model in self._distributor.models for each in model.parameters()}
+        return [each for key, each in others.items() if key not in known and not ownership.is_sharded(each)]
+
     def _with_new_gradient(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients were computed in this run."""
         unchanged = set()
@@ -221,6 +229,19 @@ class TrainingChecks:
         """Return whether this cell has called no collective, and so cannot have averaged anything itself."""
         return process_group.current.automatic and process_group.current.sequence() == self._met_before
 
+    def _replaced(self) -> str:
+        """Return the name of a parameter that a distributed model has got, and that no optimizer trains."""
+        known = {id(each) for weak in self._trained if (each := weak()) is not None}
+        return next(
+            (
+                name
+                for model in self._distributor.models
+                for name, each in model.named_parameters()
+                if each.requires_grad and id(each) not in known
+            ),
+            "",
+        )
+
     @property
     def _why_apart(self) -> str:
         """Possible reason why gradients were not averaged, for ranks that end with different weights."""
@@ -230,7 +251,13 @@ class TrainingChecks:
                 "DistributedDataParallel, or leave out the call"
             )
         if self._distributor.active:
-            return "they were changed by something other than the gradients of backward() and a step of the optimizer"
+            others = "they were changed by something other than the gradients of backward() and a step of the optimizer"
+            if replaced := self._replaced():
+                return (
+                    f"{others}. `{replaced}` is a parameter that the code has put into the model meanwhile: if it is "
+                    "computed from a batch, add up what it is computed from with torch.distributed.all_reduce()"
+                )
+            return others
         return (
             "gradients were not averaged, since no torch.optim optimizer was found for them. Use one, or give the "
             "model to jupyter_distrib.prepare()"

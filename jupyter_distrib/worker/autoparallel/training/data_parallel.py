@@ -128,6 +128,10 @@ class DataParallel:
         models = any(model.training for model in self._expected)
         return models or any(reducer.in_training for reducer in self._reducers.all())
 
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        return [model for reducer in self._reducers.all() for model in reducer.modules]
+
     def expect(self, modules: Sequence[nn.Module]) -> None:
         self._move(modules, [], None)
         if not self._alone:

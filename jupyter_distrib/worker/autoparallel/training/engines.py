@@ -152,6 +152,10 @@ class EngineTraining:
     def in_training(self) -> bool:
         return any(engine.module.training for engine in self._engines.values())
 
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        return ()  # their weights are the engine's: ZeRO may divide them
+
     def expect(self, modules: Sequence[nn.Module]) -> None:
         raise DistributedError(
             f"{ownership.named(modules)} has layers without a shape, such as LazyLinear: call it once before the "

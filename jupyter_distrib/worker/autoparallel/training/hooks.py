@@ -70,6 +70,10 @@ class ModelDistributor(Protocol):
     def in_training(self) -> bool:
         """Return whether any of its models is in training mode."""
 
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """Return the models that are distributed."""
+
     def adopt(self, training: OptimizerTraining) -> None:
         """Distribute the model of an optimizer, and give the optimizer the model's new parameters."""
 

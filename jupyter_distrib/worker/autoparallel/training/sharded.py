@@ -165,6 +165,10 @@ class ShardedTraining:
     def in_training(self) -> bool:
         return any(root.training for root in self._roots)
 
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        return self._roots
+
     def expect(self, modules: Sequence[nn.Module]) -> None:
         raise DistributedError(
             f"{ownership.named(modules)} has layers without a shape, such as LazyLinear: call it once before the "
