@@ -330,6 +330,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model = Net()
 fit(model, optimizer, loader)"""
 
+TOTALS = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = seen = 0
+for x, y in train:
+    total += update(model, optimizer, x, y) * len(x)
+    seen += len(x)"""
+
 SAID = {
     "an update by hand": (
         UPDATE_BY_HAND,
@@ -370,6 +378,45 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 fit(model, optimizer, loader)""",
         "`code` is a parameter that the code has put into the model meanwhile",
     ),
+    "a loader that is read before the optimizer is built": (
+        """
+batches = iter(train)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4): update(model, optimizer, *next(batches))""",
+        "every rank trains with all batches of the data loader that is read from line 3 on, since that began before",
+    ),
+    "a mean over all samples": (
+        f"{TOTALS}\ntotal / len(train.dataset)",
+        "`len(train.dataset)` on line 9 is the number of all samples, and each rank has read a share of them on line 6",
+    ),
+    "a mean over all samples in a function": (
+        """
+def run(model, optimizer, loaders, sizes):
+    for phase in ("train", "val"):
+        model.train(phase == "train")
+        total = 0
+        for x, y in loaders[phase]:
+            with torch.set_grad_enabled(phase == "train"):
+                if phase == "train": total += update(model, optimizer, x, y) * len(x)
+        total /= sizes[phase]
+    return total
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run(model, optimizer, {"train": train, "val": train}, {"train": len(data), "val": len(data)})""",
+        "`sizes[phase]` on line 10 is the number of all samples",
+    ),
+    "a mean that the caller takes": (
+        """
+def read(model, optimizer, loader):
+    total = 0
+    for x, y in loader: total += update(model, optimizer, x, y) * len(x)
+    return total
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+read(model, optimizer, train) / len(data)""",
+        "`len(data)` on line 9 is the number of all samples",
+    ),
     "an evaluation like training": (
         f"{FIT}\nfor x, y in loader: model(x)",
         "each rank has read its share only on line 4",
@@ -405,6 +452,18 @@ def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
     assert sentence in book.ok(f"{DDP}\n{body};").view
 
 
+def test_lines_of_other_cells_are_told_by_the_names_of_these_cells(book: Notebook) -> None:
+    number = int(book.ok("In[-1:] and len(In) - 1").result) + 1
+    book.ok(
+        "def mean_loss(model, optimizer, loader):\n    total = 0\n    for x, y in loader:\n"
+        "        total += update(model, optimizer, x, y) * len(x)\n    return total / len(loader.dataset)"
+    )
+    shown = book.ok(
+        f"{DDP}\nmodel = Net()\nmean_loss(model, torch.optim.SGD(model.parameters(), lr=0.1), loader);"
+    ).view
+    assert f"`len(loader.dataset)` on Cell In[{number}], line 5 is the number" in shown
+
+
 @pytest.mark.parametrize("seed", ["rank", "0"])
 def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) -> None:
     body = UPDATE_BY_HAND.replace("manual_seed(rank)", f"manual_seed({seed})")
@@ -414,6 +473,10 @@ def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) ->
 
 
 NOT_SAID = {
+    "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
+    "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
+    "numbers of all ranks that are added up": f"{TOTALS}\ntotal = torch.tensor(total)\ndist.all_reduce(total)\ntotal / len(train.dataset)",
+    "statistics of a loader before the training": f"\nsum(x.sum() for x, y in train), len(iter(train)){TOTALS}",
     "batches that the ranks have divided by hand": LOOP_OVER_SLICES.format(slice="i + 4 * rank : i + 4 * rank + 4"),
     "a step that the ranks average by themselves": """
 model = Net()
@@ -633,10 +696,13 @@ def test_nothing_is_said_of_what_an_earlier_cell_has_left(book: Notebook, failed
 
 @pytest.mark.parametrize("what", NOT_SAID)
 def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
+    book.ok("train = DataLoader(data, batch_size=8, shuffle=True)")
     shown = book.ok(f"{DDP}\ntorch.manual_seed(0)\n{NOT_SAID[what]};").view
 
     assert "same" not in shown
     assert "for itself" not in shown
+    assert "every rank trains" not in shown
+    assert "number of all samples" not in shown
 
 
 IN_BACKWARD = """

@@ -28,7 +28,7 @@ def current_line(cell: str) -> str:
         if name == cell:
             return f"line {frame.f_lineno}"
         if not elsewhere and file_owner.is_users(name):
-            elsewhere = f"{os.path.basename(name)}, line {frame.f_lineno}"
+            elsewhere = f"{file_of(name)}, line {frame.f_lineno}"
         frame = frame.f_back
     return elsewhere
 
@@ -36,6 +36,13 @@ def current_line(cell: str) -> str:
 _WRAPPERS = {"enumerate", "tqdm", "list", "iter", "islice"}
 """Wrappers that iterate over their first argument."""
 _NUMBERS = {"range", "count", "trange"}
+
+
+def file_of(name: str) -> str:
+    """Return the name of a file for a message, without its folder. That of another cell stays whole, for which the
+    kernel shows `Cell In[3]`."""
+    folder, base = os.path.split(name)
+    return name if os.path.basename(folder).startswith("ipykernel_") else base
 
 
 def current_loop(cell: str) -> str:
@@ -50,7 +57,7 @@ def current_loop(cell: str) -> str:
         name = frame.f_code.co_filename
         if name == cell or file_owner.is_users(name):
             for loop in _loops_around(name, frame.f_lineno):
-                where = f"line {loop.lineno}" if name == cell else f"line {loop.lineno} of {name.rpartition('/')[2]}"
+                where = f"line {loop.lineno}" if name == cell else f"{file_of(name)}, line {loop.lineno}"
                 return f"{_described(loop.iter, frame)} on {where}"
         if name == cell:
             return ""
@@ -67,12 +74,12 @@ def _loops_around(name: str, line: int) -> Iterator[ast.For]:
     loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
     inside = [each for each in loops if each.body[0].lineno <= line <= (each.end_lineno or 0)]
     for loop in sorted(inside, key=lambda each: each.lineno, reverse=True):
-        if not (isinstance(loop.iter, ast.Call) and _called(loop.iter) in _NUMBERS):
+        if not (isinstance(loop.iter, ast.Call) and called(loop.iter) in _NUMBERS):
             yield loop
 
 
 def _described(thing: ast.expr, frame: FrameType) -> str:
-    while isinstance(thing, ast.Call) and thing.args and _called(thing) in _WRAPPERS:
+    while isinstance(thing, ast.Call) and thing.args and called(thing) in _WRAPPERS:
         thing = thing.args[0]
     text = f"`{ast.unparse(thing)}`"
     if isinstance(thing, ast.Name):
@@ -81,8 +88,8 @@ def _described(thing: ast.expr, frame: FrameType) -> str:
     return text
 
 
-def _called(call: ast.Call) -> str:
-    """Return the called function's name without its module or object."""
+def called(call: ast.Call) -> str:
+    """Return the name of the called function without its module or object."""
     function = call.func
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""

@@ -4,11 +4,15 @@ that waits for the run."""
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jupyter_distrib.wire import messages as m
+
+_CELL_FILE = re.compile(r"/\S*/ipykernel_\d+/\d+\.py")
+"""The file name under which ipykernel compiles a cell."""
 
 
 class CellSources:
@@ -30,6 +34,8 @@ class CellSources:
             return replace(event, failure=self._failure(event.failure))
         if isinstance(event, (m.Interrupted, m.Exited, m.StackSeen)) and event.frames:
             return replace(event, frames=self._frames(event.frames))
+        if isinstance(event, m.Noted):
+            return replace(event, text=_CELL_FILE.sub(lambda file: cell_name(file[0]), event.text))
         return event
 
     def source_of(self, filename: str) -> Sequence[str] | None:

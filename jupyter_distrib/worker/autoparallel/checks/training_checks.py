@@ -177,7 +177,8 @@ class TrainingChecks:
 
     def _note_if_same_losses(self, wait_s: float = 0.0) -> None:
         self._losses.publish(wait_s)
-        if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
+        shares = self._loaders.divides or self._loaders.read_early  # the latter has a note of its own
+        if self._together and self._sees_a_share and not shares and self._losses.are_the_same():
             whole = f": each reads all of {self._loop}" if self._loop else ""
             self._run.note(
                 f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "

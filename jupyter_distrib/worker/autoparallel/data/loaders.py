@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeAlias
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 from jupyter_distrib.worker.autoparallel import heuristics, source_location
+from jupyter_distrib.worker.autoparallel.data import means
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
@@ -76,6 +78,8 @@ class Loaders:
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the most recent loader."""
+        self.read_early = False
+        """Whether a model is trained with a loader whose reading began before anything was trained."""
         self.backwards = 0
         """Number of backward passes in this run."""
         self.device: torch.device | None = None
@@ -144,7 +148,10 @@ class Loaders:
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share) if how == "divided" else share
             batches = self._placed(original(loader))
-            if self._state.active and torch.is_grad_enabled() and not self._others.has_divided(loader):
+            if not self._state.active:
+                where = source_location.current_line(self._run.filename)
+                return EarlyReading(batches, partial(self._note_if_early, loader, where), lambda: self.backwards)
+            if torch.is_grad_enabled() and not self._others.has_divided(loader):
                 return self._watched_whole(batches)
             return batches
 
@@ -189,6 +196,12 @@ class Loaders:
                 f"len() of a data loader, called on {measured} before there was an optimizer, was that of the whole "
                 f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
             )
+        if mean := means.over_all_samples(loader, self._run.filename):
+            divisor, place = mean
+            self._run.note(
+                f"`{divisor}` on {place} is the number of all samples, and each rank has read a share of them on "
+                f"{where}: what is divided by it is too small. Divide by the number of samples that the loop has read"
+            )
         read = False
         for batch in batches:
             read = True
@@ -211,8 +224,46 @@ class Loaders:
                 break
         yield from batches
 
+    def _note_if_early(self, loader: DataLoader[Any], where: str) -> None:
+        """Add a note for a loader that every rank reads completely, as it was not known yet that it trains."""
+        if self._state.active and not self._others.has_divided(loader):
+            self.read_early = True
+            self._run.note(
+                f"every rank trains with all batches of the data loader that is read from {where} on, since that began "
+                "before there was an optimizer: build the optimizer first, or call iter() again behind it"
+            )
+
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+class EarlyReading(Iterator[Any]):
+    """The batches of a loader whose reading begins before anything is trained.
+
+    Args:
+        batches: The batches, with all that torch's iterator can do.
+        on_training: Called once if a model is trained meanwhile.
+        backwards: Returns the number of backward passes.
+    """
+
+    def __init__(self, batches: Iterator[Any], on_training: Callable[[], None], backwards: Callable[[], int]) -> None:
+        self._batches, self._on_training, self._backwards = batches, on_training, backwards
+        self._before, self._open, self._begun = backwards(), True, False
+
+    def __next__(self) -> Any:
+        if self._open and self._begun and self._backwards() > self._before:
+            self._open = False
+            self._on_training()
+        self._begun = True
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_batches", "_on_training", "_backwards", "_before", "_open", "_begun"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
 
 
 def loader_classes() -> list[type]:

@@ -1,0 +1,113 @@
+"""Finds means that the user's code takes over the whole data set although each rank has read a share of it.
+
+Looked for is a division, behind the loop that reads a divided loader, by the number of all samples:
+`total / len(loader.dataset)`. It is found in the text of the functions that are being executed, whose names are looked
+up in their frames without calling anything. Rank's main thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.system import file_owner
+from jupyter_distrib.worker.autoparallel import source_location
+
+_ADDS_UP = {"all_reduce", "reduce", "all_gather", "all_gather_object", "gather_object", "total"}
+"""Names of functions by which a cell may add up the numbers of all ranks before it divides."""
+
+
+def over_all_samples(loader: DataLoader[Any], cell: str) -> tuple[str, str] | None:
+    """Return the divisor of such a mean and its line, such as `len(loader.dataset)` and `line 12`.
+
+    Args:
+        loader: The loader that is about to be read.
+        cell: The cell's file name.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    is_innermost = True
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == cell or file_owner.is_users(name):
+            for divisor in _divisors_behind(frame, after_loop=is_innermost):
+                if _is_number_of_samples(divisor, loader, frame):
+                    where = f"line {divisor.lineno}"
+                    return ast.unparse(divisor), where if name == cell else f"{source_location.file_of(name)}, {where}"
+            is_innermost = False
+        if name == cell and frame.f_code.co_name == "<module>":
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _divisors_behind(frame: FrameType, *, after_loop: bool) -> Iterator[ast.expr]:
+    """Yield what is divided by behind the loop that a frame is in or, for a frame that has called the function with the
+    loop, from the line of the call on."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except (SyntaxError, ValueError):
+        return
+    line, body = frame.f_lineno, _function_around(tree, frame)
+    if any(isinstance(each, ast.Call) and source_location.called(each) in _ADDS_UP for each in ast.walk(body)):
+        return
+    if after_loop:
+        loops = [each for each in ast.walk(body) if isinstance(each, ast.For) and each.lineno == line]
+        if not loops:
+            return
+        line = (loops[-1].end_lineno or line) + 1
+    for each in ast.walk(body):
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and each.right.lineno >= line:
+            yield each.right
+        elif isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Div) and each.lineno >= line:
+            yield each.value
+
+
+def _function_around(tree: ast.Module, frame: FrameType) -> ast.AST:
+    functions = (
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and each.name == frame.f_code.co_name
+        and each.lineno <= frame.f_lineno <= (each.end_lineno or 0)
+    )
+    return next(functions, tree)
+
+
+def _is_number_of_samples(divisor: ast.expr, loader: DataLoader[Any], frame: FrameType) -> bool:
+    match divisor:
+        case ast.Call(func=ast.Name(id="float" | "int"), args=[number]):
+            return _is_number_of_samples(number, loader, frame)
+        case ast.Call(func=ast.Name(id="len"), args=[ast.Attribute(attr="dataset" | "sampler", value=of)]):
+            return _value(of, frame) is loader
+        case ast.Call(func=ast.Name(id="len"), args=[of]):
+            return _value(of, frame) is loader.dataset
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            number = _value(divisor, frame)
+            return type(number) is int and number > 1 and number == _length(loader)
+    return False
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Return the value of a name, a plain attribute or an item of a dict; None if there is none."""
+    match node:
+        case ast.Name(id=name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(value=of, attr=name):
+            return getattr(_value(of, frame), "__dict__", {}).get(name)
+        case ast.Subscript(value=of, slice=key):
+            items, found = _value(of, frame), key.value if isinstance(key, ast.Constant) else _value(key, frame)
+            return items.get(found) if type(items) is dict and isinstance(found, str | int) else None
+    return None
+
+
+def _length(loader: DataLoader[Any]) -> int:
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
