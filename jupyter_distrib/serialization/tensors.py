@@ -100,6 +100,7 @@ class Tensors:
             self._scripted = getattr(getattr(self._torch, "jit", None), "ScriptFunction", None)
             optim = sys.modules.get("torch.optim.lr_scheduler")
             self._schedulers: tuple[type, ...] = () if optim is None or self._results else (optim.LRScheduler,)
+            self._optimizer = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
 
     def reduce(self, obj: Any, cls: type) -> Any:
@@ -123,6 +124,9 @@ class Tensors:
         if issubclass(cls, self._schedulers):
             make, arguments, state, *_ = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return make, arguments, state, None, None, set_scheduler
+        if issubclass(cls, self._optimizer) and cls.__getstate__ is self._optimizer.__getstate__:
+            make, arguments, state, *_ = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return make, arguments, {**_own_attributes(obj), **state}
         if self._group is not None and issubclass(cls, self._group):
             raise pickle.PicklingError("a process group exists only between the ranks")
         return NotImplemented
@@ -324,6 +328,19 @@ def rebuild_storage(buffer: Any, moves: bool) -> Any:
 def rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
     torch: Any = importlib.import_module("torch")
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """Return the names of the attributes that every optimizer has, and of `step`, which a scheduler replaces."""
+    torch: Any = importlib.import_module("torch")
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"step"}
+
+
+def _own_attributes(optimizer: Any) -> dict[str, Any]:
+    """Return what the class of an optimizer has added to it, which torch does not pickle: `LBFGS` needs its list of
+    parameters, and an optimizer around another one that one."""
+    return {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
 
 
 def set_scheduler(scheduler: Any, state: Any) -> None:

@@ -104,6 +104,30 @@ def test_a_tensor_whose_graph_stays_in_the_notebook_lets_no_gradient_through_wit
     assert ["is in the notebook" in error for error in errors] == [True, True]
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.5)
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+
+
+def test_an_optimizer_keeps_what_its_class_has_added(kernel: Kernel) -> None:
+    """torch pickles only what every optimizer has."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    used = """
+        weight.grad = weight.detach().clone()
+        around.step()
+        lbfgs.step(lambda: (weight**2).sum())
+        (weight.tolist(), around.base.param_groups[0]["params"][0] is weight)
+    """
+    inputs = {"weight": weight, "around": Around([weight]), "lbfgs": torch.optim.LBFGS([weight], lr=0.0)}
+    assert kernel.run(used, **inputs) == ([0.5, 0.5], True)
+
+
 def test_a_scheduler_of_the_notebook_goes_on_without_a_warning(kernel: Kernel) -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
