@@ -338,6 +338,15 @@ for x, y in train:
     total += update(model, optimizer, x, y) * len(x)
     seen += len(x)"""
 
+SCHEDULE = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps={steps})
+for epoch in range(2):
+    for x, y in train:
+        update(model, optimizer, x, y)
+        plan.step()"""
+
 SAID = {
     "an update by hand": (
         UPDATE_BY_HAND,
@@ -438,6 +447,10 @@ read(model, optimizer, train) / len(data)""",
         "SGD has stepped on line 5 without a gradient: backward() has computed gradients of parameters other than its own.",
     ),
     "training in eval mode": (f"model.eval(){FIT}", "every rank has trained with all batches that were read on line 3"),
+    "a schedule for all batches": (
+        SCHEDULE.format(steps="len(data) // 8 * 2"),
+        "OneCycleLR has made 6 of its 12 steps, since each rank has read 1/2 of the batches",
+    ),
     "a length asked too early": (TOO_EARLY, "len() of a data loader, called on line 3 before there was an optimizer"),
 }
 
@@ -475,6 +488,8 @@ def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) ->
 NOT_SAID = {
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
+    "a schedule for a rank's batches": SCHEDULE.format(steps="len(train) * 2"),
+    "a schedule that goes on later": SCHEDULE.format(steps="100"),
     "numbers of all ranks that are added up": f"{TOTALS}\ntotal = torch.tensor(total)\ndist.all_reduce(total)\ntotal / len(train.dataset)",
     "statistics of a loader before the training": f"\nsum(x.sum() for x, y in train), len(iter(train)){TOTALS}",
     "batches that the ranks have divided by hand": LOOP_OVER_SLICES.format(slice="i + 4 * rank : i + 4 * rank + 4"),
@@ -703,6 +718,7 @@ def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
     assert "for itself" not in shown
     assert "every rank trains" not in shown
     assert "number of all samples" not in shown
+    assert "of its" not in shown
 
 
 IN_BACKWARD = """

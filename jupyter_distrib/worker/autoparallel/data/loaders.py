@@ -67,6 +67,8 @@ class Loaders:
         self._state, self._run = state, run
         self.shard_eval = "shard_eval" in run.options
         """Whether data that is read for an evaluation is divided as well."""
+        self.ranks = part.size
+        """Number of ranks that share the batches."""
         self._shares = LoaderShares(part, run, summary)
         self._others = DivisionByOthers(run, alone=part.size == 1)
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()

@@ -33,6 +33,7 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity, manual_parallelism
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks.schedules import Schedules
 from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.patches import Patches
@@ -124,6 +125,7 @@ class TrainingHooks:
         self._checks = checks(
             run, distributor, loaders, manages_ranks=lambda: self.manages_ranks, sees_a_share=sees_a_share
         )
+        self._schedules = Schedules()
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
         self._expected: list[Optimizer] = []
@@ -148,6 +150,7 @@ class TrainingHooks:
         self._loss_averaging.install(self._patches)
         stepped = register_optimizer_step_post_hook(self._stepped)
         self._undo = stepped.remove
+        self._schedules.install(self._patches)
         self._checks.begin()
 
     def end(self) -> None:
@@ -235,6 +238,17 @@ class TrainingHooks:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
         if self._in_steps:
             self._checks.end()
+            self._note_if_cut_short()
+
+    def _note_if_cut_short(self) -> None:
+        ranks = self._loaders.ranks
+        if not self._loaders.divides or ranks == 1:
+            return
+        for name, made, whole in self._schedules.cut_short(ranks, self._loaders.backwards):
+            self._run.note(
+                f"{name} has made {made} of its {whole} steps, since each rank has read 1/{ranks} of the batches: make "
+                "it in the cell, with len() of the loader after the optimizer is built"
+            )
 
     # ------------------------------------------------------------------------------------------------ moments
 
