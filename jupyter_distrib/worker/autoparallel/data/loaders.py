@@ -80,6 +80,8 @@ class Loaders:
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the most recent loader."""
+        self._searched = WeakSet[DataLoader[Any]]()
+        """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
         self.read_early = False
         """Whether a model is trained with a loader whose reading began before anything was trained."""
         self.backwards = 0
@@ -198,12 +200,13 @@ class Loaders:
                 f"len() of a data loader, called on {measured} before there was an optimizer, was that of the whole "
                 f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
             )
-        if mean := means.over_all_samples(loader, self._run.filename):
+        if loader not in self._searched and (mean := means.over_all_samples(loader, self._run.filename)):
             divisor, place = mean
             self._run.note(
                 f"`{divisor}` on {place} is the number of all samples, and each rank has read a share of them on "
                 f"{where}: what is divided by it is too small. Divide by the number of samples that the loop has read"
             )
+        self._searched.add(loader)
         read = False
         for batch in batches:
             read = True
