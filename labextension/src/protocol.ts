@@ -242,6 +242,8 @@ export interface Run {
   peak_gpu_memory_bytes: number | null;
   stall: string;
   trouble: string;
+  /** The metrics that are nan or infinite at their last report: `nan from step 31`. Missing in kernels with an older version. */
+  not_finite?: Record<string, string>;
   /** The place in the queue, from 1; 0 if it does not wait. Missing in kernels with an older version. */
   place?: number;
   /** The name shared by the runs of one sweep, or by runs submitted by one cell; empty for others. */

@@ -139,7 +139,7 @@ export function endText(run: Run, afterS: number, t: Say): { text: string; good:
   }
   const row = runRow(run, 0, t);
   const what = t('%1: %2 after %3', row.title, row.state, row.time);
-  return { text: row.detail ? `${what}\n${row.detail}` : what, good: run.state === 'done' };
+  return { text: row.detail ? `${what}\n${row.detail}` : what, good: row.tone === 'good' };
 }
 
 /** Whether something was chosen in the sidebar and can be undone. */
@@ -250,8 +250,8 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
   const step = run.progress?.step ?? 0;
   return {
     title: run.label,
-    state: run.place ? t('%1, place %2', runStateName(run.state, t), run.place) : runStateName(run.state, t),
-    tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
+    state: stateText(run, t),
+    tone: ended ? (run.state === 'done' && !isOdd(run) ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
     facts: facts(run, t),
     time: run.elapsed_s === null ? clock(nowS - run.began_at_s) : duration(run.elapsed_s),
     detail: detail(run, t),
@@ -334,10 +334,12 @@ export function groupRow(runs: Run[], t: Say): { tone: RunRow['tone']; text: str
     counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
   }
   const left = runs.some(run => run.elapsed_s === null);
-  const bad = runs.some(run => ['failed', 'lost', 'refused'].includes(run.state));
+  const odd = runs.filter(isOdd).length;
+  const bad = odd > 0 || runs.some(run => ['failed', 'lost', 'refused'].includes(run.state));
+  const texts = [...counts].map(([state, count]) => `${count} ${runStateName(state, t)}`);
   return {
     tone: left ? 'active' : bad ? 'bad' : counts.has('done') ? 'good' : 'quiet',
-    text: [...counts].map(([state, count]) => `${count} ${runStateName(state, t)}`).join(', '),
+    text: [...texts, odd ? t('%1 with nan or inf', odd) : ''].filter(Boolean).join(', '),
     done: runs.filter(run => run.elapsed_s !== null).length
   };
 }
@@ -408,7 +410,20 @@ function detail(run: Run, t: Say): string {
   if (run.elapsed_s === null && run.stopping) {
     return stopStage(run.members, run.stopping, t);
   }
-  return run.trouble || run.stall || (run.elapsed_s === null ? run.line : '');
+  const odd = Object.entries(run.not_finite ?? {}).map(([name, text]) => `${name} ${text}`);
+  return run.trouble || run.stall || odd.join(', ') || (run.elapsed_s === null ? run.line : '');
+}
+
+/** Whether a number that it reported is nan or infinite at the end. */
+function isOdd(run: Run): boolean {
+  return Object.keys(run.not_finite ?? {}).length > 0;
+}
+
+/** `queued, place 2`, `done, nan`. */
+function stateText(run: Run, t: Say): string {
+  const state = runStateName(run.state, t);
+  const [word] = Object.values(run.not_finite ?? {}).map(text => text.split(' ')[0] ?? '');
+  return run.place ? t('%1, place %2', state, run.place) : word && ['done', 'running'].includes(run.state) ? `${state}, ${word}` : state;
 }
 
 /** The stage of a stop: requested, then the ranks that still run, then that they are killed. */

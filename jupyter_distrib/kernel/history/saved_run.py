@@ -134,7 +134,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         error="" if cause is None else failures.first_trouble(record, cause, ERROR_CHARACTERS),
         facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,
-        not_finite=_not_finite(record),
+        not_finite=phrases_on_not_finite(record),
         shares=dict(shares.mean()) if shares.is_meaningful else {},
         sentence=shares.sentence,
         peak_rss_bytes=record.peak_rss_bytes,
@@ -155,12 +155,14 @@ def notes_of(record: RunRecord) -> list[str]:
     return [clipped(text, ERROR_CHARACTERS) for text in filter(None, [record.remark, *texts])]
 
 
-def _not_finite(record: RunRecord) -> dict[str, str]:
+def phrases_on_not_finite(record: RunRecord, *, only_now: bool = False) -> dict[str, str]:
+    """Return a phrase for each metric that was nan or infinite; with `only_now` for each that still is."""
     ranks = record.ranks.values()
     odd: dict[str, dict[int, NotFinite]] = {}
     for rank in ranks:
         for name, each in rank.not_finite.items():
-            odd.setdefault(name, {})[rank.rank] = each
+            if each.is_now or not only_now:
+                odd.setdefault(name, {})[rank.rank] = each
     return {name: not_finite.of_ranks(each, sum(name in rank.metrics for rank in ranks)) for name, each in odd.items()}
 
 

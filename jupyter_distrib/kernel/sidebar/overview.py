@@ -12,6 +12,7 @@ from jupyter_distrib import addresses
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import SHOWN, matching
+from jupyter_distrib.kernel.history.saved_run import phrases_on_not_finite
 from jupyter_distrib.kernel.record.nested_progress import seconds_left
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -197,6 +198,7 @@ def _run(run: Run, *, done: bool) -> dict[str, Any]:
         "stop_asked_at_s": run.stop_order.asked_at_s,
         "stopping": run.stopping if run.interrupted else "",
         "trouble": _trouble(record) if status.state != "done" else "",
+        "not_finite": phrases_on_not_finite(record, only_now=True),
         "progress": _slowest(record),
         "line": _last_line(record),
         # An ended run is shown in one line; of a running one people watch the ranks.

@@ -44,6 +44,7 @@ const run = (more: Partial<Run> = {}): Run => ({
   peak_gpu_memory_bytes: 31e9,
   stall: '',
   trouble: '',
+  not_finite: {},
   place: 0,
   group: '',
   progress: { label: 'epoch', step: 3, total: 12, left_s: null },
@@ -235,6 +236,15 @@ test('runs are listed as they go: running, waiting by place, over; a sweep is on
   assert.equal(named('Cell In[5], lr=0.1, width=8', 'Sweep of Cell In[5]'), 'lr=0.1, width=8');
   assert.equal(named('train(0.1, 8)', 'Runs of Cell In[5]'), 'train(0.1, 8)');
   assert.equal(view.runRow(point('p2', 'queued', { place: 1 }), 0, t).state, 'queued, place 1');
+});
+
+test('a run whose loss is nan at the end says so, alone and in its group', () => {
+  const odd = run({ state: 'done', elapsed_s: 9, not_finite: { loss: 'nan from step 31 on rank 3' } });
+  const row = view.runRow(odd, 1009, t);
+  assert.deepEqual([row.tone, row.state, row.detail], ['bad', 'done, nan', 'loss nan from step 31 on rank 3']);
+  assert.deepEqual(view.endText({ ...odd, detached: true }, 0, t), { text: 'Cell In[5]: done, nan after 9 s\nloss nan from step 31 on rank 3', good: false });
+  assert.deepEqual(view.groupRow([odd, run({ state: 'done', elapsed_s: 9 })], t), { tone: 'bad', text: '2 done, 1 with nan or inf', done: 2 });
+  assert.deepEqual(view.runRow(run({ not_finite: { loss: 'inf from step 2' } }), 1009, t).tone, 'active');
 });
 
 test('the form of the sidebar has its own height, and lists share the rest', () => {

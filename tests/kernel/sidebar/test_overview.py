@@ -6,6 +6,7 @@ Written anew with `python -m tests.kernel.sidebar.test_overview`, after a look a
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.session import Session
@@ -103,6 +105,15 @@ def test_parts_are_taken_over_until_what_they_show_changes(monkeypatch: pytest.M
     session.runs.remove(ended)
     assert overview(session, session.settings, {}, unchanged)["next"]["strategy"] == "ddp"
     assert unchanged.ended == {}
+
+
+def test_a_run_says_which_numbers_are_nan_at_its_end() -> None:
+    session, record = Session(), RunRecord(run="r", label="Cell In[3]", ranks=[0, 1], world_size=2)
+    for step, loss, norm in ((1, 0.5, math.inf), (2, math.nan, 1.0)):
+        record.apply(m.Measured(run="r", rank=1, step=step, values={"loss": loss, "norm": norm}, at_s=step))
+    session.runs.all = (Run(record, PoolLink(pool="local")),)
+    (run,) = overview(session, session.settings, {})["runs"]
+    assert run["not_finite"] == {"loss": "nan from step 2"}
 
 
 def test_nodes_of_a_cluster_are_reported_with_the_ranks_on_them(tmp_path: Path) -> None:
