@@ -9,7 +9,7 @@ import { History } from './history.js';
 import { icon } from './icon.js';
 import { Home, Model } from './model.js';
 import { PoolForm } from './poolform.js';
-import { WorkerGroup, Next, Overview, Pool, Run, Size } from './protocol.js';
+import { WorkerGroup, Next, Overview, Pool, Run, Size, Start } from './protocol.js';
 import * as view from './view.js';
 
 export interface Doer {
@@ -300,6 +300,7 @@ export function sizeOf(next: Next): Size {
 function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
   const { model, t } = doer;
   const overview = model.overview;
+  useSeconds(Boolean(overview?.starts?.length));
   const [form, setForm] = React.useState<{ pool: string } | null>(null);
   const [told, setTold] = React.useState('');
   const session = overview?.session ?? '';
@@ -351,7 +352,8 @@ function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
 function PoolItem({ doer, overview, pool, edit }: { doer: Doer; overview: Overview; pool: Pool; edit: () => void }): React.JSX.Element {
   const { commands, model, t } = doer;
   const waits = pool.waits;
-  const starting = overview.doing?.pool === pool.name;
+  const starts = view.poolStartText(overview, pool.name, model.nowS(), t);
+  const starting = starts !== '' || overview.doing?.pool === pool.name;
   const up = pool.groups.length > 0;
   const used = overview.next.pool === pool.name;
   const node = pool.node;
@@ -369,9 +371,16 @@ function PoolItem({ doer, overview, pool, edit }: { doer: Doer; overview: Overvi
           {text}
         </div>
       ))}
-      {pool.groups.map(group => (
-        <GroupItem key={group.name} group={group} t={t} />
-      ))}
+      {starts && (
+        <div>
+          <Dot tone="active" /> {starts}
+        </div>
+      )}
+      {pool.groups
+        .filter(group => !starts || group.state !== 'opening' || group.starting)
+        .map(group => (
+          <GroupItem key={group.name} group={group} t={t} />
+        ))}
       {!up && used && !starting && <div className="jp-Distributed-quiet">{t('No ranks are up; the next run starts them.')}</div>}
       <div className="jp-Distributed-buttons">
         {waits && <Button name={t('Trust this file')} title={t('Follow %1 until it changes', waits.file)} onClick={() => void model.ask({ op: 'trust_pool', pool: pool.name, digest: waits.digest })} />}
@@ -441,16 +450,12 @@ function GroupItem({ group, t }: { group: WorkerGroup; t: view.Say }): React.JSX
 function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
   const { model, t } = doer;
   const overview = model.overview;
-  const [, tick] = React.useState(0);
-  const running = view.currentRuns(overview).length > 0;
-  React.useEffect(() => {
-    const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
-    return () => clearInterval(timer);
-  }, [running]);
+  const waiting = view.waitingCells(overview);
+  useSeconds(waiting.length > 0 || view.currentRuns(overview).length > 0);
   if (!overview) {
     return null;
   }
-  if (!overview.runs.length) {
+  if (!overview.runs.length && !waiting.length) {
     return <p className="jp-Distributed-quiet jp-Distributed-none">{t('Nothing has run yet. Put the line above on top of a cell and run it.')}</p>;
   }
   const starts = view.startsIn(overview.runs, model.nowS());
@@ -464,11 +469,32 @@ function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
         </div>
       )}
       <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
+        {waiting.map(start => (
+          <WaitingCell key={start.began_at_s} doer={doer} start={start} />
+        ))}
         {view.inOrder(overview.runs).map(({ runs: [first, ...others], ...group }) =>
           first === undefined ? null : others.length === 0 ? <RunItem key={first.run} doer={doer} run={first} starts={starts} /> : <RunGroup key={first.run} doer={doer} runs={[first, ...others]} title={group.title} starts={starts} />
         )}
       </ul>
     </div>
+  );
+}
+
+/** A cell that waits for its ranks, and becomes a run when they are up. */
+function WaitingCell({ doer: { model, commands, t }, start }: { doer: Doer; start: Start }): React.JSX.Element {
+  return (
+    <li className="jp-Distributed-run jp-mod-active">
+      <div className="jp-Distributed-row">
+        <span>
+          <Dot tone="active" /> <strong>{start.label}</strong> <span className="jp-Distributed-state">{t('waits for ranks')}</span>
+        </span>
+        <span className="jp-Distributed-number">{view.clock(model.nowS() - start.began_at_s)}</span>
+      </div>
+      <div className="jp-Distributed-buttons">
+        <Button name={t('Stop')} title={t('Interrupt the cell, and end the ranks that are starting')} onClick={() => void model.home?.sessionContext.session?.kernel?.interrupt()} main />
+        {model.hasCell(start.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: start.cell })} />}
+      </div>
+    </li>
   );
 }
 
@@ -592,6 +618,15 @@ export function Button({ name, onClick, title, main, disabled }: { name: string;
   );
 }
 
+/** Draw the component anew every second while time passes in it. */
+function useSeconds(passes: boolean): void {
+  const [, tick] = React.useState(0);
+  React.useEffect(() => {
+    const timer = passes ? setInterval(() => tick(count => count + 1), 1000) : undefined;
+    return () => clearInterval(timer);
+  }, [passes]);
+}
+
 function Dot({ tone }: { tone: string }): React.JSX.Element {
   return <span aria-hidden="true" className={`jp-Distributed-dot jp-mod-${tone}`} />;
 }
@@ -679,12 +714,7 @@ export class StatusItem extends ReactWidget {
 
 function StatusText({ doer }: { doer: Doer }): React.JSX.Element | null {
   const { model, commands, t } = doer;
-  const [, tick] = React.useState(0);
-  const running = view.currentRuns(model.overview).length > 0;
-  React.useEffect(() => {
-    const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
-    return () => clearInterval(timer);
-  }, [running]);
+  useSeconds(Boolean(model.overview?.starts?.length) || view.currentRuns(model.overview).length > 0);
   const text = view.statusText(model.overview, model.nowS(), t);
   return text ? (
     <button type="button" className="jp-Distributed-statusbutton" title={t('Ranks of this notebook; click for the panel')} onClick={() => void commands.execute(COMMANDS.open)}>

@@ -29,8 +29,19 @@ export interface Overview {
   waits?: Waits | null;
   /** The live views under cells, in the order of the runs; missing in kernels with an older version. */
   views?: Shown[];
-  /** The cell that waits for ranks that are still starting; empty if none does. */
-  starting_in?: string;
+  /** The starts of ranks in progress; missing in kernels with an older version. */
+  starts?: Start[];
+}
+
+/** A start of ranks, from the search for their pool on. */
+export interface Start {
+  pool: string;
+  /** The cell that waits for the ranks, and its id; empty if none does or it is not known. */
+  label: string;
+  cell: string;
+  /** The submitted run that waits for them; empty if none does. */
+  run: string;
+  began_at_s: number;
 }
 
 /** One execution of a cell. */

@@ -3,7 +3,7 @@
  *
  * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
  */
-import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Starting } from './protocol.js';
+import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Start, Starting } from './protocol.js';
 
 /** JupyterLab's `trans.__`: `%1` stands for the first argument; with `n` (`trans._n`) for the number that is counted. */
 export interface Say {
@@ -120,10 +120,30 @@ export function startingText({ up, size, waits_for: waitsFor }: Starting, t: Say
   return waitsFor ? t('%1: %2, waiting for %3', what, far, waitsFor) : t('%1: %2', what, far);
 }
 
-/** The text in the cell that waits for ranks; empty if none does. */
-export function startingIn(overview: Overview | null, t: Say): { cell: string; text: string } | null {
-  const group = overview?.pools.flatMap(pool => pool.groups).find(each => each.state === 'opening' && each.starting);
-  return overview?.starting_in && group?.starting ? { cell: overview.starting_in, text: startingText(group.starting, t) } : null;
+/** The seconds of a start after which its cell says so: ranks that are there sooner are not worth a line that comes and goes. */
+export const SHORT_START_S = 0.5;
+
+/** The text in the cell that waits for ranks; null if none does. */
+export function startingIn(overview: Overview | null, nowS: number, t: Say): { cell: string; text: string } | null {
+  const start = overview?.starts?.find(each => each.cell && !each.run);
+  if (!start || nowS - start.began_at_s < SHORT_START_S) {
+    return null;
+  }
+  const group = overview?.pools.find(pool => pool.name === start.pool)?.groups.find(each => each.state === 'opening');
+  const what = group?.starting ? startingText(group.starting, t) : t('Starting ranks on %1', start.pool);
+  return { cell: start.cell, text: `${what} · ${clock(nowS - start.began_at_s)}` };
+}
+
+/** The start of ranks in a pool: `Starting ranks for Cell In[5] · 0:03`; empty if there is none. */
+export function poolStartText(overview: Overview, pool: string, nowS: number, t: Say): string {
+  const start = overview.starts?.find(each => each.pool === pool);
+  const what = start?.label ? t('Starting ranks for %1', start.label) : t('Starting ranks');
+  return start ? `${what} · ${clock(nowS - start.began_at_s)}` : '';
+}
+
+/** The cells that wait for their ranks, and have no run yet. */
+export function waitingCells(overview: Overview | null): Start[] {
+  return (overview?.starts ?? []).filter(each => each.label && !each.run);
 }
 
 /** A question before many more ranks are started than there are cores; empty if there is none. */
@@ -528,6 +548,10 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
     const left = leftText(run, t);
     const first = running > 1 ? t('%1 running', running) : running ? `${ranksText(run.ranks, run.gpus, t)} · ${state}${left && ` · ${left}`}` : '';
     return [first, waiting ? t('%1 queued', waiting) : ''].filter(Boolean).join(', ');
+  }
+  const [start] = overview.starts ?? [];
+  if (start) {
+    return t('starting ranks · %1', clock(nowS - start.began_at_s));
   }
   const groups = overview.pools.flatMap(pool => pool.groups).filter(group => group.state === 'open');
   const count = groups.reduce((sum, group) => sum + group.size, 0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,37 @@ def test_ranks_are_started_resized_restarted_and_ended_by_buttons(open_notebook:
     entry.locator(".jp-RunningSessions-itemShutdown").click()
     expect(entry).to_have_count(0)
     expect(lab.panel()).to_contain_text("No ranks are up")
+
+
+def test_a_start_of_ranks_is_told_from_its_first_second_on(open_notebook: Open, tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    start = tmp_path / "start"
+    start.write_text(f'#!/bin/sh\nuntil [ -e {reached} ]; do sleep 0.1; done\nshift; exec "$@"\n')
+    start.chmod(0o755)
+    pool = (
+        f"--kind command --hosts a --nodes 1 --ranks 1 --start '{start} {{host}} {{python}}' --python {sys.executable}"
+    )
+    lab = open_notebook(
+        f"%distributed_pool add far {pool} --interface lo --environment off", "%%distributed --pool far\n'ran'"
+    )
+    panel = lab.panel()
+    lab.load_extension(1)
+    panel.get_by_label("Pool", exact=True).select_option("far")
+    expect(panel).to_contain_text("No ranks are up; the next run starts them.")
+    expect(panel).to_contain_text("Nothing has run yet.")
+
+    lab.run(2)
+    expect(panel.locator(".jp-mod-used")).to_contain_text(re.compile(r"Starting ranks for Cell In\[\d+\] · 0:0\d"))
+    expect(panel.locator(".jp-Distributed-run")).to_contain_text(re.compile(r"Cell In\[\d+\] waits for its ranks"))
+    expect(lab.output(2)).to_contain_text(re.compile(r"Starting (ranks on far|1 rank).* · 0:0\d"))
+    expect(panel).not_to_contain_text("No ranks are up")
+    expect(panel).not_to_contain_text("Nothing has run yet")
+    lab.shoot("sidebar-starting")
+
+    reached.touch()
+    expect(lab.ended(2)).to_contain_text("ran")
+    expect(panel).not_to_contain_text("Starting ranks")
+    expect(lab.page.locator(".jp-Distributed-starting")).to_have_count(0)
 
 
 def test_the_settings_editor_has_an_entry_that_counts_at_once(open_notebook: Open) -> None:

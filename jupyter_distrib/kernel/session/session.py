@@ -88,6 +88,7 @@ class Session:
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: all that somebody has defined, and the built-in ones that can be reached."""
         held = {connection.facts.pool for connection in self.pools.connections if connection.groups}
+        held |= {start.pool for start in self.pools.starts}
         return [
             pool
             for name, pool in settings.pools.items()
@@ -212,7 +213,10 @@ class Session:
         takes_new = not (options.warm or request.handles) and options.on is None
         first = known.first_imported(request.sources()) if takes_new else ""
         unused = takes_new and bool(request.cell.script or first)
-        with self.pools.claiming(options, request.handles, concurrent=concurrent, unused=unused) as group:
+        start = self.pools.starting(
+            options.pool or "", label=request.label, cell=request.cell_id, run=queued.id if queued else ""
+        )
+        with start, self.pools.claiming(options, request.handles, concurrent=concurrent, unused=unused) as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             outgoing = order.outgoing(self.sent_values)

@@ -28,7 +28,6 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.session.pools.connection import GroupState
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
@@ -196,10 +195,7 @@ class FrontEnd:
             trouble = {"text": str(error), "at_s": 0.0}
         self._unchanged = self._unchanged or UnchangedParts()
         seen = overview(current, self._settings, self._pools, self._unchanged)
-        cell = self.cells.running
-        starting = cell and any(group.state is GroupState.OPENING for group in current.pools.groups())
         more = {
-            "starting_in": cell if starting else "",
             "route": self._route,
             "doing": self._doing,
             "trouble": trouble,

@@ -79,6 +79,7 @@ def overview(
             _pool(session, pool, pools.get(pool.name), groups.get(pool.name, []))
             for pool in session.usable_pools(settings)
         ],
+        "starts": [m.fields_of(start) for start in session.pools.starts if _is_start(groups.get(start.pool, []))],
         "waits": settings.waiting and _waits(settings.waiting),
         "runs": _runs(session.history, unchanged),
     }
@@ -146,6 +147,11 @@ def _group(group: WorkerGroup) -> dict[str, Any]:
         "ranks": [m.fields_of(info) for info in group.workers],
         "starting": m.fields_of(group.starting) if group.state is GroupState.OPENING and group.starting else None,
     }
+
+
+def _is_start(groups: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a cell that waits for ranks of a pool with these groups has to wait for their start."""
+    return not groups or any(group["state"] == GroupState.OPENING.value for group in groups)
 
 
 def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:

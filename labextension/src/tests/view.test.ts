@@ -362,14 +362,30 @@ test('the overview that the kernel really makes has the shape that is written do
 const starting = (more = {}) => ({ up: 12, size: 20, waits_for: '', ...more });
 const opening = (more: Partial<Overview> = {}): Overview => {
   const group = { name: 'g', state: 'opening', size: 0, gpus: false, kept: [], run: null, ranks: [], starting: starting() };
-  return { pools: [{ groups: [group] }], starting_in: 'c5', ...more } as unknown as Overview;
+  const start = { pool: 'local', label: 'Cell In[5]', cell: 'c5', run: '', began_at_s: 1000 };
+  return { pools: [{ name: 'local', groups: [group] }], runs: [], starts: [start], ...more } as unknown as Overview;
 };
 
 test('a start that takes long says how far it is and what it waits for, in its cell', () => {
   assert.equal(view.startingText(starting(), t), 'Starting 20 ranks: 12 up');
   assert.equal(view.startingText(starting({ up: 0, size: 1, waits_for: 'the import of torch' }), t), 'Starting 1 rank: 0 up, waiting for the import of torch');
-  assert.deepEqual(view.startingIn(opening(), t), { cell: 'c5', text: 'Starting 20 ranks: 12 up' });
-  assert.equal(view.startingIn(opening({ starting_in: '' }), t), null);
+  assert.deepEqual(view.startingIn(opening(), 1003, t), { cell: 'c5', text: 'Starting 20 ranks: 12 up · 0:03' });
+  assert.equal(view.startingIn(opening(), 1000.2, t), null);
+  assert.equal(view.startingIn(opening({ starts: [] }), 1003, t), null);
+});
+
+test('a start says for which cell it is and since when, before the pool is found and in every place', () => {
+  const overview = opening({ pools: [] });
+  assert.deepEqual(view.startingIn(overview, 1002, t), { cell: 'c5', text: 'Starting ranks on local · 0:02' });
+  assert.equal(view.poolStartText(overview, 'local', 1002, t), 'Starting ranks for Cell In[5] · 0:02');
+  assert.equal(view.poolStartText(overview, 'other', 1002, t), '');
+  assert.equal(view.statusText(overview, 1002, t), 'starting ranks · 0:02');
+  assert.deepEqual(view.waitingCells(overview).map(each => each.label), ['Cell In[5]']);
+  const [start] = overview.starts ?? [];
+  assert.ok(start);
+  const submitted = opening({ starts: [{ ...start, run: 'r-1' }] });
+  assert.deepEqual(view.waitingCells(submitted), []);
+  assert.equal(view.startingIn(submitted, 1002, t), null);
 });
 
 test('many more ranks than cores are asked for first', () => {

@@ -132,10 +132,16 @@ def test_a_start_that_takes_long_says_how_far_it_is_and_in_which_cell(book: Note
         groups = [group for pool in data.get("overview", {}).get("pools", ()) for group in pool["groups"]]
         return [group["starting"] for group in groups if group["starting"]]
 
+    at_first = news_until(book, lambda data: data.get("overview", {}).get("starts"))
+    (start,) = at_first["overview"]["starts"]
+    assert (start["pool"], start["cell"], start["run"]) == ("local", "c-5", "")
+    assert start["label"].startswith("Cell In[")
+    assert abs(start["began_at_s"] - at_first["now_s"]) < 5
+    assert starting(at_first) == [], "it is told before the agent has something to report"
     data = news_until(book, starting)
     assert starting(data)[0]["size"] == 2
-    assert data["overview"]["starting_in"] == "c-5"
-    news_until(book, lambda data: "overview" in data and not data["overview"]["starting_in"])
+    assert data["overview"]["starts"] == [start]
+    news_until(book, lambda data: "overview" in data and not data["overview"]["starts"])
     book.ok("%distributed_pool stop")
 
 

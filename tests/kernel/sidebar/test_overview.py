@@ -107,6 +107,18 @@ def test_parts_are_taken_over_until_what_they_show_changes(monkeypatch: pytest.M
     assert unchanged.ended == {}
 
 
+def test_a_start_is_listed_from_the_search_for_its_pool_on_and_not_when_ranks_are_up() -> None:
+    session = Session()
+
+    def starts() -> Any:
+        return overview(session, session.settings, {})["starts"]
+
+    with session.pools.starting("local", label="Cell In[3]", cell="c-3"):
+        (start,) = starts()
+        assert (start["pool"], start["label"], start["cell"], start["run"]) == ("local", "Cell In[3]", "c-3", "")
+    assert starts() == []
+
+
 def test_a_run_says_which_numbers_are_nan_at_its_end() -> None:
     session, record = Session(), RunRecord(run="r", label="Cell In[3]", ranks=[0, 1], world_size=2)
     for step, loss, norm in ((1, 0.5, math.inf), (2, math.nan, 1.0)):

@@ -161,6 +161,21 @@ class ConcurrentStart:
     """Called with a sentence on what the cell waits for."""
 
 
+@data_class
+class RankStart:
+    """A start of ranks in progress, from the search for their pool on."""
+
+    pool: str
+    label: str = ""
+    """The cell that waits for the ranks; empty if none does."""
+    cell: str = ""
+    """The id of that cell in its notebook; empty if it is not known."""
+    run: str = ""
+    """The id of the submitted run that waits for them; empty if none does."""
+    began_at_s: float
+    """Time since the epoch."""
+
+
 class StartCut(PoolError):
     """An error for ranks that were starting when the process that looks after them ended."""
 
@@ -188,6 +203,8 @@ class PoolManager:
     def __init__(self, identity: KernelIdentity, choices: Choices, on_change: Callable[[], object]) -> None:
         self.connections = Connections(identity, choices, on_change)
         self._identity, self._choices, self._on_change = identity, choices, on_change
+        self.starts: list[RankStart] = []
+        """The starts in progress; a cell that gets warm ranks has one until it has been sent."""
         self._turns = threading.Condition(threading.RLock())
         """The condition on which threads wait for ranks that another thread has claimed."""
         self._numbers = itertools.count(1)
@@ -217,6 +234,18 @@ class PoolManager:
         return [group for connection in reached for group in list(connection.groups.values())]
 
     # ------------------------------------------------------------------------------------------------ for a cell
+
+    @contextmanager
+    def starting(self, pool: str, *, label: str = "", cell: str = "", run: str = "") -> Iterator[None]:
+        """List a start of ranks within the block."""
+        start = RankStart(pool=pool, label=label, cell=cell, run=run, began_at_s=time.time())
+        self.starts = [*self.starts, start]
+        self._on_change()
+        try:
+            yield
+        finally:
+            self.starts = [each for each in self.starts if each is not start]
+            self._on_change()
 
     @contextmanager
     def claiming(
@@ -406,7 +435,8 @@ class PoolManager:
                 group = self._choose(self._choices.settings.filled(options))
             self.wait_open(group)
 
-        once_more(start)
+        with self.starting(options.pool or self._choices.pool):
+            once_more(start)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """End the ranks of a pool and the runs on them; the values that they keep are lost."""
