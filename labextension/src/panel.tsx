@@ -142,13 +142,14 @@ export class DistributedPanel extends SidePanel {
     const natural = content.widgets.map(section => section.node.querySelector('.jp-Distributed-part')?.firstElementChild?.scrollHeight ?? 0);
     const shown = natural.map((height, index) => (content.widgets[index]?.isHidden ? 0 : height));
     const titles = TITLE_HEIGHT * natural.length;
+    const filledIn = content.widgets.findIndex(section => section.node.querySelector('.jp-Distributed-form') !== null);
     // Where the window is too low for that, the panel as a whole is scrolled.
-    const least = `${view.leastHeight(shown) + titles}px`;
+    const least = `${view.leastHeight(shown, filledIn) + titles}px`;
     if (content.node.style.minHeight !== least) {
       content.node.style.minHeight = least;
       MessageLoop.sendMessage(content, Widget.ResizeMessage.UnknownSize);
     }
-    const needs = view.heights(shown, content.node.clientHeight - titles);
+    const needs = view.heights(shown, content.node.clientHeight - titles, filledIn);
     // One that needs more gets it; others do not move for less than a line.
     if (needs.some((need, index) => need > (this.needs[index] ?? 0) + 2 || need < (this.needs[index] ?? 0) - 20)) {
       this.needs = needs;

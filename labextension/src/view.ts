@@ -632,32 +632,38 @@ export function lineKind(line: string): string {
 
 // ---------------------------------------------------------------------------------------------------- layout
 
+/** The part of a list, and of the form of a pool with its buttons, in which it can be scrolled. */
 const LEAST_HEIGHT = 140;
+const LEAST_FORM_HEIGHT = 280;
 
-/** The least height of all sections together: that of the form, and for each list a part in which it can be scrolled. */
-export function leastHeight(natural: number[]): number {
-  return natural.reduce((sum, need, place) => sum + (place === 0 ? need : Math.min(need, LEAST_HEIGHT)), 0);
+/** The least height of all sections together: that of the first form, and for the others a part; `filledIn` has the form of a pool. */
+export function leastHeight(natural: number[], filledIn = -1): number {
+  return natural.reduce((sum, need, place) => sum + (place === 0 ? need : Math.min(need, least(place, filledIn))), 0);
+}
+
+function least(place: number, filledIn: number): number {
+  return place === filledIn ? LEAST_FORM_HEIGHT : LEAST_HEIGHT;
 }
 
 /**
  * The heights of sections: the form, which is the first one, has its own, and lists share what is left. A list that needs less
  * than its share leaves the rest to others. A section without content has none.
  */
-export function heights(natural: number[], room: number): number[] {
+export function heights(natural: number[], room: number, filledIn = -1): number[] {
   const found = natural.map((need, place) => (place === 0 ? Math.min(need, Math.max(0, room)) : 0));
   let left = room - (found[0] ?? 0);
   let open = natural.map((_, place) => place).filter(place => place > 0 && (natural[place] ?? 0) > 0);
   while (open.length) {
     const share = left / open.length;
-    const small = open.filter(place => (natural[place] ?? 0) <= share);
-    for (const place of small.length ? small : open) {
-      found[place] = small.length ? (natural[place] ?? 0) : Math.max(LEAST_HEIGHT, share);
+    const settled = open.filter(place => (natural[place] ?? 0) <= share || least(place, filledIn) > share);
+    for (const place of settled.length ? settled : open) {
+      found[place] = settled.length ? Math.min(natural[place] ?? 0, Math.max(share, least(place, filledIn))) : share;
       left -= found[place] ?? 0;
     }
-    if (!small.length) {
+    if (!settled.length) {
       break;
     }
-    open = open.filter(place => !small.includes(place));
+    open = open.filter(place => !settled.includes(place));
   }
   const last = natural.reduce((found, need, place) => (need > 0 ? place : found), -1);
   const spare = room - found.reduce((sum, each) => sum + each, 0);

@@ -310,7 +310,7 @@ def test_a_start_of_ranks_is_told_from_its_first_second_on(open_notebook: Open, 
 
     lab.run(2)
     expect(panel.locator(".jp-mod-used")).to_contain_text(re.compile(r"Starting ranks for Cell In\[\d+\] · 0:0\d"))
-    expect(panel.locator(".jp-Distributed-run")).to_contain_text(re.compile(r"Cell In\[\d+\] waits for its ranks"))
+    expect(panel.locator(".jp-Distributed-run")).to_contain_text(re.compile(r"Cell In\[\d+\] waits for ranks"))
     expect(lab.output(2)).to_contain_text(re.compile(r"Starting (ranks on far|1 rank).* · 0:0\d"))
     expect(panel).not_to_contain_text("No ranks are up")
     expect(panel).not_to_contain_text("Nothing has run yet")
@@ -693,3 +693,16 @@ def test_buttons_of_the_form_of_a_pool_can_be_pressed_in_a_low_window(open_noteb
         if control.is_visible():
             assert control.evaluate(WHOLE), f"cut: {control.evaluate('node => node.outerHTML')[:200]}"
     lab.shoot("pool-form-450-high", panel)
+
+    foot, section = (
+        form.locator(".jp-Distributed-foot"),
+        panel.locator(".jp-Distributed-section", has=lab.page.locator(".jp-Distributed-form")),
+    )
+    fields = "([section, foot]) => foot.getBoundingClientRect().top - section.getBoundingClientRect().top"
+    shown = lab.page.evaluate(fields, [section.element_handle(), foot.element_handle()])
+    assert shown >= 180, f"{shown} px of fields above the buttons"
+    panel.evaluate("node => { node.style.width = '250px'; }")
+    tops = foot.locator("button").evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect().top)")
+    assert len(tops) == 3
+    assert len(set(tops)) == 1, "the buttons take more than one row"
+    assert foot.evaluate("node => node.scrollWidth <= node.clientWidth")

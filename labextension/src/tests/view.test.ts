@@ -254,6 +254,9 @@ test('the form of the sidebar has its own height, and lists share the rest', () 
   assert.deepEqual(view.heights([190, 0, 0, 0], 850), [850, 0, 0, 0]);
   assert.deepEqual(view.heights([0, 80, 900, 0], 500), [0, 80, 420, 0]);
   assert.equal(view.leastHeight([190, 80, 900, 0]), 190 + 80 + 140);
+  assert.equal(view.leastHeight([190, 900, 900, 0], 1), 190 + 280 + 140);
+  assert.deepEqual(view.heights([190, 900, 900, 0], 610, 1), [190, 280, 140, 0]);
+  assert.deepEqual(view.heights([190, 900, 900, 0], 1190, 1), [190, 500, 500, 0]);
 });
 
 test('what a stop of ranks would lose is named', () => {
