@@ -135,13 +135,23 @@ class ProjectFiles:
                         continue
                     size = info.st_size
                     if size > FILE_LIMIT_BYTES:
-                        largest = max(largest, (size, full))
+                        if number == 0 or _is_in_package(folder, inside):
+                            largest = max(largest, (size, full))
                         continue
                     total += size
                     if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
                         return Found(files, f"{_too_many(folder)} {_too_large(*largest)}".rstrip())
                     files[prefix + name] = (full, (info.st_mtime_ns, size))
         return Found(files, _too_large(*largest))
+
+
+def _is_in_package(folder: str, inside: str) -> bool:
+    """Return whether a folder of the path is part of a package there.
+
+    A cell does not miss the rest of a checkout, such as the products of its builds and tests.
+    """
+    top = inside.partition("/")[0]
+    return top != "" and os.path.isfile(os.path.join(folder, top, "__init__.py"))
 
 
 def _too_many(folder: str) -> str:

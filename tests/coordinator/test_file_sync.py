@@ -73,6 +73,23 @@ def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_large_files_beside_the_packages_of_a_checkout_are_not_named(tmp_path: Path) -> None:
+    notebook, checkout = tmp_path / "notebook", tmp_path / "checkout"
+    for folder in (notebook, checkout / "artifacts" / "deep", checkout / "mine" / "data"):
+        folder.mkdir(parents=True)
+    large = bytes(file_sync.FILE_LIMIT_BYTES + 1)
+    for place in (
+        checkout / "core.bin",
+        checkout / "artifacts" / "deep" / "a.bin",
+        checkout / "mine" / "data" / "m.bin",
+    ):
+        place.write_bytes(large)
+    assert look(str(notebook), [str(checkout)]).left_out == ""
+    (checkout / "mine" / "__init__.py").write_text("")
+    assert look(str(notebook), [str(checkout)]).left_out.startswith(f"{checkout}/mine/data/m.bin (1 MB) is not")
+    assert look(str(checkout), []).left_out, "in the notebook's own folder every file counts"
+
+
 def test_what_could_not_be_brought_travels_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     here = FileSync()
