@@ -113,14 +113,14 @@ def to_exception(
     source_of: SourceOf,
     elapsed_s: float,
     *,
-    colors: bool = False,
+    bold: bool = False,
 ) -> BaseException:
     """Return the exception to raise in the cell: the root's own object if it can be unpacked.
 
     It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
     `except` block: IPython prints raw frames for an exception with an exception group in its context.
     """
-    paint = Paint(colors)
+    paint = Paint(bold)
     number = cause(record)
     if number is None:
         message = _ended_from_outside(record, elapsed_s)
@@ -133,7 +133,7 @@ def to_exception(
         message = f"{rank_list(alike, sentence=True)} called {_exit_call(root.failure)}."
         lines = [
             *opening(root.failure, source_of, paint, _header(record, alike)),
-            paint.name("RankLost") + f": {message}",
+            paint.strong("RankLost") + f": {message}",
         ]
         return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
     lines = chain(root.failure, source_of, paint, _header(record, alike))
@@ -229,7 +229,7 @@ def _object(failure: m.Failure, unpack: Unpack) -> BaseException:
 def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint) -> RankLost:
     assert root.exit is not None
     message = f"Rank {root.rank} {describe_exit(root.exit)}."
-    lines = [paint.name("RankLost") + f": {message}"]
+    lines = [paint.strong("RankLost") + f": {message}"]
     if frames := user_frames(root.exit.frames):
         lines += ["It was here:", *frame_lines(frames, source_of, paint)]
     if root.exit.last_lines:

@@ -66,21 +66,15 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The colours of IPython's own tracebacks, or no colours."""
+    """Bold parts, or plain text.
 
-    colors: bool
+    No colours: on the red ground of an error in JupyterLab, its green, red and yellow have contrasts of 2 to 5.
+    """
 
-    def name(self, text: str) -> str:
-        return f"\x1b[91m{text}\x1b[39m" if self.colors else text
+    bold: bool
 
-    def place(self, text: str) -> str:
-        return f"\x1b[32m{text}\x1b[39m" if self.colors else text
-
-    def line(self, text: str) -> str:
-        return f"\x1b[92m{text}\x1b[39m" if self.colors else text
-
-    def mark(self, text: str) -> str:
-        return f"\x1b[93m{text}\x1b[39m" if self.colors else text
+    def strong(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[22m" if self.bold else text
 
 
 def chain(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
@@ -97,14 +91,14 @@ def chain(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) ->
 
 def opening(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
     name = failure.type_name.rpartition(".")[2]
-    title = paint.name(name) + header.rjust(max(75 - len(name), len(header) + 1))
+    title = f"{paint.strong(name)}  {header}"
     return [title, *frame_lines(user_frames(failure.frames), source_of, paint)]
 
 
 def _conclusion(failure: m.Failure, paint: Paint) -> list[str]:
     name, message = failure.type_name.rpartition(".")[2], clipped(failure.message, MESSAGE_CHARACTERS)
     first, *rest = f": {message}".splitlines() if message else [""]
-    return [paint.name(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
+    return [paint.strong(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
 
 
 def headline(failure: m.Failure) -> str:
@@ -130,7 +124,7 @@ def frame_lines(frames: Sequence[m.Frame], source_of: SourceOf, paint: Paint) ->
         if hidden and index == SHOWN_FRAMES // 2:
             lines.append(f"    ... {hidden} more frames ...")
         function = f", in {frame.function}(...)" if frame.function not in ("", "<module>") else ""
-        lines.append(paint.place(place(frame)) + function)
+        lines.append(paint.strong(place(frame)) + function)
         lines += _source_lines(frame, source_of(frame.filename) if is_user(frame) else None, paint)
     return lines
 
@@ -139,22 +133,22 @@ def _source_lines(frame: m.Frame, source: Sequence[str] | None, paint: Paint) ->
     """Yield the failing line with two lines around it, and marks under the expression if its columns are known."""
     if source is None or not 0 < frame.line <= len(source):
         if frame.text:
-            yield f"{paint.line(f'----> {frame.line}')} {frame.text}"
+            yield f"{paint.strong(f'----> {frame.line}')} {frame.text}"
         return
     for number in range(max(1, frame.line - 2), min(len(source), frame.line + 2) + 1):
         text = source[number - 1].rstrip("\n")
         if number == frame.line:
-            yield f"{paint.line('----> ' + str(number))} {clipped(text, 400)}"
+            yield f"{paint.strong('----> ' + str(number))} {clipped(text, 400)}"
             yield from _marks(frame, text, " " * len(f"----> {number} "), paint)
         elif text.strip() and not (number == 1 and text.lstrip().startswith("%%")):
-            yield f"{paint.line(f'{number:>{6 + len(str(frame.line))}}')} {clipped(text, 400)}"
+            yield f"{number:>{6 + len(str(frame.line))}} {clipped(text, 400)}"
 
 
 def _marks(frame: m.Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
     first, last = frame.first_column, frame.last_column
     whole = text[:first].strip() == "" and text[last:].strip() == ""
     if 0 <= first < last <= min(len(text), 400) and not whole:
-        yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.mark("^" * (last - first))
+        yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.strong("^" * (last - first))
 
 
 def user_frames(frames: Sequence[m.Frame]) -> list[m.Frame]:

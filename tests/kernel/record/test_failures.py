@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -102,8 +103,8 @@ def rendered(exception: BaseException) -> str:
     return "\n".join(exception._render_traceback_())  # type: ignore[attr-defined]
 
 
-def shown(record: RunRecord, *, colors: bool = False) -> str:
-    return rendered(to_exception(record, no_object, source_of, 12.0, colors=colors))
+def shown(record: RunRecord, *, bold: bool = False) -> str:
+    return rendered(to_exception(record, no_object, source_of, 12.0, bold=bold))
 
 
 # ---------------------------------------------------------------------------------------------------- the cause
@@ -203,7 +204,7 @@ def test_a_failure_is_shown_like_ipython_shows_one() -> None:
     record = a_record(failed(2), *(failed(rank, PEER_CLOSED, 2.01) for rank in (0, 1, 3, 4, 5, 6)), interrupted(7))
     assert shown(record) == textwrap.dedent(
         """\
-        KeyError                                            Traceback (rank 2 of 8)
+        KeyError  Traceback (rank 2 of 8)
         Cell In[5], line 9
               7         lr = config["lr"]
               8         dist.all_reduce(t)
@@ -307,7 +308,9 @@ def test_a_very_long_message_is_cut() -> None:
 def test_colours_come_only_if_asked_for() -> None:
     record = a_record(failed(0))
     assert "\x1b" not in shown(record)
-    assert "\x1b[91mKeyError\x1b[39m" in shown(record, colors=True)
+    painted = shown(record, bold=True)
+    assert "\x1b[1mKeyError\x1b[22m" in painted
+    assert set(re.findall(r"\x1b\[\d+m", painted)) == {"\x1b[1m", "\x1b[22m"}, "colours cannot be read on every ground"
 
 
 def test_a_rank_that_left_early_while_others_waited_is_named() -> None:
@@ -405,7 +408,7 @@ def test_ipython_shows_exactly_these_lines_for_types_that_it_treats_specially_to
     value, syntax, group, cancelled, interrupt = done.stdout.split("====\n")
     for name, text in (("ValueError", value), ("SyntaxError", syntax), ("CancelledError", cancelled)):
         assert text.splitlines() == [
-            name + "Traceback (rank 1 of 2)".rjust(75 - len(name)),
+            f"{name}  Traceback (rank 1 of 2)",
             f"{name}: m",
             "Rank 1 raised it after 1 s.",
             "Rank 0 had not started",

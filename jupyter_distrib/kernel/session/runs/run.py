@@ -505,7 +505,7 @@ class Run:
             return failures.to_timeout(record, record.limit_s, elapsed_s, source_of)
         if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
             return failures.to_interrupt(record, elapsed_s, source_of)  # stopped from elsewhere, or in the inline pool
-        return failures.to_exception(record, unpack_exception, source_of, elapsed_s, colors=True)
+        return failures.to_exception(record, unpack_exception, source_of, elapsed_s, bold=True)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a run belongs to the notebook that began it: pickle `.result()`, or what else is read of it")
