@@ -10,8 +10,8 @@ from itertools import zip_longest
 
 from jupyter_distrib.kernel.views import markup
 
-WIDE_CHARACTERS = 60
-"""Minimum length at which a cell of HTML may be broken into lines."""
+WIDE_CHARACTERS = 24
+"""Minimum length at which a cell of HTML is broken into lines if the page is too narrow for the table."""
 _STYLE = "text-align:left"
 _NARROW_STYLE = "text-align:left;white-space:nowrap"
 

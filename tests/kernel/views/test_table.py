@@ -35,6 +35,12 @@ def test_html_is_escaped_and_long_texts_may_be_broken() -> None:
     assert f'<td style="text-align:left">{"x" * WIDE_CHARACTERS}</td>' in html
 
 
+def test_a_sentence_in_a_table_may_be_broken_and_a_number_not() -> None:
+    html = TextTable(head=("at", "s"), rows=[("Cell In[5], line 12, in train", "12 s")]).as_html()
+    assert '<td style="text-align:left">Cell In[5]' in html
+    assert 'white-space:nowrap;font-variant-numeric:tabular-nums">12 s' in html
+
+
 def test_a_table_without_rows_has_its_head() -> None:
     assert TextTable(head=("a", "bc")).as_text() == "a  bc"
     assert TextTable().as_text() == ""
