@@ -4,8 +4,10 @@ its own."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
@@ -26,6 +28,7 @@ NEEDED = (
     ("get", "pods/exec"),
 )
 """Rights that the role of the user must have; docs/kubernetes.md has all of them."""
+_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -35,6 +38,11 @@ def look(kubectl: Kubectl, tell: Tell) -> NodeReport:
     with suppress(KubectlFailed, KeyError, TypeError, ValueError):  # most users may not see the nodes
         found = nodes(kubectl.asked("nodes", limit_s=ANSWER_S)["items"])
         tell(NodeReport(nodes=found))
+        if any(node.gpus for node in found):
+            with suppress(PoolError):  # fewer still may see the pods of all namespaces, without which nothing is known
+                pods = kubectl.asked("pods", "--all-namespaces", f"--field-selector={_NOT_ENDED}", limit_s=ANSWER_S)
+                found = with_free_gpus(found, pods["items"])
+                tell(NodeReport(nodes=found))
     try:
         missing = missing_rights(kubectl)
     except PoolError as error:
@@ -62,8 +70,32 @@ def _can(kubectl: Kubectl, verb: str, resource: str) -> bool:
 
 
 def nodes(items: Iterable[Any]) -> tuple[m.NodeStatus, ...]:
-    """Return the status of each node; most users may not see who has its GPUs."""
+    """Return the status of each node; who has its GPUs is in the list of pods."""
     return tuple(_node(item) for item in items)
+
+
+def with_free_gpus(nodes: Iterable[m.NodeStatus], pods: Iterable[Any]) -> tuple[m.NodeStatus, ...]:
+    """Return the nodes with the number of GPUs that none of these pods, all that have not ended, has requested."""
+    taken: Counter[str] = Counter()
+    for pod in pods:
+        if words.has_node(pod) and not words.has_ended(pod):
+            taken[str(pod["spec"]["nodeName"])] += _gpus_of(pod["spec"])
+    return tuple(replace(node, free_gpus=max(0, node.gpus - taken[node.name])) for node in nodes)
+
+
+def _gpus_of(spec: Any) -> int:
+    """Return the number of GPUs that a pod occupies. Init containers run before its containers, or beside them if they
+    stay."""
+
+    def wanted(container: Any) -> int:
+        resources = container.get("resources") or {}
+        texts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        return sum(int(amount(text)) for name, text in texts.items() if name.endswith("/gpu"))
+
+    first = spec.get("initContainers") or ()
+    staying = sum(wanted(each) for each in first if each.get("restartPolicy") == "Always")
+    before = max((wanted(each) for each in first if each.get("restartPolicy") != "Always"), default=0)
+    return max(staying + before, staying + sum(wanted(each) for each in spec["containers"]))
 
 
 def _node(item: Any) -> m.NodeStatus:

@@ -147,6 +147,11 @@ def has_node(pod: Object) -> bool:
     return bool((pod.get("spec") or {}).get("nodeName"))
 
 
+def has_ended(pod: Object) -> bool:
+    """Return whether the pod has ended, so that its node's resources are free again."""
+    return _status(pod).get("phase") in ("Succeeded", "Failed")
+
+
 def waiting(pods: Sequence[Object]) -> str:
     """Return a sentence on what pods wait for: `no node has room for pod p: ...`; empty if they only have to start."""
     for pod in pods:
