@@ -2,7 +2,8 @@
 machine.
 
 Small files that have changed since the last run are copied: from the folder of the notebook to `0/`, and from the
-other folders of its path to `1/`, `2/`, ...
+other folders of its path to `1/`, `2/`, ... Folders that git ignores are left out, except for packages of Python, which
+may be generated.
 
 A folder is listed again only when its modification time has changed. That time shows whether files were added or
 removed, not whether they were written, so each file is checked.
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jupyter_distrib.system import record_file
+from jupyter_distrib.system import git_folder, record_file
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 
@@ -29,8 +30,9 @@ SLOW_S = 0.2
 
 Stamp = tuple[int, int]
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
-_ENVIRONMENT = "pyvenv.cfg"
-"""Name of the file that every virtual environment has."""
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+"""Names in every virtual environment, and in every one of conda."""
+_RULES = ".gitignore"
 _COARSE_NS = 2_000_000_000
 """Age below which a modification time cannot be trusted: file systems may count in whole seconds, and a server's clock
 may be slightly off."""
@@ -115,7 +117,8 @@ class ProjectFiles:
         found = self._scan(directory, path)
         if self._last is not None and not self._slow and (took_s := time.monotonic() - began_s) > SLOW_S:
             self._slow = _too_slow(directory, took_s)
-        found = replace(found, left_out=f"{found.left_out} {self._slow}".strip())
+        sentences = (found.left_out, _ignored(self._listings.left_out(directory)), self._slow)
+        found = replace(found, left_out=" ".join(filter(None, sentences)))
         if self._last is None or found != self._last:
             self._last = found
         return self._last
@@ -161,6 +164,17 @@ def _too_many(folder: str) -> str:
     )
 
 
+def _ignored(folders: Sequence[str]) -> str:
+    if not folders:
+        return ""
+    others = len(folders) - 1
+    more = f", nor {'are' if others > 1 else 'is'} {others} other such folder{'s' * (others > 1)}" if others else ""
+    return (
+        f"{folders[0]} is not on the nodes, since git ignores it{more}: have the ranks read data from a place that all "
+        f"nodes can reach, or take the folder out of {_RULES}."
+    )
+
+
 def _too_slow(folder: str, took_s: float) -> str:
     return (
         f"each cell waits {duration(took_s)} for a scan of the files of {folder}, which are copied to the nodes: "
@@ -187,10 +201,51 @@ class _Listing:
     """Name and path of each file."""
     folders: Sequence[tuple[str, str]]
     """Name and path of each folder."""
+    has_rules: bool
+    """Whether a file there says what git ignores."""
     is_environment: bool
 
 
-_NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), is_environment=False)
+_NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), has_rules=False, is_environment=False)
+
+
+class _IgnoredFolders:
+    """The folders below one that git ignores. Git is asked again, at most once in a walk, when a folder has been added
+    or the rules have changed."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._paths: frozenset[str] = frozenset()
+        self._asked_with: dict[str, tuple[Sequence[tuple[str, str]], Stamp | None]] = {}
+        """For each folder that was walked: the folders in it, and the stamp of its rules."""
+        self._may_ask = True
+        self.left_out: list[str] = []
+        """The folders that this walk has left out."""
+
+    def begin_walk(self) -> None:
+        self._may_ask = True
+        self.left_out = []
+
+    def kept(self, folder: str, listing: _Listing) -> Iterator[tuple[str, str]]:
+        """Yield the folders in one that git does not ignore."""
+        now = (listing.folders, _stamp(f"{folder}/{_RULES}") if listing.has_rules else None)
+        if now != self._asked_with.get(folder, ((), None)) and self._may_ask:
+            self._paths = git_folder.ignored_folders(self._root)
+            self._may_ask = False
+        self._asked_with[folder] = now
+        for name, path in listing.folders:
+            if path not in self._paths or os.path.exists(f"{path}/__init__.py"):
+                yield name, path
+            elif not any(os.path.exists(f"{path}/{each}") for each in _ENVIRONMENTS):
+                self.left_out.append(path)
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_mtime_ns, info.st_size
 
 
 class FolderListings:
@@ -198,16 +253,28 @@ class FolderListings:
 
     def __init__(self) -> None:
         self._known: dict[str, _Listing] = {}
+        self._ignored: dict[str, _IgnoredFolders] = {}
 
-    def walk(self, folder: str, inside: str = "") -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+    def walk(self, folder: str) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         """Yield each folder in it by its name there (`""`, `deep/`), with the name and path of each of its files.
-        Leaves out hidden files, files that Python or npm made, and environments."""
+        Leaves out hidden files, files that Python or npm made, environments, and folders that git ignores."""
+        ignored = self._ignored.setdefault(folder, _IgnoredFolders(folder))
+        ignored.begin_walk()
+        yield from self._walk(folder, "", ignored)
+
+    def left_out(self, folder: str) -> Sequence[str]:
+        """Return the folders in it that the last walk has left out because git ignores them."""
+        return self._ignored[folder].left_out
+
+    def _walk(
+        self, folder: str, inside: str, ignored: _IgnoredFolders
+    ) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         listing = self._listing(folder)
         if inside and listing.is_environment:
             return
         yield inside, listing.files
-        for name, path in listing.folders:
-            yield from self.walk(path, f"{inside}{name}/")
+        for name, path in ignored.kept(folder, listing):
+            yield from self._walk(path, f"{inside}{name}/", ignored)
 
     def _listing(self, folder: str) -> _Listing:
         known = self._known.get(folder, _NOTHING)
@@ -223,11 +290,11 @@ class FolderListings:
 
 def _listed(folder: str, mtime_ns: int) -> _Listing:
     age_ns = time.time_ns() - mtime_ns
-    files, folders, is_environment = [], [], False
+    files, folders, names = [], [], set()
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
             name = entry.name
-            is_environment |= name == _ENVIRONMENT
+            names.add(name)
             if name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
@@ -235,5 +302,10 @@ def _listed(folder: str, mtime_ns: int) -> _Listing:
                     folders.append((name, entry.path))
             elif not name.endswith((".ipynb", ".pyc")) and not entry.is_dir():
                 files.append((name, entry.path))
-    known_ns = mtime_ns if age_ns > _COARSE_NS else -1
-    return _Listing(mtime_ns=known_ns, files=files, folders=folders, is_environment=is_environment)
+    return _Listing(
+        mtime_ns=mtime_ns if age_ns > _COARSE_NS else -1,
+        files=files,
+        folders=folders,
+        has_rules=_RULES in names,
+        is_environment=not names.isdisjoint(_ENVIRONMENTS),
+    )

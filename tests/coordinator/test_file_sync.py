@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,12 +42,59 @@ def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
 
 
 def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> None:
-    for name in ("a.py", ".secret", "notebook.ipynb", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/b.py"):
+    for name in (
+        "a.py",
+        ".secret",
+        "notebook.ipynb",
+        "__pycache__/a.pyc",
+        "env/pyvenv.cfg",
+        "env/lib/b.py",
+        "conda/conda-meta/c",
+        "conda/lib/d.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
     found = look(str(tmp_path), [])
     assert list(found.files) == ["0/a.py"]
     assert found.left_out == ""
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_folders_that_git_ignores_stay_here_but_for_packages(tmp_path: Path) -> None:
+    for name in (
+        "a.py",
+        "_version.py",
+        "data/b.csv",
+        "generated/__init__.py",
+        "out/c.py",
+        "env/pyvenv.cfg",
+        "src/d.py",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    rules = tmp_path / ".gitignore"
+    rules.write_text("data/\n_version.py\ngenerated/\nout\nenv/\n")
+    assert len(look(str(tmp_path), []).files) == 6, "there is no repository yet"
+
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    files = ProjectFiles()
+    found = files.scan(str(tmp_path), [])
+    assert list(found.files) == ["0/_version.py", "0/a.py", "0/generated/__init__.py", "0/src/d.py"]
+    assert found.left_out == (
+        f"{tmp_path}/data is not on the nodes, since git ignores it, nor is 1 other such folder: have the ranks read data "
+        "from a place that all nodes can reach, or take the folder out of .gitignore."
+    )
+    (tmp_path / "src" / "out").mkdir()
+    (tmp_path / "src" / "out" / "e.py").write_text("")
+    assert files.scan(str(tmp_path), []).files == found.files, "a folder that is made later is ignored as well"
+
+    rules.write_text("out\n")
+    found = files.scan(str(tmp_path), [])
+    assert "0/data/b.csv" in found.files
+    assert found.left_out.startswith(
+        f"{tmp_path}/out is not on the nodes, since git ignores it, nor is 1 other such folder: "
+    )
+    assert look(str(tmp_path / "out"), []).files.keys() == {"0/c.py"}, "a notebook may be in one"
 
 
 @pytest.mark.timeout(20)  # each would be read for ever

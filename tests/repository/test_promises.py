@@ -29,7 +29,7 @@ HELD: dict[str, dict[str, str]] = {
             "agent/test_server.py::test_another_user_is_refused "
             "pools/test_server_link.py::test_a_socket_of_another_user_is_told_nothing"
         ),
-        "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that are in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
+        "| a folder that you have opened | by its settings file, choose a strategy and numbers of ranks (no more than cores or GPUs), and keep its runs unsaved; anything else only after you [trust](pools.md#a-file-that-comes-with-a-folder) that file. Packages that are in the folder add no pools, strategies, observers or trackers. Where trackers record the commit, and where files are copied to hosts, git runs no program that the folder names. Python itself imports modules from the folder, as in every notebook |": (
             "kernel/settings/test_config_files.py::test_only_these_keys_options_and_kinds_of_pools_need_no_trust "
             "kernel/settings/test_config_files.py::test_more_ranks_than_the_machine_has_need_trust "
             "kernel/settings/test_config_files.py::test_another_file_of_the_same_size_and_time_is_read "
@@ -40,7 +40,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/settings/test_pool_names.py::test_a_package_in_the_notebooks_folder_does_not_replace_an_installed_strategy "
             "kernel/settings/test_pool_names.py::test_a_program_that_only_a_projects_file_names_is_not_run "
             "kernel/settings/test_pool_names.py::test_a_projects_file_does_not_start_the_users_own_remote_pool "
-            "kernel/record/test_git_folder.py::test_no_program_runs_that_the_folder_names"
+            "system/test_git_folder.py::test_no_program_runs_that_the_folder_names"
         ),
         "| a notebook that you have opened | show saved output without scripts; run code only when you run its cells |": (
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jupyter_distrib.addresses import shown, without_secrets
-from jupyter_distrib.kernel.analysis import git_folder, run_facts
+from jupyter_distrib.kernel.analysis import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.libraries.mlflow import active_experiment, is_autologging
@@ -43,7 +43,7 @@ from jupyter_distrib.libraries.mlflow_store import (
     unlogged,
     user,
 )
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import git_folder, interrupts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 

@@ -16,10 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jupyter_distrib.addresses import shown
-from jupyter_distrib.kernel.analysis import git_folder, run_facts
+from jupyter_distrib.kernel.analysis import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.libraries.wandb import GROUP_VARIABLE
+from jupyter_distrib.system import git_folder
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire import messages as m
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.kernel.analysis import git_folder
+from jupyter_distrib.system import git_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -41,6 +41,19 @@ def test_commit_branch_and_whether_files_have_changed(folder: Path) -> None:
 
 def test_a_folder_without_git_has_no_state(tmp_path: Path) -> None:
     assert git_folder.state(str(tmp_path)) == {}
+
+
+def test_folders_that_git_ignores_as_a_whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in ("data/a", "src/build/b", "kept/c", "deep/own/d", "log/e.log", "src/f.log"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path(".gitignore").write_text("data/\nbuild\nkept\n*.log\ndeep\n")
+    git("add", "-f", "kept/c")
+    Path("src/g").touch()
+    inside = str(folder)
+    assert git_folder.ignored_folders(inside) == {f"{inside}/{name}" for name in ("data", "src/build", "deep", "log")}
+    assert git_folder.ignored_folders(f"{inside}/deep") == set(), "a notebook may be in a folder that git ignores"
+    assert git_folder.ignored_folders(str(tmp_path_factory.mktemp("plain"))) == set()
 
 
 PROGRAM = "#!/bin/sh\n{ id; echo $0; } >> $EXPLODED\ncat"
@@ -137,6 +150,7 @@ def test_no_program_runs_that_the_folder_names(
     assert "exploded" not in os.listdir(outside)
 
     git_folder.state(".")
+    git_folder.ignored_folders(".")
 
     assert not (outside / "exploded").exists()
 

@@ -1,8 +1,8 @@
-"""Asks git for the state of the folder of a notebook, and runs no program that this folder names.
+"""Asks git about the folder of a notebook, and runs no program that this folder names.
 
 The folder may have been downloaded, with its `.git`; and a repository may hold another one in a subfolder. Their
 configuration names programs that git runs while it only looks: a monitor of files, hooks, filters, transports.
-Kernel side, in an observer's thread.
+Kernel side, in an observer's thread; in the coordinator, when it scans the notebook's files.
 """
 
 from __future__ import annotations
@@ -41,6 +41,19 @@ def state(folder: str) -> dict[str, str]:
     return {"commit": commit, "branch": branch, "changed": str(bool(changed)).lower()}
 
 
+def ignored_folders(folder: str) -> frozenset[str]:
+    """Return the paths of the folders in this one that git ignores as a whole; none outside a repository, or if git
+    takes too long."""
+    try:
+        listed = _git(folder, _HARMLESS, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    names = (name[:-1] for name in listed.split("\0") if name.endswith("/"))
+    return frozenset(
+        os.path.join(folder, name) for name in names if name != "."
+    )  # as it names an ignored folder itself
+
+
 def _no_filters(folder: str) -> dict[str, str]:
     """Return settings that disable the filters of the repository's own configuration; git pipes changed files through
     them."""
@@ -62,6 +75,6 @@ def _git(folder: str, settings: Mapping[str, str], *arguments: str) -> str:
         given |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
     done = subprocess.run(
         ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True, timeout=GIT_S,
-        stdin=subprocess.DEVNULL, env={**os.environ, **_ENVIRONMENT, **given},
+        errors="surrogateescape", stdin=subprocess.DEVNULL, env={**os.environ, **_ENVIRONMENT, **given},
     )  # fmt: skip
     return done.stdout.strip()
