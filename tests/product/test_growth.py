@@ -48,6 +48,12 @@ def train(folder, steps=10**9):
     return step
 """
 
+OFFLOADS = """
+from torch.distributed.fsdp import CPUOffloadPolicy
+from jupyter_distrib.worker.autoparallel.training import sharding
+sharding._offload = lambda plan: CPUOffloadPolicy(pin_memory=False)  # also on the CPU, where it would be left out
+"""
+
 
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Notebook:
@@ -107,14 +113,16 @@ def pool(folder: Path, hosts: str) -> str:
         ("fsdp", "a:2,b:2", "--ranks 2:4"),
         ("fsdp --precision bf16 --fsdp-unit Linear", "a:2,b:2", "--ranks 2:4"),
         ("ddp", "a:8,b:8", "--ranks 4 --nodes 1:2"),
+        ("fsdp --cpu-offload", "a:2,b:2", "--ranks 2:4"),
     ],
 )
 def test_the_weights_are_those_of_the_same_sizes_by_hand(
     book: Notebook, tmp_path: Path, strategy: str, hosts: str, size: str
 ) -> None:
     line = f"%%distributed {pool(tmp_path, hosts)} --strategy {strategy}"
+    before = OFFLOADS if "offload" in strategy else ""
     (tmp_path / "up-a").touch()
-    book.start(f"{line} {size} --grow-after 1\ntrain('{tmp_path}/grown')")
+    book.start(f"{line} {size} --grow-after 1\n{before}\ntrain('{tmp_path}/grown')")
     book.until("from 0 with 2")
     (tmp_path / "up-b").touch()
     grown = book.finish(90)
@@ -124,14 +132,15 @@ def test_the_weights_are_those_of_the_same_sizes_by_hand(
     assert "grown from 2 to 4 ranks on 2 nodes at step " in grown.view
     assert at > 0
     by_hand = f"%%distributed --strategy {strategy} --ranks"
-    book.ok(f"{by_hand} 2\ntrain('{tmp_path}/hand', steps={at})")
-    book.ok(f"{by_hand} 4\ntrain('{tmp_path}/hand', steps={at + 20})")
+    book.ok(f"{by_hand} 2\n{before}\ntrain('{tmp_path}/hand', steps={at})")
+    book.ok(f"{by_hand} 4\n{before}\ntrain('{tmp_path}/hand', steps={at + 20})")
     same = book.ok(
         f"one, two = (jupyter_distrib.load('{tmp_path}/' + name)['model'] for name in ('grown', 'hand'))\n"
         "(len(one), all(torch.equal(one[name], two[name]) for name in one))"
     )
     assert same.result == "(4, True)"
     book.ok("%distributed_pool stop command")
+    book.ok("%distributed_pool stop local")
 
 
 def test_a_run_grows_and_shrinks_by_whole_nodes(book: Notebook, tmp_path: Path) -> None:
