@@ -23,12 +23,15 @@ from jupyter_distrib.coordinator.node_segments import HeldSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.formatting import size
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import decode_frame, encode
 
 LOG_PART_BYTES = 1 << 20
+SAID_BYTES = 10_000_000
+"""Size of files above which the kernel gets a note that they are copied: a slow connection needs a while."""
 AHEAD = 2
 """Number of requests for events that each node has at a time."""
 
@@ -198,10 +201,13 @@ class RemoteNode:
 
     def _bring(self, command: m.Execute, file_sync: FileSync) -> None:
         """Copy the notebook's new and changed files to the node (before the first cell even if there are none), and
-        report what was left out."""
+        report what was left out and, before it begins, a copy that may take long."""
         folder = self._delivery.files_for(command)
         files, gone = file_sync.changes(folder)
         first, self._has_files = not self._has_files, True
+        if (size_bytes := sum(len(content) for _, _, content in files)) > SAID_BYTES:
+            text = f"{len(files)} of the notebook's files ({size(size_bytes)}) are copied to each node that lacks them."
+            self._delivery.send_note_once(command.run, text, self._holder.send_note)
         if first or files or gone:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, file_sync, files, future))
         self._delivery.send_note_once(command.run, folder.left_out, self._holder.send_note)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.coordinator import remote_node
+from jupyter_distrib.coordinator import file_sync, remote_node
 from jupyter_distrib.coordinator.engine import ContentPart, Receive
 from jupyter_distrib.coordinator.remote_node import Delivery, RemoteNode
 from jupyter_distrib.serialization.shared_memory import GivenUp
@@ -247,6 +247,26 @@ def test_a_file_that_could_not_be_copied_is_reported_unless_the_node_is_out_of_r
     brought = [arguments[0] for name, arguments in channel.calls if name == "bring"]
     assert len(brought) == 2
     assert brought[0] == brought[1], "it travels again"
+
+
+def test_a_copy_of_many_megabytes_is_reported_before_it_begins_and_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(file_sync.FILE_LIMIT_BYTES))
+    told: list[m.Event] = []
+    delivery = Delivery(SimpleNamespace(put=lambda call: call()), SimpleNamespace())  # type: ignore[arg-type]
+    holder = SimpleNamespace(delivery=delivery, ended=False, send_note=told.append)
+    setting, cell = m.Setting(directory=str(tmp_path)), m.Cell(source="", filename="cell")
+    inputs = m.Parcel(data=b"", sizes=())
+    with pytest.MonkeyPatch.context() as patch:
+        for limit_bytes in (3_000_000, 2_000_000):
+            patch.setattr(remote_node, "SAID_BYTES", limit_bytes)
+            for name in ("n1", "n2"):
+                channel = NotedChannel()
+                node = RemoteNode(holder, 0, channel, ABOUT, name=name, shared=False)  # type: ignore[arg-type]
+                node.send(m.Execute(group="c", run="r", ranks=(0,), setting=setting, cell=cell, inputs=inputs))
+                assert [name for name, _ in channel.calls].count("bring") == 1
+    said = "2 of the notebook's files (2.1 MB) are copied to each node that lacks them."
+    assert [event.text for event in told if isinstance(event, m.Noted)] == [said]
 
 
 def test_logs_of_another_node_land_in_their_folder_and_never_through_a_link(tmp_path: Path) -> None:
