@@ -30,7 +30,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import decode_frame, encode
 
 LOG_PART_BYTES = 1 << 20
-SAID_BYTES = 10_000_000
+SAID_BYTES = 20_000_000
 """Size of files above which the kernel gets a note that they are copied: a slow connection needs a while."""
 AHEAD = 2
 """Number of requests for events that each node has at a time."""
