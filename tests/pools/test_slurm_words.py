@@ -48,6 +48,13 @@ def test_what_is_asked_for(gpus: bool, options: dict[str, str], words: list[str]
     assert ("--gpus=4" in asked) == ("--gpus=4" in words)
 
 
+def test_components_of_a_job_that_ask_for_their_own_gpus_are_not_given_others() -> None:
+    for mixed in ("-w n1 --gres=gpu:1 : -w n2 --gres=gpu:2", "--gpus=1 : --ntasks=2 --gpus=2"):
+        asked = command.salloc({"salloc": mixed}, 3, gpus=True, name="x")
+        assert [word for word in asked if word.startswith("--gpus=3")] == []
+    assert "--gpus=3" in command.salloc({"salloc": "--ntasks=1 : --ntasks=2"}, 3, gpus=True, name="x")
+
+
 JOB = """\
 JobId=7 JobName=sh
    JobState=RUNNING Reason=None Dependency=(null)
@@ -65,7 +72,12 @@ def test_the_nodes_of_a_job_and_its_gpus_there() -> None:
     job = command.Job.of("7", JOB)
     assert (job.state, job.nodes) == ("RUNNING", ("n1", "n2", "n3", "n07"))
     assert job.gpus == {"n1": 3, "n2": 3, "n3": 1}
-    assert "--gres=gpu:3" in command.Srun(job="7", python="python3", gpus=job.gpus).words("n1")
+    assert "--gpus=3" in command.Srun(job="7", python="python3", gpus=job.gpus).words("n1"), "other nodes have fewer"
+    even, components = {"n1": 3, "n2": 3}, {"n1": "0", "n2": "0", "n3": "1"}
+    assert "--gres=gpu:3" in command.Srun(job="7", python="python3", gpus=even).words("n1")
+    for node, count in job.gpus.items():
+        srun = command.Srun(job="7", python="python3", gpus=job.gpus, components=components)
+        assert f"--gres=gpu:{count}" in srun.words(node)
     assert "--gres" not in " ".join(command.Srun(job="7", python="python3", gpus=job.gpus).words("n07"))
     assert command.Job.of("7", "JobId=7 JobState=PENDING\n   NodeList=(null)\n").nodes == ()
 

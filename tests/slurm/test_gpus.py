@@ -65,6 +65,9 @@ def placed(book: Notebook, count: int) -> dict[str, int]:
         ("", 3, {"n1": 3}),
         ("", 8, {"n1": 4, "n2": 4}),
         ('nodes = "2"', 2, {"n1": 1, "n2": 1}),
+        ('nodes = "2"', 3, {"n1": 2, "n2": 1}),
+        ('nodes = "2"\nsalloc = "--exclusive"', 2, {"n1": 1, "n2": 1}),
+        ('salloc = "--gres=gpu:1 -w n1 : --gres=gpu:2 -w n2"', 3, {"n1": 1, "n2": 2}),
         ('gres = "gpu:4"', 8, {"n1": 4, "n2": 4}),
     ],
 )

@@ -79,10 +79,18 @@ class Allocation:
         self._granted = True
         job, nodes, counts = found
         if (gpus or not nodes) and ((held := job_of(job)).gpus or not nodes):
-            # A node has room for as many ranks as it has GPUs, or cores.
-            return held, command.hosts(list(held.nodes), [])
+            return held, command.hosts(list(held.nodes), self._spread(held, size, nodes, counts))
         hosts = command.hosts(node_names(nodes), command.tasks(counts))
         return command.Job(id=job, state="RUNNING", nodes=tuple(host.name for host in hosts), gpus={}), hosts
+
+    def _spread(self, held: command.Job, size: int, nodes: str, counts: str) -> list[int]:
+        """Return the number of ranks for each node that has GPUs; empty if its GPUs or cores decide. With a number of
+        nodes it is that of Slurm's tasks, since nodes that are given as a whole have more GPUs than were asked for."""
+        if not nodes or "nodes" not in self._options:
+            return []
+        tasks = dict(zip(node_names(nodes), command.tasks(counts), strict=False))
+        spread = [min(tasks.get(node, 0), held.gpus.get(node, 0)) for node in held.nodes]
+        return spread if sum(spread) >= size and all(spread) else []
 
     def _line(self, process: subprocess.Popen[bytes]) -> tuple[str, str, str] | None:
         """Return the line of salloc on the grant, or None after a while."""

@@ -118,11 +118,20 @@ class Srun:
     def words(self, host: str) -> list[str]:
         # Without --unbuffered, bytes stay in srun until a line ends.
         step = ["--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none"]
-        step += [f"--gres=gpu:{self.gpus[host]}"] if host in self.gpus else []
+        step += self._gpus_on(host)
         step += [f"--het-group={self.components[host]}"] if host in self.components else []
         unset = [word for name in stray_variables(os.environ) for word in ("-u", name)]
         srun = ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
         return ["env", *unset, *srun] if unset else srun
+
+    def _gpus_on(self, host: str) -> list[str]:
+        """Return the option that gives a step all GPUs of the job on this node. Slurm (22.05) refuses `--gres` on each
+        node of a job that has more on some of its nodes than on others."""
+        if host not in self.gpus:
+            return []
+        component = [node for node in self.gpus if self.components.get(node) == self.components.get(host)]
+        even = len({self.gpus[node] for node in component}) == 1
+        return [f"--gres=gpu:{self.gpus[host]}" if even else f"--gpus={self.gpus[host]}"]
 
     def failure(self, host: str, status: int | None, said: str) -> str:
         if any(words in said for words in (*_AWAY, _EXPIRED)):
@@ -178,7 +187,9 @@ def _room(options: Mapping[str, str], size: int, *, gpus: bool) -> list[str]:
     asked = [f"--ntasks={size}", *([f"--nodes={nodes or options['nodes']}"] if nodes or "nodes" in options else [])]
     even = nodes > 0 and size % nodes == 0
     asked += [f"--ntasks-per-node={size // nodes}"] if even else []
-    if gpus and "gres" not in options:
+    own = shlex.split(options.get("salloc", ""))
+    by_component = ":" in own and any(word.startswith(("--gres", "--gpus")) for word in own)
+    if gpus and "gres" not in options and not by_component:
         asked += [f"--gpus-per-node={size // nodes}" if even else f"--gpus={size}"]
     return asked
 
