@@ -135,7 +135,7 @@ class Framework(Protocol):
         time in an idle rank that was forked before the preloaded forkserver was ready."""
 
     def set_up(self, order: m.WorkerOrder) -> None:
-        """Set this process up as the rank: finish the set-up that a fork leaves open, and select the device."""
+        """Set this process up as the rank: finish the set-up that a fork leaves open."""
 
     def prepare(self) -> None:
         """Restore state of the library that an interrupt of an earlier cell may have left inconsistent."""

@@ -17,6 +17,8 @@ import signal
 import tempfile
 
 SIZE_BYTES = 256
+NO_DEVICE = "The GPU cannot be used: "
+"""Begins the line that a rank writes if it cannot take its GPU; the reason follows."""
 PLACE_SIGNAL: int | None = getattr(signal, "SIGRTMIN", None) and signal.SIGRTMIN + 10
 """Signal that nobody else uses; None where the system has no such signals."""
 

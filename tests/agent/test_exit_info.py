@@ -57,4 +57,7 @@ def test_last_lines_are_few_and_readable() -> None:
 def test_the_error_of_a_gpu_is_found_in_what_a_rank_wrote() -> None:
     written = b"Traceback\n  File\ntorch.AcceleratorError: CUDA error: unknown error\nSearch for `cudaError' in\n"
     assert exit_info.device_error(written) == "CUDA error: unknown error"
+    assert (
+        exit_info.device_error(b"The GPU cannot be used: No CUDA GPUs are available\n") == "No CUDA GPUs are available"
+    )
     assert not exit_info.device_error(b"ImportError: CUDA\n")

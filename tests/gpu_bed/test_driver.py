@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -151,3 +152,23 @@ def test_where_the_driver_tells_no_memory_the_allocator_does(bed: GpuBed, book: 
     book.until(f"'gpu_memory_bytes': {10 * GIB}")
     book.interrupt()
     book.finish()
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["CUDA error: out of memory", "No CUDA GPUs are available", "CUDA error: uncorrectable ECC error\nCompile with"],
+)
+def test_a_gpu_that_fails_as_its_rank_starts_is_named_in_one_sentence(bed: GpuBed, book: Notebook, error: str) -> None:
+    bed.state["set_device"]["error"] = error
+    bed.write()
+
+    refused = book.fails("%%distributed --gpus 2\n1")
+    assert re.fullmatch(
+        rf"rank ([01]) could not be started, because GPU \1 cannot be used \({error.partition(chr(10))[0]}\): nvidia-smi "
+        r"shows its state; choose other GPUs with %env CUDA_VISIBLE_DEVICES=\.\.\., or CPU ranks with --ranks N\.",
+        refused.evalue,
+    )
+    assert bed.ranks_gone()
+    bed.state["set_device"]["error"] = ""
+    bed.write()
+    assert book.ok("%%distributed --gpus 8\nworld_size").result == "ranks 0-7: 8"

@@ -408,8 +408,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if not self.ranks.is_current(rank) or self.closed:
             return
         was_starting = rank.state == "starting"
-        lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail)) if was_starting else ""
-        reason = f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
+        reason = self._why_not_started(rank, code) if was_starting else ""
         if was_starting and self.state is State.STARTING:
             return self.fail(reason)
         rank.state = "gone"
@@ -429,6 +428,18 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
                 self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+
+    def _why_not_started(self, rank: Rank, code: int | None) -> str:
+        error = exit_info.device_error(rank.streams.stderr_tail)
+        if self.gpus and error:
+            gpu = self.gpus[rank.order.local_rank]
+            return (
+                f"rank {rank.number} could not be started, because GPU {gpu.number} cannot be used ({error}): "
+                "nvidia-smi shows its state; choose other GPUs with %env CUDA_VISIBLE_DEVICES=..., or CPU ranks with "
+                "--ranks N."
+            )
+        lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail))
+        return f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
 
     def _start_again(self, rank: Rank, reason: str) -> None:
         """Replace a rank that died while starting; on another GPU if its own cannot be used."""

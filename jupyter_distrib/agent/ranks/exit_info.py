@@ -10,13 +10,13 @@ import signal
 from contextlib import suppress
 
 from jupyter_distrib.agent.ranks import torch_log
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import crash_notes, file_owner
 from jupyter_distrib.wire import messages as m
 
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
 """First words of a report by faulthandler."""
-_DEVICE_ERROR = re.compile(r"(?:CUDA|HIP|XPU) error: .*")
+_DEVICE_ERROR = re.compile(rf"(?<={crash_notes.NO_DEVICE}).*|(?:CUDA|HIP|XPU) error: .*")
 LAST_LINES = 20
 ENDING_S = 1.0
 """Maximum seconds between a process closing its links and its end."""

@@ -65,13 +65,17 @@ def run_worker(
 
 
 def set_up_process(order: m.WorkerOrder) -> framework.Framework:
-    """Set up what a fork leaves open (threads, children, framework). Return the framework."""
+    """Set up what a fork leaves open (threads, children, framework, device). Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
     displaying.install()
     child_processes.install()
     event_loops.install()
     framework.current.set_up(order)
+    try:
+        framework.current.take_device()
+    except Exception as error:  # noqa: BLE001 - whatever the driver says
+        give_up(f"{crash_notes.NO_DEVICE}{str(error).partition(chr(10))[0] or type(error).__name__}")
     return framework.current
 
 

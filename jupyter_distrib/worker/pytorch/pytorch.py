@@ -70,13 +70,12 @@ class PyTorch:
         private.remove_folder_of_remote_modules()
 
     def set_up(self, order: m.WorkerOrder) -> None:
-        """Seed random numbers, replace torch's entry points for groups, and select the device."""
+        """Seed random numbers, and replace torch's entry points for groups."""
         randomness.begin()
         self.sightings = GroupSightings()
         self._device = Device("" if order.visible_devices is None else order.device)
         self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.take)
         process_group.install(self.groups)
-        self._device.take()
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
