@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.feigned_cuda import FeignedCuda, trainings
 from tests.notebook import Notebook
 
@@ -61,3 +63,14 @@ def test_two_notebooks_on_one_gpu(machine: FeignedCuda) -> None:
         assert "keeps w" in refused.text
         first.ok("%distributed_pool stop")
         assert "rank 0: 0" in second.ok("%%distributed --gpus 1\nrank").text
+
+
+@pytest.mark.parametrize("ends", ["pass", "raise ValueError('mine')"])
+def test_a_cell_begins_on_its_own_gpu_and_on_the_default_stream(book: Notebook, ends: str) -> None:
+    """Else `.cuda()` would mean the GPU of another rank, if the last cell has left that as the current one."""
+    head = "%%distributed --gpus 2\nimport torch\n"
+    book.cell(f"{head}torch.cuda.set_stream(torch.cuda.Stream())\ntorch.cuda.set_device(1 - rank)\n{ends}")
+    begun = book.ok(
+        f"{head}torch.ones(1).cuda().device == device, torch.cuda.current_stream() == torch.cuda.default_stream()"
+    )
+    assert begun.result == "ranks 0-1: (True, True)"

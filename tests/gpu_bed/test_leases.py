@@ -157,3 +157,10 @@ def test_a_rank_that_cannot_start_again_fails_the_cell_with_the_cause_and_no_mor
         bed.write()
 
         assert book.ok("%%distributed --gpus 1\nlocal_rank").result == "rank 0: 0"
+
+
+def test_a_cell_begins_on_the_gpu_of_its_rank_whichever_the_last_one_chose(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        book.ok("%%distributed --gpus 2\nimport torch\ntorch.cuda.set_device(1 - rank)")
+        begun = book.ok("%%distributed --gpus 2\nimport torch\ntorch.cuda.current_device() == rank")
+        assert begun.result == "ranks 0-1: True"

@@ -79,6 +79,7 @@ class PyTorch:
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
+        self._device.take_again()
         torch.set_grad_enabled(True)  # an interrupt may have come before a step switched gradients on again
 
     def finish(self, values: Iterable[object]) -> None:
@@ -149,6 +150,15 @@ class Device:
         GPU."""
         if self._module is not None:
             self._module.set_device(torch.device(self._name))
+
+    def take_again(self) -> None:
+        """Make the GPU and its default stream the current ones, if an earlier cell has chosen others."""
+        if self._module is None:
+            return
+        if self._module.current_device() != torch.device(self._name).index:
+            self.take()
+        if self._name.startswith("cuda") and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.set_stream(torch.cuda.default_stream())
 
     def drain(self, limit_s: float) -> DeviceState:
         """Wait at most `limit_s` for all work on the device."""
