@@ -172,3 +172,27 @@ def test_a_gpu_that_fails_as_its_rank_starts_is_named_in_one_sentence(bed: GpuBe
     bed.state["set_device"]["error"] = ""
     bed.write()
     assert book.ok("%%distributed --gpus 8\nworld_size").result == "ranks 0-7: 8"
+
+
+def test_a_driver_that_hangs_as_ranks_start_is_ended_by_stop(bed: GpuBed, book: Notebook) -> None:
+    bed.state["set_device"]["seconds"] = 3600.0
+    bed.write()
+    book.start("%%distributed --gpus 2\n1", "c-1")
+    assert wait_until(lambda: len([*(bed.folder / "groups").iterdir()]) == 2), "both wait for the driver"
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert wait_until(lambda: all(gpu.holder == "" for server in bed.status() for gpu in server.gpus))
+
+    bed.state["set_device"]["seconds"] = 0.0
+    bed.write()
+    assert book.ok("%%distributed --gpus 8\nworld_size").result == "ranks 0-7: 8"
+
+
+def test_threads_of_a_rank_choose_its_gpu_at_the_same_time(book: Notebook) -> None:
+    """As those do that wait for the GPU and abort NCCL after a stop: an error would replace the rank."""
+    chosen = book.ok(
+        "%%distributed --gpus 1\n"
+        "import torch\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(8) as threads: chosen = [*threads.map(torch.cuda.set_device, [0] * 400)]\nlen(chosen)"
+    )
+    assert chosen.result == "rank 0: 400"

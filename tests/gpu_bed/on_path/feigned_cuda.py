@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -61,6 +62,7 @@ def set_device(device: Any) -> None:
         raise RuntimeError("No CUDA GPUs are available")
     if number >= len(here):
         raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    _note_group()
     time.sleep(how["seconds"])
     if how["error"]:
         raise torch.AcceleratorError(how["error"])
@@ -70,7 +72,6 @@ def set_device(device: Any) -> None:
     if chosen.get("compute_mode") == 3 and holders:
         raise torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     _current, _initialized = number, True
-    _note_group()
     _write({**_held(), chosen["uuid"]: max(bed()["context_bytes"], _held().get(chosen["uuid"], 0))})
 
 
@@ -151,7 +152,7 @@ def _held() -> dict[str, int]:
 
 
 def _write(held: dict[str, int]) -> None:
-    fresh = FOLDER / "contexts" / f".{os.getpid()}"
+    fresh = FOLDER / "contexts" / f".{os.getpid()}-{threading.get_ident()}"
     fresh.write_text(json.dumps(held))
     fresh.rename(_path())
 
