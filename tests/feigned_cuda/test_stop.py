@@ -277,6 +277,39 @@ def test_a_rank_whose_gpu_is_lost_gets_another_if_there_is_one(machine: FeignedC
         trains(book)
 
 
+@pytest.mark.parametrize("gpus", [6, 5])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_two_gpus_are_lost_at_once(gpus: int, restarts: int) -> None:
+    """With two others, and with only one."""
+    model, enough = f"import os\n{trainings.MODEL}", gpus == 6
+    short = trainings.cell("--strategy ddp", model=model).replace("--gpus 2", "--gpus 4")
+    options = "--strategy ddp" + restarts * " --max-restarts 1"
+    endless = trainings.cell(options, "itertools.count()", UNTIL_AGAIN, model).replace("--gpus 2", "--gpus 4")
+    with FeignedCuda(gpus=gpus) as machine, machine.notebook() as book:
+        book.ok(short)
+        book.start(endless)
+        book.until("steps")
+        for lost in (1, 2):
+            machine.lose(lost)
+        ended = book.finish()
+        if restarts and enough:
+            assert ended.status == "ok", ended.text
+        else:
+            assert ended.ename == ("PoolError" if restarts else "AcceleratorError"), ended.text
+        if restarts and not enough:
+            assert re.search(
+                r"GPU [12] cannot be used \(GPU is lost\), and no other is free for rank [12]: ask", ended.text
+            )
+        if enough:
+            book.ok(short)
+            held = sorted(number for numbers in machine.contexts().values() for number in numbers)
+            assert held == [0, 3, 4, 5]
+        else:
+            refused = book.fails(short)
+            assert re.search(r"GPU [12] cannot be used \(GPU is lost\)", refused.evalue), refused.text
+            trains(book)
+
+
 LEAVES = "if number == 20 and rank == 1: raise SystemExit(0)"
 
 
