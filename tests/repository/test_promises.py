@@ -275,6 +275,10 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/views/test_html.py::test_what_is_left_of_html "
             "kernel/views/test_html.py::test_no_script_no_style_tag_and_every_tag_closed"
         ),
+        "HTML that takes longer than 15 s to check is left out, and a sentence says so.": (
+            "kernel/views/test_html.py::test_html_that_takes_long_to_check_is_cut "
+            "kernel/views/test_html.py::test_all_displays_share_the_time"
+        ),
         "JavaScript and widgets of a rank never reach the page.": "worker/test_displaying.py::test_code_of_a_rank_is_not_for_the_notebook",
         "Links are kept only if they use `http` or `https`.": (
             "kernel/views/test_html.py::test_addresses_in_notes_are_links_and_nothing_else_is "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -23,6 +24,9 @@ from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
 """Limit on the size of all displays together; a larger notebook is slow to open."""
+DISPLAYS_S = 15.0
+"""Limit on the processor time for all HTML displays together; tables of 8 MB take about 3 s, and what a hostile library
+displays may take hours."""
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
 """Number of lines above which output scrolls in a box of its own."""
@@ -102,13 +106,14 @@ def _coloured(line: text_view.OutputLine) -> str:
 
 
 def _displays(record: RunRecord) -> Iterator[str]:
-    left = DISPLAY_BYTES
+    left, end_s = DISPLAY_BYTES, time.thread_time() + DISPLAYS_S
     for rank in record.ranks.values():
         shown = []
         for display in reversed(rank.displays.shown):  # the newest are the last to be left out
             if display.size_bytes <= left:
                 left -= display.size_bytes
-                shown.append(f"<div>{display_html(display, f'rank {rank.rank}')}</div>")
+                left_s = end_s - time.thread_time()
+                shown.append(f"<div>{display_html(display, f'rank {rank.rank}', left_s)}</div>")
         if rank.displays.shown:
             body = _missing(rank, shown) + "".join(reversed(shown))
             yield f"<div><b>rank {rank.rank}</b></div>{body}"
@@ -119,8 +124,9 @@ def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
     return f"<div>... {count:,} earlier display{'s' * (count != 1)} not kept here</div>" if count else ""
 
 
-def display_html(display: Display, alt: str) -> str:
-    """Return the richest representation of a display that is harmless in every front end."""
+def display_html(display: Display, alt: str, most_s: float) -> str:
+    """Return the richest representation of a display that is harmless in every front end; of HTML as much as can be
+    checked in the given seconds of the processor."""
     from jupyter_distrib.kernel.views import sanitize_html  # a parser of HTML and CSS, which most runs never need
 
     data = markup.with_html(display.data)
@@ -129,7 +135,7 @@ def display_html(display: Display, alt: str) -> str:
             return _image(kind, "".join(data[kind].split()), alt)
     if "image/svg+xml" in data:
         return _image("image/svg+xml", base64.b64encode(data["image/svg+xml"].encode()).decode(), alt)
-    if "text/html" in data and (harmless := sanitize_html.safe(data["text/html"])).strip():
+    if "text/html" in data and (harmless := sanitize_html.safe(data["text/html"], most_s)).strip():
         return harmless
     if (latex := data.get("text/latex")) is not None:
         return f"<div>{escape(clipped(latex, TEXT_CHARACTERS))}</div>"

@@ -14,6 +14,8 @@ from functools import lru_cache
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>")
 """The plain text of IPython's own display objects, which does not describe their content."""
 TEXTS = ("text/plain", "text/markdown", "text/latex")
+MARKDOWN_CHARACTERS = 200_000
+"""Length up to which Markdown is converted, which takes about 0.6 s; of a longer text the source is shown."""
 _ACTIVE = re.compile(
     r"\\(href|url|includegraphics|html(?:@mathml|[A-Za-z]*)|data|style|class|cssId|require|unicode|bbox|mmlToken|tooltip"
     r"|[gex]?def|let|futurelet|(?:new|renew|provide)(?:command|environment)|Declare[A-Za-z]*|csname|catcode)"
@@ -29,8 +31,9 @@ of that tag would become other markup."""
 
 def with_html(data: Mapping[str, str]) -> dict[str, str]:
     """Return a MIME bundle in which Markdown without HTML has HTML, not sanitized yet."""
-    source = data.get("text/markdown")
-    html = _rendered(source) if source is not None and "text/html" not in data else None
+    source = data.get("text/markdown", "")
+    is_converted = 0 < len(source) <= MARKDOWN_CHARACTERS and "text/html" not in data
+    html = _rendered(source) if is_converted else None
     return dict(data) if html is None else {**data, "text/html": html}
 
 

@@ -10,6 +10,7 @@ Colours, weights and alignment stay, by name, number or keyword; nothing that lo
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,8 @@ from html.parser import HTMLParser
 
 _SHEET_CHARACTERS = 500_000
 """Maximum length of all style sheets of a display together; rules beyond it are left out."""
+_OPEN_CHARACTERS = 2000
+"""Maximum length of a tag or comment at the end that is not closed, which Python's parser looks through repeatedly."""
 _COLOUR = r"#[0-9a-fA-F]{3,8}|[a-zA-Z]{3,30}|(?:rgb|hsl)a?\([\d\s.,%/]{1,40}\)"
 _ALLOWED = {
     "color": _COLOUR,
@@ -176,17 +179,37 @@ def is_base64(content: str) -> bool:
     return _BASE64.fullmatch(content) is not None
 
 
-def safe(html: str) -> str:
-    """Return the harmless part of `html`: structure, text and embedded images."""
-    parser = _Parser()
-    parser.feed(html)
-    parser.close()
-    return "".join([*parser.parts, *(f"</{tag}>" for tag in reversed(parser.open))])
+def safe(html: str, most_s: float) -> str:
+    """Return the harmless part of `html`: structure, text and embedded images.
+
+    Args:
+        html: What a rank displays; it may be anything.
+        most_s: Seconds of the processor after which the rest is left out, and a sentence says so.
+    """
+    parser = _Parser(time.thread_time() + most_s)
+    why = ""
+    try:
+        parser.feed(html)
+        if "<" in parser.rawdata and len(parser.rawdata) > _OPEN_CHARACTERS:
+            why = "it has a tag or comment that is not closed"
+        else:
+            parser.close()
+    except _TooSlow:
+        why = "it takes too long to check"
+    except (AssertionError, ValueError):  # of Python's parser: `<![x[`, or a character's number with 5,000 digits
+        why = "it cannot be parsed"
+    closing = "".join(f"</{tag}>" for tag in reversed(parser.open))
+    return "".join([*parser.parts, closing, f"<p>The rest of this display is left out: {why}.</p>" if why else ""])
+
+
+class _TooSlow(Exception):
+    """Raised when the time is over."""
 
 
 class _Parser(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, until_s: float) -> None:
         super().__init__(convert_charrefs=True)
+        self._until_s = until_s
         self.parts: list[str] = []
         self.open: list[str] = []
         self._elements: list[_Element] = []
@@ -195,6 +218,7 @@ class _Parser(HTMLParser):
         self._dropping: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._check_time()
         if tag in _DROPPED:
             if tag not in _NO_END:
                 self._dropping.append(tag)
@@ -213,6 +237,7 @@ class _Parser(HTMLParser):
             self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
+        self._check_time()
         if self._dropping:
             if tag in self._dropping:
                 del self._dropping[self._dropping.index(tag) :]
@@ -227,6 +252,10 @@ class _Parser(HTMLParser):
             self.parts.append(escape(data))
         elif self._dropping in (["style"], ["head", "style"]):
             self._sheet.add(data)
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._until_s:
+            raise _TooSlow
 
 
 def _attributes(tag: str, attrs: list[tuple[str, str | None]]) -> list[tuple[str, str]]:

@@ -10,12 +10,14 @@ import time
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import chart, png, sanitize_html, shares, timeline
-from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
+from jupyter_distrib.kernel.views import chart, markup, png, sanitize_html, shares, timeline
+from jupyter_distrib.kernel.views import html as html_view
+from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, DISPLAYS_S, as_html
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.kernel.views.text import as_text
 from jupyter_distrib.wire import messages as m
@@ -259,14 +261,14 @@ def test_the_styles_in_the_head_of_a_page_count_as_well() -> None:
     page = (
         "<!DOCTYPE html><html><head><title>x</title><style>#a { color: red }</style></head><body><p id=a>y</p></body>"
     )
-    assert sanitize_html.safe(page) == '<p style="color:red">y</p>'
+    assert safe(page) == '<p style="color:red">y</p>'
 
 
 def test_styles_for_some_screens_or_for_paper_only_do_not_count() -> None:
     sheet = (
         "@media print { p { color: red } .a { color: red } } p { color: blue } @font-face { color: red } @charset 'x';"
     )
-    assert sanitize_html.safe(f"<style>{sheet} p {{ font-weight: bold }}</style><p>y</p>") == (
+    assert safe(f"<style>{sheet} p {{ font-weight: bold }}</style><p>y</p>") == (
         '<p style="color:blue;font-weight:bold">y</p>'
     )
 
@@ -276,7 +278,7 @@ def test_the_time_for_a_sheet_grows_with_its_length_only(piece: str) -> None:
     """500,000 characters take milliseconds; with time that grew with the square, an hour."""
     sheet = piece * (500_000 // len(piece))
     began = time.process_time()
-    assert sanitize_html.safe(f"<style>{sheet}</style><p>y</p>") == "<p>y</p>"
+    assert safe(f"<style>{sheet}</style><p>y</p>") == "<p>y</p>"
     assert time.process_time() - began < 5
 
 
@@ -294,6 +296,17 @@ def test_without_a_converter_the_source_of_markdown_is_shown(monkeypatch: pytest
     )
 
     assert "># Only here</pre>" in html
+
+
+def test_of_very_long_markdown_the_source_is_shown() -> None:
+    """10 MB of it would occupy the kernel for half a minute."""
+    short, long = ("**x** " * (length // 6) for length in (600, 10_000_000))
+    assert "<strong>" in markup.with_html({"text/markdown": short})["text/html"]
+    assert markup.with_html({"text/markdown": long}) == {"text/markdown": long}
+
+
+def safe(html: str, most_s: float = DISPLAYS_S) -> str:
+    return sanitize_html.safe(html, most_s)
 
 
 ACTIVE = (
@@ -320,11 +333,52 @@ ACTIVE = (
     ],
 )
 def test_what_is_left_of_html(html: str, harmless: str) -> None:
-    assert sanitize_html.safe(html) == harmless
+    assert safe(html) == harmless
 
 
 def test_markup_that_is_very_deep_is_cut_and_closed() -> None:
-    assert is_harmless(sanitize_html.safe("<div>" * 5000 + "x"))
+    assert is_harmless(safe("<div>" * 5000 + "x"))
+
+
+@pytest.mark.parametrize("piece", ['<b a="', "<!--", "<?", "</a", "<b/", "<![CDATA["])
+def test_tags_that_are_never_closed_take_no_time(piece: str) -> None:
+    """8 MB of them took Python's parser hours, in which the kernel did nothing else."""
+    began = time.process_time()
+    html = safe(f"<i>x</i>{piece * 20_000}")
+    assert time.process_time() - began < 2
+    assert html.startswith("<i>x</i>")
+    assert html.endswith("<p>The rest of this display is left out: it has a tag or comment that is not closed.</p>")
+    assert is_harmless(html)
+
+
+@pytest.mark.parametrize(
+    "long",
+    [f"<style>{'*{color:red}' * 40_000}</style>{'<b>x</b>' * 40_000}", "<svg>" * 40_000 + "</b>" * 400_000],
+    ids=["rules times tags", "tags times tags"],
+)
+def test_html_that_takes_long_to_check_is_cut(long: str) -> None:
+    began = time.process_time()
+    html = safe(f"<div>y{long}</div>", most_s=0.5)
+    assert time.process_time() - began < 5
+    assert html.startswith("<div>y")
+    assert html.endswith("</div><p>The rest of this display is left out: it takes too long to check.</p>")
+    assert is_harmless(html)
+
+
+def test_all_displays_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    used_s = iter(range(100))
+    monkeypatch.setattr(html_view, "time", SimpleNamespace(thread_time=lambda: float(next(used_s))))
+    monkeypatch.setattr(sanitize_html, "safe", lambda html, most_s: given.append(most_s) or html)
+    as_html(a_record(*(displayed(rank=rank, text_html="x") for rank in (0, 1))), 1.0)
+    assert given == [DISPLAYS_S - 1, DISPLAYS_S - 2]
+
+
+@pytest.mark.parametrize("odd", ["<![x[y]]>", "<![>", f"&#{'9' * 5000};", f'<b title="&#{"9" * 5000};">'])
+def test_html_that_python_cannot_parse_costs_no_view(odd: str) -> None:
+    """Its errors ended the view of the run, and the cell with it."""
+    html = as_html(a_record(displayed(text_html=f"<i>x</i>{odd} z")), 1.0)
+    assert "<i>x</i><p>The rest of this display is left out: it cannot be parsed.</p>" in html
 
 
 # ---------------------------------------------------------------------------------------------------- what is shown
