@@ -3,7 +3,7 @@
 
 import { means } from "./mean.js";
 import { t, tn } from "./say.js";
-import { digits, direction, notFiniteText, rankList } from "./words.js";
+import { digits, direction, notFiniteText, ownValue, rankList } from "./words.js";
 
 const LEFT = new Set(["done", "failed", "lost"]); // ranks that report nothing more
 const MANY = 8; // with more ranks than these, a chart has a mean and a band
@@ -96,7 +96,7 @@ function bestOf(name, points) {
  * ranks the earliest that still is.
  */
 function oddOf(state, name, lines, time) {
-  const found = state.ranks.map(({ rank, columns }) => ({ rank, columns, odd: columns?.not_finite?.[name] })).filter(({ odd }) => odd);
+  const found = state.ranks.map(({ rank, columns }) => ({ rank, columns, odd: ownValue(columns?.not_finite, name) })).filter(({ odd }) => odd);
   if (!found.length) return null;
   const worst = found.reduce((one, other) => (Number(other.odd[3]) - Number(one.odd[3]) || one.odd[1] - other.odd[1]) > 0 ? other : one);
   const text = notFiniteText(worst.odd);
@@ -111,7 +111,7 @@ function oddOf(state, name, lines, time) {
 
 /** Where the line of each was nan or infinite, for charts in which each has its own: `{at, text, word, line}`. */
 export function oddsOfEach(state, name, time) {
-  return state.ranks.flatMap((rank) => (rank.columns?.not_finite?.[name] ? [oddOf({ ranks: [rank] }, name, [], time)] : []));
+  return state.ranks.flatMap((rank) => (ownValue(rank.columns?.not_finite, name) ? [oddOf({ ranks: [rank] }, name, [], time)] : []));
 }
 
 /** The place of the cross: where the line was last before it became nan. */

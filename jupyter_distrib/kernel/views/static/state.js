@@ -4,7 +4,7 @@
 // (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
 
 import { t, tn } from "./say.js";
-import { aligned, amount, clock, notFiniteText, rankList, ranksOf, size, steady } from "./words.js";
+import { aligned, amount, clock, notFiniteText, ownValue, rankList, ranksOf, size, steady } from "./words.js";
 
 const DISPLAYS_KEPT = 100;
 
@@ -265,7 +265,7 @@ export function row(rank, late, cause = null, stalled = false) {
 
 /** `0.4113`, `nan from step 31`. */
 function numberOrSince(rank, name, value) {
-  const odd = rank.columns?.not_finite?.[name];
+  const odd = ownValue(rank.columns?.not_finite, name);
   return typeof value === "string" && odd?.[3] ? notFiniteText(odd) : aligned(value);
 }
 

@@ -4,7 +4,7 @@
 import { Charts, lineStyle } from "./charts.js";
 import { copyText, drawing, element, fill, section, set } from "./dom.js";
 import { t, tn } from "./say.js";
-import { digits } from "./words.js";
+import { digits, ownValue } from "./words.js";
 
 const PARALLEL = { width: 600, height: 150, edge: 8 };
 
@@ -30,7 +30,7 @@ export function placesOn(values) {
 /** The lines of parallel coordinates: `{axes: [{name, x, low, high}], paths}`, a path for each row; empty of one without a metric. */
 export function parallelOf(rows, names, metric) {
   const { width, height, edge } = PARALLEL;
-  const of = [...names, metric].map((name, place) => ({ name, values: rows.map((row) => (place < names.length ? row.swept[name] : row.numbers[metric] ?? null)) }));
+  const of = [...names, metric].map((name, place) => ({ name, values: rows.map((row) => (place < names.length ? row.swept[name] : ownValue(row.numbers, metric) ?? null)) }));
   const axes = of.map(({ name, values }, place) => {
     const places = placesOn(values);
     const write = (value) => (typeof value === "number" ? digits(value) : String(value ?? ""));
@@ -45,7 +45,7 @@ export function parallelOf(rows, names, metric) {
 /** The table as text that spreadsheets and `pandas.read_clipboard` read. */
 export function asText({ rows, names, metrics }) {
   const plain = (value) => String(value ?? "").replace(/[\t\n\r]+/g, " ");
-  const lines = rows.map((row) => [...names.map((name) => row.swept[name]), ...metrics.map((name) => row.numbers[name]), row.state]);
+  const lines = rows.map((row) => [...names.map((name) => row.swept[name]), ...metrics.map((name) => ownValue(row.numbers, name)), row.state]);
   return [[...names, ...metrics, "state"], ...lines].map((line) => line.map(plain).join("\t")).join("\n");
 }
 
@@ -98,7 +98,7 @@ class Sweep {
 
   paintRow(node, row, names, metrics) {
     node.dataset.run = row.run;
-    const texts = [...names.map((name) => row.swept[name]), ...metrics.map((name) => row.texts[name] ?? ""), row.state, row.reason || row.progress];
+    const texts = [...names.map((name) => row.swept[name]), ...metrics.map((name) => ownValue(row.texts, name) ?? ""), row.state, row.reason || row.progress];
     while (node.children.length > texts.length + 1) node.firstChild.remove();
     while (node.children.length < texts.length + 1) node.prepend(element("td"));
     texts.forEach((text, place) => set(node.children[place], text));

@@ -71,6 +71,11 @@ export function ranksOf(count) {
   return tn("all %1 rank", "all %1 ranks", count);
 }
 
+/** The value that an object itself has by this name, which a rank may have chosen: every object has a `constructor`. */
+export function ownValue(object, name) {
+  return object && Object.hasOwn(object, name) ? object[name] : undefined;
+}
+
 /** `nan from step 31`, `nan at steps 12-20` (`text` in `kernel/record/not_finite.py`). */
 export function notFiniteText([word, first, last, isNow]) {
   if (isNow) return t("%1 from step %2", word, first);

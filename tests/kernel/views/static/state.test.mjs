@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { BOX, chartGroups, chartNames, chartOf, chartText, crossOf, isNoisy, smoothed, ticks, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { BOX, chartGroups, chartNames, chartOf, chartText, crossOf, isNoisy, oddsOfEach, smoothed, ticks, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { means } from "../../../../jupyter_distrib/kernel/views/static/mean.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
@@ -371,6 +371,18 @@ test("smoothing is offered for a line that goes up and down", () => {
   assert.ok(isNoisy(line((step) => 1 / (step + 1) + (step % 2) / 4)));
   assert.ok(!isNoisy(line((step) => 1 / (step + 1))));
   assert.ok(!isNoisy(line(() => 1).slice(0, 5)));
+});
+
+test("a metric may be called like something that every object has", () => {
+  for (const name of ["constructor", "__proto__", "toString"]) {
+    const columns = { step: [0, 1], [`=${name}`]: [2, 1], not_finite: {} };
+    const state = { ranks: [{ rank: 0, state: "running", columns }] };
+    assert.deepEqual(chartNames(state), [name]);
+    assert.equal(chartOf(state, name).series[0].odd, null);
+    assert.deepEqual(oddsOfEach(state, name), []);
+    const metrics = JSON.parse(`{"${name}": "nan"}`);
+    assert.deepEqual(row({ ...golden.ranks[0], metrics, columns }, null).metrics, [[name, "nan"]]);
+  }
 });
 
 for (const [name, expected] of JSON.parse(readFileSync(new URL("../../record/golden_direction.json", import.meta.url)))) {

@@ -24,3 +24,9 @@ test("a table is copied with a line for each configuration, whatever is in it", 
   const text = asText({ rows: [row("0.1", "a\tb\nc", 1), row("0.2", "d", null, "failed")], names: ["lr", "kind"], metrics: ["loss"] });
   assert.equal(text, "lr\tkind\tloss\tstate\n0.1\ta b c\t1\tdone\n0.2\td\t\tfailed");
 });
+
+test("a run that has not reported a metric has no value for it, whatever it is called", () => {
+  const rows = [{ swept: { lr: 1 }, numbers: { constructor: 2 }, state: "done" }, { swept: { lr: 2 }, numbers: {}, state: "running" }];
+  assert.equal(asText({ rows, names: ["lr"], metrics: ["constructor"] }), "lr\tconstructor\tstate\n1\t2\tdone\n2\t\trunning");
+  assert.deepEqual(parallelOf(rows, ["lr"], "constructor").paths.map(Boolean), [true, false]);
+});
