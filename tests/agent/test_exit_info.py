@@ -39,6 +39,7 @@ def test_our_own_lines_are_left_out_of_a_crash_report() -> None:
     report += f'  File "Cell In[3]", line 7 in f\n  File "{ours}", line 1 in serve\n'
     assert exit_info.crash_frames(report.encode()) == (m.Frame(filename="Cell In[3]", line=7, function="f"),)
     assert exit_info.crash_frames(b'  File "x", line 1 in f\n') == (), "no crash, no frames"
+    assert exit_info.crash_frames(report.replace("line 7 ", f"line {'7' * 5000} ").encode()) == (), "no line"
 
 
 @pytest.mark.parametrize(

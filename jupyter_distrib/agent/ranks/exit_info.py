@@ -13,7 +13,7 @@ from jupyter_distrib.agent.ranks import torch_log
 from jupyter_distrib.system import crash_notes, file_owner
 from jupyter_distrib.wire import messages as m
 
-_CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
 """First words of a report by faulthandler."""
 _DEVICE_ERROR = re.compile(rf"(?<={crash_notes.NO_DEVICE}).*|(?:CUDA|HIP|XPU) error: .*")

@@ -27,8 +27,10 @@ LINE_CHARACTERS = 4000
 _UP = "\x1b"
 """The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
+_DIGITS = 9
+"""Number of digits that are read, since Python refuses to read thousands, and a rank may print anything."""
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
-_CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
+_CLEAR = re.compile(r"\x1b\]distrib-clear;(\d{1,9})(;wait)?\x07")
 """The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _CONTROL_IN_LINE = re.compile(_CONTROL.pattern.replace("\\x08", "\\x07"))
@@ -302,7 +304,7 @@ def _kept(code: re.Match[str]) -> str:
     """Return what replaces a code: a mark for a colour, a character for each upward move of the cursor."""
     if code[2] == "m" and not code[1].startswith(("?", ">", "<", "=")):
         return _marked(code[1])
-    return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
+    return _UP * min(_number(code[1] or "1"), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
 
 
 def parse_bar(text: str) -> Progress | None:
@@ -355,10 +357,15 @@ def _styled(text: str, style: str) -> tuple[_StyledText, str]:
     return result, style
 
 
+def _number(digits: str) -> int:
+    """Return a number in a code; of one with many digits, some number that no code has."""
+    return int(digits[:_DIGITS])
+
+
 def _after(style: str, parameters: str) -> str:
     """Return the style that results when a code is applied to the present one."""
     words = {word[0]: word for word in style.split()}
-    numbers = [int(number) if number.isdigit() else 0 for number in re.split("[;:]", parameters)]
+    numbers = [_number(each) if each.isdigit() else 0 for each in re.split("[;:]", parameters)]
     while numbers:
         number = numbers.pop(0)
         if number == 0:

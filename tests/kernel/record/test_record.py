@@ -593,6 +593,16 @@ def test_with_wait_all_stays_until_something_new_is_displayed(*, late: bool) -> 
     assert kept(record) == (["b"], ["0: x"] if late else [])
 
 
+@pytest.mark.parametrize(
+    "pattern", ["\x1b[{}m", "\x1b[38;5;{}m", "\x1b[38;2;{0};{0};{0}m", "\x1b[{}A", "\x1b]distrib-clear;{}\x07"]
+)
+def test_codes_with_thousands_of_digits_are_only_text(pattern: str) -> None:
+    """Python does not read such numbers. Its error, by which the notebook lost all of its ranks, came from anything
+    that a rank printed, such as a text of its data set."""
+    record = a_record(wrote("old\n"), wrote(f"{pattern.format('9' * 5000)}new\n"))
+    assert kept(record)[1] == ["0: old", "0: new"]
+
+
 def test_clearing_a_flood_leaves_no_gap() -> None:
     record = a_record(wrote("".join(f"{n}\n" for n in range(5000))), wrote("stays\n", 1), wrote(code(1) + "new\n"))
     assert kept(record)[1] == ["1: stays", "0: new"]
