@@ -38,18 +38,23 @@ def parse_bar(text: str) -> Bar | None:
     part = match.groupdict()
     rest = (part["rest"] or "").removesuffix("]").removeprefix(",").split(", ", 1)
     rate, unit = _rate(rest[0])
-    step, total = part["step"], part.get("total")
     percent = part.get("percent")
+    step = _scaled(part["step"]) if part["step"] else float(percent or 0)
+    total = _scaled(part["total"]) if part.get("total") else (100.0 if percent and not part["step"] else None)
+    if max(step, total or 0.0) > _MOST:
+        return None
     return Bar(
         label=(part["label"] or "").strip(),
-        step=_scaled(step) if step else float(percent or 0),
-        total=_scaled(total) if total else (100.0 if percent and not step else None),
-        rate=rate,
+        step=step,
+        total=total,
+        rate=rate if rate is not None and 1 / _MOST < rate < _MOST else None,
         unit=unit or (part.get("unit") or "it").strip(),
         detail=rest[1].strip() if len(rest) > 1 else "",
     )
 
 
+_MOST = 1e15
+"""The largest number of a bar. Any text may look like one, and no view can draw infinity."""
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?[kMGTPEZY]?"
 _WITH_TOTAL = re.compile(
     rf"(?P<label>.*?):?\s*(?P<percent>\d+)%\|[^|]*\|"

@@ -19,7 +19,7 @@ from jupyter_distrib.kernel.record.displays import KEPT, KEPT_BYTES
 from jupyter_distrib.kernel.record.record import HISTORY, NOT_FINITE, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, Stream, parse_bar, without_codes
 from jupyter_distrib.kernel.views.state import state_of
-from jupyter_distrib.kernel.views.text import remarks
+from jupyter_distrib.kernel.views.text import as_text, remarks
 from jupyter_distrib.wire import messages as m
 from tests.kernel.record import golden_run
 
@@ -601,6 +601,22 @@ def test_codes_with_thousands_of_digits_are_only_text(pattern: str) -> None:
     that a rank printed, such as a text of its data set."""
     record = a_record(wrote("old\n"), wrote(f"{pattern.format('9' * 5000)}new\n"))
     assert kept(record)[1] == ["0: old", "0: new"]
+
+
+@pytest.mark.parametrize("numbers", ["1e999/1e999", "1/1e999", "1e999/2", "1/1e300"])
+def test_a_text_with_numbers_beyond_all_bounds_is_no_bar(numbers: str) -> None:
+    """The view of the run failed to draw it, and the cell ended with an error."""
+    record = a_record(wrote(f"\r 50%|##### | {numbers} [00:01<00:01, 1.00it/s]"))
+    assert not record.ranks[0].progress
+    assert numbers in as_text(record, 20.0)
+
+
+@pytest.mark.parametrize("rate", ["1e999it/s", "1e-320it/s", "1e300s/it"])
+def test_a_bar_with_an_impossible_rate_has_none(rate: str) -> None:
+    record = a_record(wrote(f"\r 50%|##### | 1/2 [00:01<00:01, {rate}]"))
+    [bar] = record.ranks[0].progress
+    assert (bar.step, bar.total, bar.rate) == (1, 2, None)
+    assert "1/2" in as_text(record, 20.0)
 
 
 def test_clearing_a_flood_leaves_no_gap() -> None:
