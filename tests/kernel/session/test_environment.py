@@ -73,6 +73,7 @@ def test_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Path) -
 
 
 def test_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: Path, home: Path) -> None:
+    book.ok(f"%%distributed --pool other --environment sync\n{IMPORT}")
     outcome = book.ok(f"%%distributed --pool hosts --environment sync\n{IMPORT}")
     assert outcome.result == "ranks 0-1: '1.2'"
     assert "being installed" not in outcome.text
