@@ -16,6 +16,16 @@ from tests.processes import wait_until
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
 
+BROKEN = """
+from jupyter_distrib.kernel.notebook.live_view import LiveView
+from jupyter_distrib.kernel.record.record import RunRecord
+write, draw = RunRecord._write, LiveView.draw
+def fail(*_, **__): raise ValueError("as it is")
+RunRecord._write = fail
+"""
+"""Makes what ranks print impossible to record."""
+
+
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
@@ -297,3 +307,19 @@ def test_the_kernel_does_not_grow_with_what_ranks_print(book: Notebook) -> None:
     book.cell("%%distributed --ranks 2\nfor i in range(100_000): print('a line that is some fifty characters long', i)")
 
     assert int(book.cell(rss).stdout) - before < 50 * 2**20
+
+
+def test_output_that_cannot_be_recorded_or_drawn_costs_the_ranks_nothing(book: Notebook) -> None:
+    book.ok(BROKEN)
+    try:
+        outcome = book.ok("%%distributed --ranks 2\nprint('hello'); print('again', flush=True)\nrank")
+        unrecorded = outcome.text
+        assert outcome.result == "rank 0: 0\nrank 1: 1"
+        book.ok("RunRecord._write = write; LiveView.draw = fail")
+        outcome = book.ok("%%distributed --ranks 2\nrank + 1")
+    finally:
+        book.ok("RunRecord._write, LiveView.draw = write, draw")
+    assert "some of its output cannot be shown (ValueError: as it is)" in unrecorded
+    assert outcome.result == "rank 0: 1\nrank 1: 2"
+    assert "ends here, and the cell goes on: ValueError: as it is" in outcome.stderr
+    assert "hello" in book.ok("%%distributed --ranks 2\nprint('hello')").text

@@ -14,6 +14,7 @@ adds only what a fold must not have: a lock, a clock, and the connection to the 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
@@ -129,6 +130,8 @@ class Run:
         self._in_words = in_words
         self._is_cancelled = False
         """Whether it was cancelled before it had ranks."""
+        self._is_drawn = True
+        """Whether views are drawn; no longer after one could not be."""
         self._thread = threading.current_thread()
         self._lock = threading.Lock()
 
@@ -419,15 +422,22 @@ class Run:
                 debug_prompt.converse(self, meanwhile=lambda: self._draw(view))
 
     def _draw(self, view: View | None, *, at_end: bool = False) -> None:
-        """Draw the view; draw an ended record only when nothing more will be added to it."""
-        if view is not None:
-            with self._lock:
-                if at_end or not self.record.ended:
-                    try:
-                        view.draw(self.record, self.elapsed_s)
-                    except OSError as error:  # no file descriptor is left to import a view: the cell goes on without it
-                        if not open_files.told(error):
-                            raise
+        """Draw the view; draw an ended record only when nothing more will be added to it. Without the view, as when no
+        file descriptor is left or the output of a rank cannot be drawn, the cell goes on."""
+        if view is None or not self._is_drawn:
+            return
+        with self._lock:
+            if not at_end and self.record.ended:
+                return
+            try:
+                view.draw(self.record, self.elapsed_s)
+            except OSError as error:
+                if not open_files.told(error):
+                    raise
+            except Exception as error:  # noqa: BLE001 - the output may be anything
+                self._is_drawn = False
+                shown = f"{type(error).__name__}: {error}"
+                print(f"The view of {self.record.label} ends here, and the cell goes on: {shown}", file=sys.stderr)
 
     def note(self, text: str) -> None:
         """Add a sentence to the output of the run; from any thread."""
@@ -440,7 +450,7 @@ class Run:
         """Fold one event into the record; called in the node's thread. Owns the descriptors."""
         event = self._worded(self._sources.named(self.values.keep_value(event, descriptors)))
         with self._lock:
-            self.record.apply(event)
+            self._apply(event)
             if not isinstance(event, m.Ended):
                 self.observers.notify(event, self.record)
                 return
@@ -449,6 +459,21 @@ class Run:
         finally:
             with self._lock:
                 self.observers.notify(event, self.record)
+
+    def _apply(self, event: m.RunEvent) -> None:
+        """Apply an event to the record. What a rank prints or displays may be anything, and may cost no more than its
+        place in the view: an error here would lose the ranks."""
+        try:
+            self.record.apply(event)
+        except Exception as error:
+            if not isinstance(event, (m.Wrote, m.Displayed)):
+                raise
+            text = (
+                f"some of its output cannot be shown ({type(error).__name__}: {error}); its log has all that it printed"
+            )
+            noted = m.Noted(run=self.id, rank=event.rank, text=text)
+            if noted not in self.record.notes:
+                self.record.apply(noted)
 
     def _worded(self, event: m.RunEvent) -> m.RunEvent:
         """Return the event with advice on options in the words of the caller that began the run."""
