@@ -99,6 +99,46 @@ def test_losses_are_those_of_ddp_and_each_rank_holds_half(book: Notebook) -> Non
     assert shown.stdout == "True 6 True\n"
 
 
+CODE_BOOK = """
+class Book(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.code = nn.Embedding(3, 6{bound})
+    def forward(self, x):
+        if self.training:
+            new = self.code.weight.detach() + x.mean(0)
+            with torch.no_grad():
+                {change}
+        return self.net(x + self.code(torch.tensor([0])).detach())
+torch.manual_seed(0)
+model = Book()
+train(model, torch.optim.SGD(model.parameters(), 0.1), 1);"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "self.code.weight = nn.Parameter(new)",
+        "self.code.weight.data = new",
+        "self.code.weight.data.copy_(new)",
+        "self.code.weight.copy_(new)",
+    ],
+)
+def test_a_parameter_that_the_forward_pass_changes_is_refused(book: Notebook, change: str) -> None:
+    """FSDP would put the old parameter back, without a word."""
+    told = book.fails(f"%%distributed --ranks 2 --strategy fsdp{CODE_BOOK.format(change=change, bound='')}").text
+
+    what = "replaced" if "Parameter" in change else "changed"
+    assert f"`code.weight` is a parameter of Book, which is sharded, and is {what} by the code itself" in told
+    assert change.partition(" = ")[0] in told or "Parameter" not in change  # the traceback has the line
+
+
+@pytest.mark.parametrize("bound", ["", ", max_norm=0.1"])
+def test_a_forward_pass_that_changes_no_parameter_for_good_is_not_refused(book: Notebook, bound: str) -> None:
+    run(book, CODE_BOOK.format(change="pass", bound=bound) + "\nmodel.load_state_dict(Book().state_dict());")
+
+
 CASES = {
     "a list of parameters from before": (
         "model = build()\nparameters = [p for p in model.parameters()]\nnamed = list(model.named_parameters())\n"

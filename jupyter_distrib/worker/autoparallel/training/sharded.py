@@ -33,6 +33,7 @@ from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training import (
+    forward_changes,
     gather_shards,
     replace_references,
     weight_sync,
@@ -102,7 +103,13 @@ class ShardedTraining:
         self._hooks.begin()
         whole_numbers.install(self._patches)
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
-        self._undo = stepping.remove
+        accept = forward_changes.refuse_replacing(lambda: [root for root in steps if steps[root].sharded_here])
+
+        def undo() -> None:
+            stepping.remove()
+            accept()
+
+        self._undo = undo
         self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
 
     def returning(self, value: object) -> None:
@@ -285,6 +292,7 @@ class ShardedTraining:
         count = sum(each.numel() for each in root.parameters())
         name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
         steps.setdefault(root, Steps()).sharded_here = True
+        forward_changes.watch_first_pass([*units, root])
         self._summary.sharded(name, count, len(units), kinds, source_location.current_line(self._run.filename))
 
     def _note_place(self, root: nn.Module) -> None:

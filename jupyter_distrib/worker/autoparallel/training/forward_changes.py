@@ -1,0 +1,84 @@
+"""Refuses parameters that the code of a sharded model replaces or changes in `forward()`: FSDP puts back the sharded
+ones behind it, so the change would be lost. Rank's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.autoparallel import object_collectives, ownership
+from jupyter_distrib.worker.autoparallel.checks import tensor_sums
+from jupyter_distrib.worker.pytorch import private
+
+_gathered: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+"""Sums of the bits of a module's parameters when its first forward pass in training began; empty before that."""
+
+
+def refuse_replacing(models: Callable[[], Iterable[nn.Module]]) -> Callable[[], None]:
+    """Refuse from now on to replace a parameter of a sharded model; return the function that ends this.
+
+    Args:
+        models: Returns the sharded models.
+    """
+
+    def registering(module: nn.Module, name: str, new: Any) -> None:
+        old = private.own_parameters(module).get(name)
+        if old is None or old is new or isinstance(new, DTensor):  # a whole state dict comes with the latter
+            return
+        for root in models():
+            for prefix, part in root.named_modules():
+                if part is module:
+                    raise _lost(root, f"{prefix}.{name}" if prefix else name, "replaced")
+
+    return register_module_parameter_registration_hook(registering).remove
+
+
+def watch_first_pass(modules: Iterable[nn.Module]) -> None:
+    """Compare the parameters of modules that FSDP gathers, before and after their first forward pass in training."""
+    if not object_collectives.others.have_values:
+        return
+    for module in modules:
+        _gathered[module] = {}
+        module.register_forward_pre_hook(_before_forward)
+        module.register_forward_hook(_after_forward, prepend=True)  # before that of FSDP
+
+
+def _before_forward(module: nn.Module, *_: object) -> None:
+    if module in _gathered and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        _gathered[module] = _bits(module)
+
+
+def _after_forward(module: nn.Module, *_: object) -> None:
+    if not _gathered.get(module) or torch.compiler.is_compiling():
+        return
+    before, after = _gathered.pop(module), _bits(module)
+    for name, bits in before.items():
+        if after.get(name, bits) != bits:
+            raise _lost(module, name, "changed")
+
+
+def _bits(module: nn.Module) -> dict[str, int]:
+    """Return the sums of the bits of the parameters that are gathered with the module."""
+    names = {
+        f"{prefix}.{name}" if prefix else name: each
+        for prefix, part in module.named_modules()
+        if not getattr(part, "max_norm", None)  # an embedding that is normalized again wherever it is read
+        for name, each in private.own_parameters(part).items()
+        if each is not None and not isinstance(each, DTensor)
+    }
+    return dict(zip(names, tensor_sums.bits(list(names.values())), strict=True))
+
+
+def _lost(model: nn.Module, name: str, what: str) -> DistributedError:
+    return DistributedError(
+        f"`{name}` is a parameter of {ownership.named_plainly([model])}, which is sharded, and is {what} by the code "
+        "itself: FSDP puts the sharded parameter back, so this would be lost. Make it a buffer (register_buffer), or "
+        "use --strategy ddp; what happens only in the first call can happen in one before the optimizer is built."
+    )
