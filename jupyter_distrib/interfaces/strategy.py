@@ -50,6 +50,8 @@ class StrategyRun:
     another."""
     note: Callable[[str], None]
     """Shows a message about the run in its view; equal messages of several ranks are shown once."""
+    keep: Sequence[str] | None = None
+    """The names that stay on the ranks after the cell (`--keep`); None: the names do not come from a notebook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

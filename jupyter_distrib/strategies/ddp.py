@@ -6,9 +6,14 @@ training while it runs. Objects given to `prepare` are treated like the ones tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jupyter_distrib.interfaces.strategy import StrategyRun, TrainingStrategy
 from jupyter_distrib.options import Option, switch
 from jupyter_distrib.worker.autoparallel import heuristics
+
+if TYPE_CHECKING:
+    from jupyter_distrib.worker.autoparallel.training.data_parallel import DataParallel
 
 BATCH = Option(
     flag="--batch",
@@ -37,6 +42,11 @@ class DataParallelStrategy(TrainingStrategy):
 
     options = (BATCH, SHARD_EVAL, NO_GUESS)
     summary = "replicated on every rank, gradients averaged"
+    training: DataParallel | None = None
+
+    def returning(self, value: object) -> None:
+        if self.training is not None:
+            self.training.returning(value)
 
     def begin(self, run: StrategyRun) -> None:
         from jupyter_distrib.interfaces import identity

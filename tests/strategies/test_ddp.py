@@ -485,6 +485,44 @@ def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) ->
     assert sentence in book.ok(f"{DDP.replace('ddp', 'fsdp')}\n{body};").view
 
 
+LEFT = "`model` of the notebook is as it was before"
+TRAIN = "\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
+
+
+@pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "fsdp"), DDP.replace("2", "1")])
+def test_a_model_of_the_notebook_that_was_trained_only_on_the_ranks_is_named(book: Notebook, line: str) -> None:
+    """A later plain cell would evaluate the untrained one."""
+    body = f"{TRAIN}\nloss = 1  # {line}"
+    book.ok("%distributed_pool restart")  # a rank has told each cell only of the first
+    first, again, other = (book.ok(f"{line}{each}").view for each in (body, body, f"{body}\nloss"))
+
+    assert f"{LEFT}: the cell has trained its copies on the ranks. For the trained one add --keep model" in first
+    assert first.count(LEFT) == 1
+    assert LEFT in again
+    assert LEFT not in other
+
+
+NOT_LEFT = {
+    "made in the cell": f"\nmodel = Net(){TRAIN}",
+    "returned": f"{TRAIN}\nmodel",
+    "weights returned": f"{TRAIN}\n[0.5, model.state_dict()]",
+    "kept": f"--keep model{TRAIN}",
+    "saved": f"{TRAIN}\nif rank == 0: torch.save(model.state_dict(), '/dev/null')",
+    "saved by a method": f"{TRAIN}\nif rank == 9: model.save_pretrained('here')",
+    "only evaluated": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nlen(loader), model(features).sum()",
+}
+
+
+@pytest.mark.parametrize("how", NOT_LEFT)
+def test_a_model_that_does_not_stay_on_the_ranks_alone_is_not_named(book: Notebook, how: str) -> None:
+    book.ok("%distributed_pool restart")
+    book.ok("plain = model")
+    try:
+        assert LEFT not in book.ok(f"{DDP}{NOT_LEFT[how]};").view
+    finally:
+        book.ok("model = plain")
+
+
 NOT_SAID = {
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",

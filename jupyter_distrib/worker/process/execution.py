@@ -356,4 +356,5 @@ class CellRunner:
             names=names,
             exchange=self._groups.exchange,
             note=lambda text: self._messenger.send(m.Noted(run=command.run, rank=None, text=text)),
+            keep=command.setting.keep,
         )

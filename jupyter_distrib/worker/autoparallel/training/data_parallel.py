@@ -66,6 +66,10 @@ class DataParallel:
         if not self._alone:
             self._undo = register_optimizer_step_pre_hook(self._about_to_step).remove
 
+    def returning(self, value: object) -> None:
+        """Record the value that the cell returns."""
+        self._hooks.returning(value)
+
     def end(self, *, ok: bool) -> None:
         self._undo()
         self._hooks.end()

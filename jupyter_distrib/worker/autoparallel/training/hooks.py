@@ -32,7 +32,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity, manual_parallelism
 from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks.notebook_models import NotebookModels
 from jupyter_distrib.worker.autoparallel.checks.schedules import Schedules
 from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
@@ -126,6 +128,7 @@ class TrainingHooks:
             run, distributor, loaders, manages_ranks=lambda: self.manages_ranks, sees_a_share=sees_a_share
         )
         self._schedules = Schedules()
+        self._models = NotebookModels(run)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
         self._expected: list[Optimizer] = []
@@ -142,6 +145,7 @@ class TrainingHooks:
         replace(Optimizer, "add_param_group", self._adding)
         replace(Optimizer, "__setstate__", self._restoring)
         self._loaders.install(self._patches, self.look_around)
+        self._models.begin(self._patches, payload.kept_values.values())
         if not self._in_steps:
             return
         replace(torch.autograd, "backward", self._going_backward)
@@ -158,6 +162,10 @@ class TrainingHooks:
         self._undo()
         self._loss_averaging.close()
         self._loaders.close()
+
+    def returning(self, value: object) -> None:
+        """Record the value that the cell returns."""
+        self._models.returning(value)
 
     @property
     def manages_ranks(self) -> bool:
@@ -199,6 +207,7 @@ class TrainingHooks:
                 fresh=fresh,
             )
         )
+        self._models.adopted(owners.roots)
 
     def _adopt_expected(self) -> None:
         """Distribute the models that have been called meanwhile; called before a gradient is computed."""
@@ -239,6 +248,11 @@ class TrainingHooks:
         if self._in_steps:
             self._checks.end()
             self._note_if_cut_short()
+        for name in self._models.left():
+            self._run.note(
+                f"`{name}` of the notebook is as it was before: the cell has trained its copies on the ranks. For the "
+                f"trained one add --keep {name}, and read {name}[0] in the notebook, or end the cell with `{name}`"
+            )
 
     def _note_if_cut_short(self) -> None:
         ranks = self._loaders.ranks

@@ -116,6 +116,7 @@ class ShardedTraining:
         """Gather the sharded parts of the cell's value on rank 0."""
         for root in list(steps):
             reshard(root)
+        self._hooks.returning(value)
         gather_shards.gather_if_all_do(value)
 
     def end(self, *, ok: bool) -> None:

@@ -1,0 +1,127 @@
+"""Finds models of the notebook that a cell has trained on the ranks and left there: the notebook's own stay as they
+were before, and are easily taken for the trained ones. Rank's main thread."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import TypeGuard
+from weakref import ref
+
+import torch
+from torch import nn
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.system.nested_code import names_in
+from jupyter_distrib.worker.autoparallel import object_collectives, ownership
+from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.pytorch import private
+
+_WRITES = re.compile(r"save|dump|export|push_to_hub|checkpoint", re.IGNORECASE)
+"""Names of functions that write a model somewhere."""
+_DEPTH = 4
+"""Depth of the search for a model in a value."""
+_MOST_PARTS = 100
+_said: dict[str, int] = {}
+"""Digest of the text of the cell that has the note on a model, by the model's name. The same cell gets it again when it
+is run again, since its output is then a new one."""
+
+
+class NotebookModels:
+    """The models that one run has from the notebook."""
+
+    def __init__(self, run: StrategyRun) -> None:
+        self._run = run
+        self._names: list[tuple[ref[nn.Module], str]] = []
+        self._trained: dict[str, tuple[ref[nn.Module], int]] = {}
+        """Models with an optimizer by name, with the sum of their parameters' versions before its steps."""
+        self._text = ""
+        """The text of the cell."""
+        self._returned = self._saved = False
+
+    def begin(self, patches: Patches, kept_values: Iterable[object]) -> None:
+        """Record the models; called before the cell.
+
+        Args:
+            patches: Replaces functions for the time of the cell.
+            kept_values: Values that earlier cells have left on this rank.
+        """
+        if identity.rank() != 0 or self._run.keep is None or not object_collectives.others.have_values:
+            return
+        kept = {id(value) for value in kept_values}
+        found = {name: each for name, each in self._run.names.items() if _is_model(each)}
+        self._names = [(ref(each), name) for name, each in found.items() if id(each) not in kept]
+        if self._names:
+            patches.replace(torch, "save", self._saving)
+
+    def adopted(self, roots: Iterable[nn.Module]) -> None:
+        """Record that an optimizer is to train these models, which have their own parameters by now."""
+        for root in roots:
+            for weak, name in self._names:
+                if weak() is root and name not in self._trained:
+                    self._trained[name] = weak, _version(root)
+                    self._text = "".join(linecache.getlines(self._run.filename))  # gone when the cell has ended
+
+    def returning(self, value: object) -> None:
+        """Record the value that the cell returns."""
+        self._returned = bool(self._names) and holds_weights(value)
+
+    def left(self) -> Iterator[str]:
+        """Yield the name of each trained model that stays on the ranks, unless another cell has a note on it."""
+        if self._returned or self._saved or not self._trained:
+            return
+        kept = {id(self._run.names.get(name)) for name in self._run.keep or ()}
+        for name, (weak, version) in self._trained.items():
+            model, cell = weak(), hash(self._text)
+            if model is None or _version(model) == version or id(model) in kept or self._writes():
+                continue
+            if _said.setdefault(name, cell) == cell:
+                yield name
+
+    def _writes(self) -> bool:
+        """Return whether the cell, or a function or class of the notebook that it has, names a function that writes
+        models."""
+        if _WRITES.search(self._text):
+            return True
+        code = [each for each in self._run.names.values() if issubclass(type(each), (FunctionType, type))]
+        own = [each for each in code if each.__module__ == "__main__"]
+        parts = [part for each in own for part in (vars(each).values() if isinstance(each, type) else (each,))]
+        return any(
+            _WRITES.search(" ".join(names_in(each.__code__))) for each in parts if isinstance(each, FunctionType)
+        )
+
+    def _saving(self, original: object) -> object:
+        def save(*args: object, **keywords: object) -> object:
+            self._saved = True
+            return original(*args, **keywords)  # type: ignore[operator]
+
+        return save
+
+
+def holds_weights(value: object, depth: int = _DEPTH) -> bool:
+    """Return whether a value has a model in it, or a dict of tensors, such as a `state_dict`."""
+    if _is_model(value):
+        return True
+    if depth == 0:
+        return False
+    parts: list[object] = []
+    if issubclass(type(value), dict):
+        parts = list(value.values())[:_MOST_PARTS]  # type: ignore[attr-defined]
+        if any(issubclass(type(each), torch.Tensor) for each in parts):
+            return True
+    elif issubclass(type(value), (list, tuple)):
+        parts = list(value[:_MOST_PARTS])  # type: ignore[index]
+    elif type(value).__module__ == "__main__":
+        parts = list(getattr(value, "__dict__", {}).values())
+    return any(holds_weights(each, depth - 1) for each in parts)
+
+
+def _is_model(value: object) -> TypeGuard[nn.Module]:
+    return issubclass(type(value), nn.Module)  # not isinstance(), which may run any code of a proxy
+
+
+def _version(model: nn.Module) -> int:
+    return sum(private.version_of(each) for each in ownership.own_parameters(model))
