@@ -477,6 +477,40 @@ def test_lines_of_other_cells_are_told_by_the_names_of_these_cells(book: Noteboo
     assert f"`len(loader.dataset)` on Cell In[{number}], line 5 is the number" in shown
 
 
+DRAWN = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    chosen = {draw}
+    update(model, optimizer, features[chosen], targets[chosen])"""
+BY_TORCH, BY_NUMPY = "torch.randint(48, (8,))", "numpy.random.randint(48, size=8)"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "cell", "cause"),
+    [
+        ("torch.manual_seed(0)", DRAWN.format(draw=BY_TORCH), "torch.manual_seed() of an earlier cell"),
+        ("", f"\ntorch.manual_seed(0){DRAWN.format(draw=BY_TORCH)}", "torch.manual_seed() of this cell"),
+        ("", f"\nimport numpy\nnumpy.random.seed(0){DRAWN.format(draw=BY_NUMPY)}", "numpy.random.seed() of this cell"),
+        ("", DRAWN.format(draw=BY_TORCH), ""),
+    ],
+)
+def test_a_seed_with_which_all_ranks_draw_the_same_batches_is_named(
+    book: Notebook, earlier: str, cell: str, cause: str
+) -> None:
+    book.ok("%distributed_pool restart")
+    if earlier:
+        book.ok(f"{DDP}\n{earlier}")
+    shown = book.ok(f"{DDP}{cell};").view
+
+    call = cause.partition("()")[0]
+    told = f"Batches that are drawn at random are the same because of {cause}: call {call}(rank) once the model is made"
+    assert told in shown if cause else "losses are the same" not in shown
+    if cause:
+        cured = cell.replace("\nfor step", f"\n{call}(rank)\nfor step")
+        assert "losses are the same" not in book.ok(f"{DDP}{cured};").view
+
+
 @pytest.mark.parametrize("seed", ["rank", "0"])
 def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) -> None:
     body = UPDATE_BY_HAND.replace("manual_seed(rank)", f"manual_seed({seed})")

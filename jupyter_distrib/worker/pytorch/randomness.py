@@ -53,6 +53,8 @@ _entropy = ""
 """A number of rank 0 for generators without a seed, until the cell has its optimizer; else empty."""
 _generators = 0
 """The number of generators without a seed that the cell has made with this number."""
+_seeded_before = False
+"""Whether an earlier cell has seeded torch."""
 _seeded: set[str] = set()
 """The streams of Python and numpy that this cell has seeded."""
 
@@ -72,7 +74,7 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     Args:
         note: Called with a message if an earlier cell seeded this rank differently from rank 0.
     """
-    global _drawn_seed, _origin, _shared, _splits, _entropy, _generators
+    global _drawn_seed, _origin, _shared, _splits, _entropy, _generators, _seeded_before
     _origin, _shared, _splits, _entropy, _generators = "", None, 0, "", 0
     _seeded.clear()
     board = process_group.current.board()
@@ -93,8 +95,17 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
             is_rank_0_seeded = str(torch.initial_seed()) != drawn  # it may have been replaced since
             if is_rank_0_seeded and own not in (_drawn_seed, torch.initial_seed()):
                 note(SEEDED_APART)
-    if str(torch.initial_seed()) == drawn:
+    _seeded_before = str(torch.initial_seed()) != drawn
+    if not _seeded_before:
         _drawn_seed, _origin = torch.initial_seed(), digest
+
+
+def seeded() -> str:
+    """Return which call of the user keeps this rank from random numbers of its own, such as `torch.manual_seed() of an
+    earlier cell`; empty if there is none."""
+    if _shared is None and torch.initial_seed() != _drawn_seed:
+        return f"torch.manual_seed() of {'an earlier' if _seeded_before else 'this'} cell"
+    return next((f"{name}.seed() of this cell" for name in sorted(_seeded)), "").replace("numpy.", "numpy.random.")
 
 
 def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:

@@ -20,7 +20,7 @@ from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
-from jupyter_distrib.worker.pytorch import private, process_group
+from jupyter_distrib.worker.pytorch import private, process_group, randomness
 
 LOOKS = 20
 """Number of backward passes after which losses are no longer compared."""
@@ -180,10 +180,17 @@ class TrainingChecks:
         shares = self._loaders.divides or self._loaders.read_early  # the latter has a note of its own
         if self._together and self._sees_a_share and not shares and self._losses.are_the_same():
             whole = f": each reads all of {self._loop}" if self._loop else ""
+            drawn = ""
+            if (seeded := randomness.seeded()) and not whole:
+                call = seeded.partition("()")[0]
+                drawn = (
+                    f". Batches that are drawn at random are the same because of {seeded}: call {call}(rank) once the "
+                    "model is made"
+                )
             self._run.note(
                 f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
                 f"faster than one{whole}. Read the data from a DataLoader, which is divided, or have each rank take a "
-                "share by itself (data[rank::world_size])"
+                f"share by itself (data[rank::world_size]){drawn}"
             )
 
     def _note_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
