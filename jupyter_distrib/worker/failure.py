@@ -50,6 +50,11 @@ _NO_PACKAGE = (
     "Only a module of a package can import relatively: run a script as %distributed_run -m package.module, from the "
     "folder of the package, or name the package in the import."
 )
+_CUT_FILE = (
+    "The file may be one that another rank is writing: open(path, 'wb') on every rank empties it for all of them. Give "
+    "torch.save the path instead of the file, or write it on one rank (`if rank == 0:`) and call "
+    "torch.distributed.barrier() before it is read."
+)
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
@@ -123,6 +128,8 @@ def groupless(strategy: str, *, everyone: bool) -> str:
 
 
 def _hints(text: str, groupless: str) -> Iterator[str]:
+    if _CUT.match(text) and identity.world_size() > 1:
+        yield _CUT_FILE
     if groupless and _NO_GROUP in text:
         yield groupless
     yield from (hint for words, hint in _HINTS.items() if words in text)
@@ -133,6 +140,11 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
         yield f"The file needs {found[1]} of the notebook, which this cell does not name: add --with {sent}."
 
 
+_CUT = re.compile(
+    r"EOFError: Ran out of input|_pickle\.UnpicklingError: pickle data was truncated"
+    r"|RuntimeError: PytorchStreamReader failed (?:reading zip archive|finding central directory)"
+)
+"""Messages of pickle and torch for a file that ends too early."""
 _NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
 """The message of pickle for a class of the notebook that the rank does not have."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+from pathlib import Path
+
 import pytest
+import torch
 from torch import nn
 
 from jupyter_distrib.interfaces import identity
@@ -22,6 +27,24 @@ def test_nccl_on_cpu_ranks_is_answered_by_gloo(text: str) -> None:
 
     assert described.notes == (failure._NO_NCCL,)
     assert "ask init_process_group for gloo" in failure._NO_NCCL
+
+
+@pytest.mark.parametrize("how", ["pickle", "empty", "torch"])
+def test_a_file_that_ends_too_early_may_be_one_that_another_rank_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    whole = io.BytesIO()
+    torch.save(torch.zeros(100_000), whole)
+    content = {"pickle": pickle.dumps(list(range(1000)))[:-100], "empty": b"", "torch": whole.getvalue()[:200_000]}[how]
+    (tmp_path / "model").write_bytes(content)
+    with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)) as caught:
+        torch.load(tmp_path / "model") if how == "torch" else pickle.loads(content)
+
+    monkeypatch.setattr(identity, "world_size", lambda: 2)
+    (note,) = failure.describe(caught.value, run="r", by_value=False).notes
+    assert "Give torch.save the path instead of the file, or write it on one rank" in note
+    monkeypatch.setattr(identity, "world_size", lambda: 1)
+    assert failure.describe(caught.value, run="r", by_value=False).notes == ()
 
 
 @pytest.mark.parametrize(
