@@ -28,7 +28,12 @@ COUNT_LIMIT = 5000
 SLOW_S = 0.2
 """Duration in seconds of a file scan above which the kernel gets a note that its cells wait for it."""
 
+PART_BYTES = 1 << 20
+"""Size of the files that are sent to a node at a time; a file is not divided."""
+
 Stamp = tuple[int, int]
+FilePart = tuple[Sequence[tuple[str, int, bytes]], Sequence[str]]
+"""Name, modification time and content of some files, and names of files that are gone."""
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """Names in every virtual environment, and in every one of conda."""
@@ -78,6 +83,19 @@ class FileSync:
         for name in names:
             self._known.pop(name, None)
             self._compared = None
+
+
+def parts(files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[FilePart]:
+    """Return files in parts, at least one; the names of files that are gone are in the first."""
+    divided: list[list[tuple[str, int, bytes]]] = [[]]
+    size_bytes = 0
+    for file in files:
+        size_bytes += len(file[2])
+        if size_bytes > PART_BYTES and divided[-1]:
+            divided.append([])
+            size_bytes = len(file[2])
+        divided[-1].append(file)
+    return [(part, () if number else gone) for number, part in enumerate(divided)]
 
 
 def directory(hello: m.Hello) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.engine import Channel, ContentPart, Receive, Reservation, Transfer
-from jupyter_distrib.coordinator.file_sync import FileSync
+from jupyter_distrib.coordinator.file_sync import FilePart, FileSync
 from jupyter_distrib.coordinator.node_segments import HeldSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
@@ -38,9 +38,17 @@ AHEAD = 2
 
 @dataclass(slots=True)
 class _Held:
-    """A cell whose content is on its way, and the commands to be sent after it."""
+    """A cell whose files or content are on their way, and the commands to be sent after it."""
 
     command: m.Execute
+    files: list[FilePart]
+    """The parts of the notebook's files that have not been sent yet."""
+    waits_for_files: bool
+    """Whether the cell is sent only when all of its files are there."""
+    not_copied: list[tuple[str, str]] = field(default_factory=list)
+    """Files that could not be copied, with the reasons."""
+    send: Callable[[], None] | None = None
+    """Sends the cell, if it waits only for its files."""
     missing: list[tuple[str, Descriptors]] = field(default_factory=list)
     """The segments that the node lacks, each with the descriptors of its content; empty for a content without an id."""
     behind: list[Callable[[], None]] = field(default_factory=list)
@@ -86,45 +94,55 @@ class RemoteNode:
 
     def send(self, command: m.Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, m.Execute):
-            self._delivery.send_note_once(command.run, self._delivery.remark, self._holder.send_note)
-            if self._file_sync is not None:
-                self._bring(command, self._file_sync)
+            return self._send_cell(command, fds)
         if isinstance(command, m.Stop) and self._held is not None and self._held.command.run == command.run:
             return self._cancel(self._held)
         if isinstance(command, m.CloseWorkerGroup) and self._held is not None:
             self._cancel(self._held)
-        if fds and isinstance(command, m.Execute) and command.inputs.segments:
-            return self._send_segments(command, fds)
-        frame = encode(command, int(bool(fds)))  # the descriptor that shows how much has arrived does not travel
-        if fds:
-            assert isinstance(command, m.Execute)
-            self._held = held = _Held(command)
-            self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._take_over(held, frame, part))
-        elif self._held is not None:
+        self._send_in_order(command)
+
+    def _send_in_order(self, command: m.Command) -> None:
+        frame = encode(command)
+        if self._held is not None:
             self._held.behind.append(lambda: self._hand_over(command, frame))
         else:
             self._hand_over(command, frame)
 
-    def _send_segments(self, command: m.Execute, fds: Sequence[int]) -> None:
+    def _send_cell(self, command: m.Execute, fds: Sequence[int]) -> None:
+        """Send a cell after the notebook's files, which take their way beside its content."""
+        self._delivery.send_note_once(command.run, self._delivery.remark, self._holder.send_note)
+        files = [] if self._file_sync is None else self._changed_files(command, self._file_sync)
+        held = _Held(command, files, waits_for_files=len(files) > 1)
+        if files:
+            self._copy_next(held)
+        if not fds and not held.waits_for_files:
+            return self._send_in_order(command)
+        self._held = held
+        if fds and command.inputs.segments:
+            return self._send_segments(held, fds)
+        frame = encode(command, int(bool(fds)))  # the descriptor that shows how much has arrived does not travel
+        if fds:
+            self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._take_over(held, frame, part))
+        else:
+            self._complete(held, lambda: self._hand_over(command, frame))
+
+    def _send_segments(self, held: _Held, fds: Sequence[int]) -> None:
         """Send a cell whose inputs lie in segments: one after another the segments that the node lacks, then the
         cell."""
-        names = command.inputs.segments
+        names = held.command.inputs.segments
         sizes = [os.fstat(fd).st_size for fd in fds[: len(names)]]
         telling = fds[len(names) :]  # the descriptors of the first segment
-        self._held = held = _Held(command)
         for number in reversed(range(len(names))):
             if names[number] not in self._segments:
                 parts = (fds[number], *telling) if number == 0 else (fds[number],)
                 held.missing.append((names[number], Descriptors.duplicates(parts)))
-        self._send_next(held, encode(command, len(names)), sizes)
+        self._send_next(held, encode(held.command, len(names)), sizes)
 
     def _send_next(self, held: _Held, frame: bytes, sizes: Sequence[int]) -> None:
         """Send the next missing segment or, when there is none, the cell."""
         command = held.command
         if not held.missing:
-            segments, dropped = command.inputs.segments, self._segments.use(command.inputs, sizes)
-            self._call("execute", frame, segments, dropped, then=lambda future: self._handed_over(command, future))
-            return self._release(held)
+            return self._complete(held, lambda: self._execute(command, frame, sizes))
         name = "+".join(segment for segment, _ in held.missing)
         segment, descriptors = held.missing.pop(0)
 
@@ -137,6 +155,10 @@ class RemoteNode:
         with descriptors:
             self._delivery.put(f"{command.run}/{command.attempt}/{name}", tuple(descriptors), take)
 
+    def _execute(self, command: m.Execute, frame: bytes, sizes: Sequence[int]) -> None:
+        segments, dropped = command.inputs.segments, self._segments.use(command.inputs, sizes)
+        self._call("execute", frame, segments, dropped, then=lambda future: self._handed_over(command, future))
+
     def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
         """Send a part of a cell's content; see `engine.Receive`."""
         if self._held is not held:
@@ -147,11 +169,19 @@ class RemoteNode:
             self._order("discard")
             self._fail(held.command, str(part))
         elif part.last:
-            self._hand_over(held.command, frame, *part.arguments)
+            return self._complete(held, lambda: self._hand_over(held.command, frame, *part.arguments))
         else:
             return self._order("take", *part.arguments)
         self._release(held)
         return None
+
+    def _complete(self, held: _Held, send: Callable[[], None]) -> None:
+        """Send a cell whose content is there, as soon as its files are there, too."""
+        if held.waits_for_files:
+            held.send = send
+        else:
+            send()
+            self._release(held)
 
     def _cancel(self, held: _Held) -> None:
         """Stop a cell that is still on its way."""
@@ -162,6 +192,7 @@ class RemoteNode:
 
     def _release(self, held: _Held) -> None:
         self._held = None
+        self._forget(held)
         for _, descriptors in held.missing:
             descriptors.close()
         for hand_over in held.behind:
@@ -199,33 +230,56 @@ class RemoteNode:
         for event in events:
             self._holder.handle_event(self._number, event)
 
-    def _bring(self, command: m.Execute, file_sync: FileSync) -> None:
-        """Copy the notebook's new and changed files to the node (before the first cell even if there are none), and
-        report what was left out and, before it begins, a copy that may take long."""
+    def _changed_files(self, command: m.Execute, known: FileSync) -> list[FilePart]:
+        """Return the notebook's new and changed files, in parts (one before the first cell even if there are none), and
+        report what is left out and, before it begins, a copy that may take long."""
         folder = self._delivery.files_for(command)
-        files, gone = file_sync.changes(folder)
+        files, gone = known.changes(folder)
         first, self._has_files = not self._has_files, True
         if (size_bytes := sum(len(content) for _, _, content in files)) > SAID_BYTES:
             text = f"{len(files)} of the notebook's files ({size(size_bytes)}) are copied to each node that lacks them."
             self._delivery.send_note_once(command.run, text, self._holder.send_note)
-        if first or files or gone:
-            self._call("bring", files, gone, then=lambda future: self._brought(command.run, file_sync, files, future))
         self._delivery.send_note_once(command.run, folder.left_out, self._holder.send_note)
+        return file_sync.parts(files, gone) if first or files or gone else []
 
-    def _brought(self, run: str, file_sync: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+    def _copy_next(self, held: _Held) -> None:
+        """Copy the next part of the notebook's files. The following one is sent after its answer, so that Stop also
+        works over a slow connection."""
+        files, gone = held.files.pop(0)
+        self._call("bring", files, gone, then=lambda future: self._copied(held, files, future))
+
+    def _copied(self, held: _Held, files: Sequence[tuple[str, int, bytes]], future: Future[Any]) -> None:
+        assert self._file_sync is not None
         engine = self._delivery.reservation
         try:
             failed = future.result()
         except Exception as error:  # noqa: BLE001 - engines raise all kinds
-            if not engine.was_raised_on_node(error):  # the node is out of reach, which its listener says
-                return file_sync.forget([name for name, _, _ in files])
             failed = [(name, engine.cause(error)) for name, _, _ in files]
-        if not failed:
-            return
-        file_sync.forget([name for name, _ in failed])
-        name, reason = failed[0]
-        more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
-        self._note(run, f"{name.partition('/')[2]} could not be copied to {self.name} ({reason}){more}.")
+            if not engine.was_raised_on_node(error):  # the node is out of reach, which its listener says
+                held.files.insert(0, (files, ()))
+                self._forget(held)
+                failed = []
+        self._file_sync.forget([name for name, _ in failed])
+        held.not_copied += failed
+        if held.files:
+            return self._copy_next(held)
+        if held.not_copied:
+            self._report(held)
+        held.waits_for_files = False
+        if held.send is not None and self._held is held:
+            self._complete(held, held.send)
+
+    def _forget(self, held: _Held) -> None:
+        """Leave the files that have not been sent to the next cell."""
+        if self._file_sync is not None:
+            self._file_sync.forget([name for files, _ in held.files for name, _, _ in files])
+        held.files.clear()
+
+    def _report(self, held: _Held) -> None:
+        name, reason = held.not_copied[0]
+        others = len(held.not_copied) - 1
+        more = f", nor could {others} others" if others else ""
+        self._note(held.command.run, f"{name.partition('/')[2]} could not be copied to {self.name} ({reason}){more}.")
 
     def _note(self, run: str, text: str) -> None:
         self._holder.send_note(m.Noted(run=run, rank=None, text=text))

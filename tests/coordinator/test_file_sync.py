@@ -157,6 +157,18 @@ def test_what_could_not_be_read_travels_when_it_can(tmp_path: Path) -> None:
     assert names(here.changes(found)[0]) == ["0/a.py"]
 
 
+def test_files_are_divided_into_parts_without_dividing_one() -> None:
+    limit_bytes = file_sync.PART_BYTES
+    files = [(name, 0, bytes(size_bytes)) for name, size_bytes in zip("abcde", (1, limit_bytes, 2, 3, 4), strict=True)]
+    divided = file_sync.parts(files, ["gone"])
+    assert [(names(list(part)), list(gone)) for part, gone in divided] == [
+        (["a"], ["gone"]),
+        (["b"], []),
+        (["c", "d", "e"], []),
+    ]
+    assert file_sync.parts([], []) == [([], [])], "a node that gets none is to use its copy all the same"
+
+
 def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_sync, "COUNT_LIMIT", 2)
     for number in range(3):

@@ -249,6 +249,131 @@ def test_a_file_that_could_not_be_copied_is_reported_unless_the_node_is_out_of_r
     assert brought[0] == brought[1], "it travels again"
 
 
+class Copying:
+    """A node that lacks the notebook's files, each as large as a part, and has got a cell."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, count: int = 3, raised: bool = True) -> None:
+        monkeypatch.setattr(file_sync, "PART_BYTES", 4)
+        self.folder = folder
+        for number in range(count):
+            (folder / f"{number}.txt").write_text("1234")
+        self.heard: list[m.Event] = []
+        engine = SimpleNamespace(was_raised_on_node=lambda error: raised, cause=str)
+        self.delivery = Delivery(SimpleNamespace(put=lambda call: call()), engine)  # type: ignore[arg-type]
+        monkeypatch.setattr(self.delivery, "put", lambda name, fds, receive: setattr(self, "receive", receive))
+        self.receive: Receive
+        holder = SimpleNamespace(
+            delivery=self.delivery,
+            ended=False,
+            send_note=self.heard.append,
+            handle_event=lambda number, event, fds=(): self.heard.append(event),
+        )
+        self.channel = NotedChannel()
+        self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=False)  # type: ignore[arg-type]
+
+    def execute(self, run: str, fds: Sequence[int] = ()) -> None:
+        setting, cell = m.Setting(directory=str(self.folder)), m.Cell(source="", filename="cell")
+        inputs = m.Parcel(data=b"", sizes=())
+        self.node.send(m.Execute(group="c", run=run, ranks=(0,), setting=setting, cell=cell, inputs=inputs), fds)
+
+    def answer(self, failed: Sequence[tuple[str, str]] = ()) -> None:
+        self.channel.answers[-1].set_result(list(failed))
+
+    @property
+    def sent(self) -> list[str]:
+        """What was sent: the names of files, else the names of calls."""
+        return [
+            "+".join(name for name, _, _ in arguments[0]) if call == "bring" else call  # type: ignore[attr-defined]
+            for call, arguments in self.channel.calls
+        ]
+
+
+def test_files_come_one_part_after_another_and_the_cell_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = Copying(tmp_path, monkeypatch)
+    copying.execute("r")
+    copying.node.send(m.Forget(group="c", keys=()))
+    assert copying.sent == ["0/0.txt"]
+    copying.answer()
+    copying.answer()
+    assert copying.sent == ["0/0.txt", "0/1.txt", "0/2.txt"]
+    copying.answer()
+    assert copying.sent[3:] == ["send", "send"]
+    copying.execute("s")
+    assert copying.sent[5:] == ["send"]
+
+
+def test_a_cell_does_not_wait_for_files_that_are_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copying = Copying(tmp_path, monkeypatch, count=1)
+    copying.execute("r")
+    assert copying.sent == ["0/0.txt", "send"]
+
+
+@pytest.mark.parametrize("first", ["files", "content"])
+def test_a_cell_goes_when_both_its_content_and_its_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    copying = Copying(tmp_path, monkeypatch, count=2)
+    copying.execute("r", (0, 1))
+    files = copying.channel.answers[-1]
+    copying.receive(part("a", 0, 2 * PART_BYTES))
+    if first == "content":
+        copying.receive(part("b", 1, 2 * PART_BYTES))
+    files.set_result([])
+    assert copying.sent == ["0/0.txt", "take", "0/1.txt"]
+    copying.answer()
+    if first == "files":
+        copying.receive(part("b", 1, 2 * PART_BYTES))
+    assert copying.sent == ["0/0.txt", "take", "0/1.txt", "send"]
+    assert copying.channel.calls[-1][1][1:] == ("b", PART_BYTES, 2 * PART_BYTES)
+
+
+def test_a_cell_that_is_stopped_while_its_files_are_copied_leaves_the_rest_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = Copying(tmp_path, monkeypatch)
+    copying.execute("r")
+    copying.answer()
+    copying.node.send(m.Stop(run="r"))
+    assert [type(event) for event in copying.heard] == [m.Interrupted, m.Ended]
+    copying.answer()  # of the part that was on its way
+    assert copying.sent == ["0/0.txt", "0/1.txt", "discard"]
+    copying.execute("s")
+    assert copying.sent[3:] == ["0/2.txt", "send"], "nothing is copied twice"
+
+
+def test_files_that_were_on_their_way_when_the_node_went_out_of_reach_travel_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = Copying(tmp_path, monkeypatch, raised=False)
+    copying.execute("r")
+    copying.answer()
+    copying.channel.answers[-1].set_exception(ConnectionError())
+    assert copying.sent == ["0/0.txt", "0/1.txt", "send"]
+    assert not copying.heard
+    copying.execute("s")
+    copying.answer()
+    assert copying.sent[3:] == ["0/1.txt", "0/2.txt"]
+
+
+def test_files_of_all_parts_that_could_not_be_copied_are_reported_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = Copying(tmp_path, monkeypatch)
+    copying.execute("r")
+    copying.answer([("0/0.txt", "No space left on device")])
+    copying.answer()
+    copying.answer([("0/2.txt", "No space left on device")])
+    assert [event.text for event in copying.heard if isinstance(event, m.Noted)] == [
+        "0.txt could not be copied to node 10.0.0.1 (No space left on device), nor could 1 others."
+    ]
+    assert copying.sent[3:] == ["send"], "the cell may do without them"
+    copying.execute("s")
+    copying.answer()
+    assert copying.sent[4:] == ["0/0.txt", "0/2.txt"]
+
+
 def test_a_copy_of_many_megabytes_is_reported_before_it_begins_and_once(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(bytes(file_sync.FILE_LIMIT_BYTES))
@@ -264,7 +389,7 @@ def test_a_copy_of_many_megabytes_is_reported_before_it_begins_and_once(tmp_path
                 channel = NotedChannel()
                 node = RemoteNode(holder, 0, channel, ABOUT, name=name, shared=False)  # type: ignore[arg-type]
                 node.send(m.Execute(group="c", run="r", ranks=(0,), setting=setting, cell=cell, inputs=inputs))
-                assert [name for name, _ in channel.calls].count("bring") == 1
+                assert [name for name, _ in channel.calls] == ["bring"]
     said = "2 of the notebook's files (2.1 MB) are copied to each node that lacks them."
     assert [event.text for event in told if isinstance(event, m.Noted)] == [said]
 

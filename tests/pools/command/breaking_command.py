@@ -2,7 +2,8 @@
 and passes on what comes and goes, as ssh does with a session of its own at the other end.
 
 A file `HOST.anything` in the folder that contains a number makes it die after so many more bytes, in whatever direction;
-each file is for one death. While there is a file `HOST-refused`, it starts nothing."""
+each file is for one death. While there is a file `HOST-refused`, it starts nothing. While there is a file `HOST-slow`, only
+as many more bytes as it says go to the host."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,13 +55,23 @@ def main(folder: str, host: str, *words: str) -> None:
     assert process.stdout is not None
     budget = Budget(Path(folder), host)
 
-    def forward(source: int, to: int) -> None:
+    def forward(source: int, to: int, before: Callable[[bytes], None] = lambda data: None) -> None:
         with suppress(BrokenPipeError):
             while data := os.read(source, 1 << 16):
+                before(data)
                 budget.passes(data, to)
 
+    slow, passed = Path(folder, f"{host}-slow"), 0
+
+    def wait(data: bytes) -> None:
+        nonlocal passed
+        with suppress(FileNotFoundError):
+            while passed + len(data) > int(slow.read_text()):
+                time.sleep(0.01)
+            passed += len(data)
+
     def there() -> None:
-        forward(0, process.stdin.fileno())
+        forward(0, process.stdin.fileno(), wait)
         process.stdin.close()
 
     threading.Thread(target=there, daemon=True).start()
