@@ -8,6 +8,7 @@ coordinator. Runs in a process of the engine on that node; knows no engine.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -26,7 +27,7 @@ from typing import Any
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.node_segments import StoredSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
-from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.serialization import shared_memory, value_cache
 from jupyter_distrib.system import confinement, network_interfaces, process, process_environment, record_file
 from jupyter_distrib.system.control_groups import free_memory_bytes
@@ -285,6 +286,12 @@ def stamp(directory: str) -> tuple[int, int, int, bool] | None:
     return info.st_ino, info.st_mtime_ns, info.st_uid, info.st_uid == os.geteuid()
 
 
+def reason(error: OSError) -> str:
+    """Return why a file could not be written, with what to look at if there is no room."""
+    advice = ", of bytes or of inodes: see `df -h` and `df -i`" if error.errno == errno.ENOSPC else ""
+    return f"{error.strerror or error}{advice}"
+
+
 def machine() -> str:
     """Return an identifier that is equal for all processes sharing one loopback interface."""
     try:
@@ -365,7 +372,7 @@ class ProjectCopy:
                 path.write_bytes(content)
                 os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
             except OSError as error:
-                failed.append((name, error.strerror or str(error)))
+                failed.append((name, reason(error)))
         return failed
 
     def _remove(self, path: Path) -> None:
@@ -376,11 +383,14 @@ class ProjectCopy:
                 path.rmdir()
 
     def locate(self, command: m.Execute) -> m.Execute:
-        """Return the command with the folders of this copy in place of the kernel's."""
+        """Return the command with the folders of this copy in place of the kernel's. Raises `PoolError`."""
         setting = command.setting
         folders = dict.fromkeys((setting.directory, *setting.path))
         copies = {folder: str(self._folder / str(number)) for number, folder in enumerate(folders)}
         for copy in copies.values():
-            os.makedirs(copy, exist_ok=True)
+            try:
+                os.makedirs(copy, exist_ok=True)
+            except OSError as error:
+                raise PoolError(f"the folder {copy} cannot be made ({reason(error)}).") from None
         path = tuple(copies[folder] for folder in setting.path)
         return replace(command, setting=replace(setting, path=path, directory=copies[setting.directory]))

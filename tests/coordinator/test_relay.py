@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.node_segments import StoredSegments
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
 from tests.processes import is_alive, wait_until_gone
@@ -142,3 +144,20 @@ def test_a_node_knows_which_segments_it_lacks_and_closes_what_it_drops() -> None
     stored.drop_all()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(two)
+
+
+def test_a_folder_for_which_a_host_has_no_inode_is_named_with_what_to_look_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, *, exist_ok: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(os, "makedirs", full)
+    cell, inputs = m.Cell(source="", filename="cell"), m.Parcel(data=b"", sizes=())
+    setting = m.Setting(directory="/notebook")
+    command = m.Execute(group="c", run="r", ranks=(0,), setting=setting, cell=cell, inputs=inputs)
+    with pytest.raises(PoolError) as caught:
+        relay.ProjectCopy(folder).locate(command)
+    assert str(caught.value) == (
+        f"the folder {folder}/0 cannot be made (No space left on device, of bytes or of inodes: see `df -h` and `df -i`)."
+    )

@@ -15,7 +15,7 @@ from typing import Any
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.connect import HostConnection, Reconnection
-from jupyter_distrib.pools.command.piped_relay import ALIVE_S
+from jupyter_distrib.pools.command.piped_relay import ALIVE_S, is_answered_only_on_failure
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
@@ -60,6 +60,8 @@ class PipeChannel:
         """Lock held to queue frames and to number calls."""
         self._number = 1
         self._waiting: dict[int, Future[Any]] = {}
+        self._last_cell = 0
+        """The number of the last call that is answered only if it fails."""
         """Unanswered calls, by number."""
         self._receivers: list[Future[Answer]] = []
         """Pending requests for frames from the agent."""
@@ -99,11 +101,9 @@ class PipeChannel:
             self._number += 1
             number = self._number
             self._waiting[number] = answer
-        if method == "send" and len(arguments) == 1:
-            # Without a content nothing can go wrong there: the answer would only cost time.
-            del self._waiting[number]
-            number = 0
-            answer.set_result(None)
+            if is_answered_only_on_failure(method, arguments):
+                self._waiting.pop(self._last_cell, None)  # which has ended
+                self._last_cell = number
         if not self._send(m.RelayCall(number=number, method=method, arguments=arguments)):
             self._fail_calls()
         return answer

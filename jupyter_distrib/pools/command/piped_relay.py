@@ -23,6 +23,7 @@ from jupyter_distrib.agent.gpus import devices, inventory
 from jupyter_distrib.agent.gpus.leases import holder_elsewhere
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import takeover
 from jupyter_distrib.system import control_groups, network_interfaces
 from jupyter_distrib.wire import messages as m
@@ -121,14 +122,17 @@ class PipedRelay:
                     m.RelayFailed(number=call.number, type_name=type(error).__name__, text=str(error))
                 )
             return traceback.print_exc()
-        if call.number:
+        if call.number and not is_answered_only_on_failure(call.method, call.arguments):
             self._link.send(m.RelayReturned(number=call.number, value=value, contents=contents))
 
     def _call(self, call: m.RelayCall) -> Any:
         arguments: Any = call.arguments
         match call.method:
             case "start":
-                return self._start(**arguments[0])
+                try:
+                    return self._start(**arguments[0])
+                except OSError as error:
+                    raise PoolError(f"no agent can be started in {self._folder} ({relay.reason(error)}).") from None
             case "use_address":
                 self._started.address = str(arguments[0])
                 return None
@@ -215,6 +219,11 @@ class PipedRelay:
         else:
             self._relay.end()
         os._exit(0)
+
+
+def is_answered_only_on_failure(method: str, arguments: Sequence[Any]) -> bool:
+    """Return whether a call sends a cell without a content: the answer that it has come would only cost time."""
+    return method == "send" and len(arguments) == 1
 
 
 def own_address(interface: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -13,19 +14,23 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.coordinator import relay, source_archive
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command import channel as channels
 from jupyter_distrib.pools.command import connect as connecting
 from jupyter_distrib.pools.command.channel import PipeChannel
 from jupyter_distrib.pools.command.connect import HostConnection, connect
+from jupyter_distrib.pools.command.piped_relay import PipedRelay
 from jupyter_distrib.pools.command.pool import CommandPool
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages as m
 from tests.processes import listeners, tree, wait_until
 
 START = {"label": "a test", "session": "s", "interface": "lo", "env": {}}
@@ -105,6 +110,20 @@ def test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing(
         assert len(folders(kind)) == 1
         assert relays(kind)
     assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
+
+
+def test_a_host_without_room_for_an_agent_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `bind` does, without a path
+
+    monkeypatch.setattr(relay, "Relay", full)
+    with pytest.raises(PoolError) as caught:
+        PipedRelay(cast("Any", SimpleNamespace(send=None)), "/tmp/f")._call(
+            m.RelayCall(number=1, method="start", arguments=(START,))
+        )
+    assert str(caught.value) == (
+        "no agent can be started in /tmp/f (No space left on device, of bytes or of inodes: see `df -h` and `df -i`)."
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator import file_sync
-from jupyter_distrib.wire.messages import Exited, Interrupted, Stop
+from jupyter_distrib.wire.messages import Ended, Exited, Failed, Interrupted, Stop
 from tests.pools.command.test_reconnect import Bed
 from tests.processes import wait_until
 
@@ -81,3 +81,18 @@ def test_files_arrive_once_when_the_connection_breaks_between_and_in_them(bed: B
     values = bed.client.run(bed.group, SEEN).values
     assert [values[rank][1] == files for rank in range(2)] == [True, True]
     assert not bed.left
+
+
+def test_a_cell_for_whose_files_no_folder_can_be_made_fails_and_says_why(
+    bed: Bed, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(bed.client.run(bed.group, SEEN).values[0][0])
+    monkeypatch.setattr(sys, "path", [str(project / "library")])
+    (copy.parent / "1").write_text("in its place")
+    bed.client.start(bed.group, "7")
+    assert bed.client.wait(Failed).failure.message == (
+        f"node a could not receive this cell: the folder {copy.parent}/1 cannot be made (File exists)."
+    )
+    bed.client.wait(Ended)
+    (copy.parent / "1").unlink()
+    assert bed.client.run(bed.group, "7").values == {0: 7, 1: 7}
