@@ -60,9 +60,9 @@ class PipeChannel:
         """Lock held to queue frames and to number calls."""
         self._number = 1
         self._waiting: dict[int, Future[Any]] = {}
+        """Unanswered calls, by number."""
         self._last_cell = 0
         """The number of the last call that is answered only if it fails."""
-        """Unanswered calls, by number."""
         self._receivers: list[Future[Answer]] = []
         """Pending requests for frames from the agent."""
         self._entries: list[Entry] = []
