@@ -278,7 +278,7 @@ class RemoteNode:
     def _report(self, held: _Held) -> None:
         name, reason = held.not_copied[0]
         others = len(held.not_copied) - 1
-        more = f", nor could {others} others" if others else ""
+        more = f", nor could {others} other{'s' * (others > 1)}" if others else ""
         self._note(held.command.run, f"{name.partition('/')[2]} could not be copied to {self.name} ({reason}){more}.")
 
     def _note(self, run: str, text: str) -> None:

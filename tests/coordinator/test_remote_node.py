@@ -366,7 +366,7 @@ def test_files_of_all_parts_that_could_not_be_copied_are_reported_together(
     copying.answer()
     copying.answer([("0/2.txt", "No space left on device")])
     assert [event.text for event in copying.heard if isinstance(event, m.Noted)] == [
-        "0.txt could not be copied to node 10.0.0.1 (No space left on device), nor could 1 others."
+        "0.txt could not be copied to node 10.0.0.1 (No space left on device), nor could 1 other."
     ]
     assert copying.sent[3:] == ["send"], "the cell may do without them"
     copying.execute("s")
