@@ -139,6 +139,24 @@ def test_a_forward_pass_that_changes_no_parameter_for_good_is_not_refused(book: 
     run(book, CODE_BOOK.format(change="pass", bound=bound) + "\nmodel.load_state_dict(Book().state_dict());")
 
 
+OWN_SETATTR = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(6, 6, batch_first=True), Net()
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+    def forward(self, x):
+        return self.head(self.lstm(x[:, None])[0][:, -1])
+torch.manual_seed(0)
+model = Words()
+train(model, torch.optim.SGD(model.parameters(), 0.1), 1);"""
+
+
+def test_modules_that_set_attributes_themselves_are_not_refused(book: Notebook) -> None:
+    run(book, OWN_SETATTR)
+
+
 CASES = {
     "a list of parameters from before": (
         "model = build()\nparameters = [p for p in model.parameters()]\nnamed = list(model.named_parameters())\n"

@@ -3,7 +3,9 @@ ones behind it, so the change would be lost. Rank's main thread."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,12 +34,27 @@ def refuse_replacing(models: Callable[[], Iterable[nn.Module]]) -> Callable[[], 
         old = private.own_parameters(module).get(name)
         if old is None or old is new or isinstance(new, DTensor):  # a whole state dict comes with the latter
             return
+        if _is_by_fsdp():
+            return
         for root in models():
             for prefix, part in root.named_modules():
                 if part is module:
                     raise _lost(root, f"{prefix}.{name}" if prefix else name, "replaced")
 
     return register_module_parameter_registration_hook(registering).remove
+
+
+def _is_by_fsdp() -> bool:
+    """Return whether FSDP itself replaces a parameter: in modules with a `__setattr__` of their own, such as `nn.LSTM`,
+    it does so as the user's code would."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
+    while frame is not None and (_module(frame).startswith("torch.nn.") or frame.f_code.co_name == "__setattr__"):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith("torch.distributed.fsdp.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def watch_first_pass(modules: Iterable[nn.Module]) -> None:
