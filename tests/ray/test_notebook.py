@@ -299,7 +299,8 @@ def test_a_cell_that_a_node_cannot_take_fails_alone(cluster: Cluster, tmp_path: 
         book.ok(f"%%distributed --out projects\n{gone}open(project, 'w').close()\nproject")
         outcome = book.fails("%%distributed\nrank")
         assert re.search(
-            r"PoolError: node 127\.0\.0\.[23] could not receive this cell: .*NotADirectory", outcome.traceback
+            r"PoolError: node 127\.0\.0\.[23] could not receive this cell: the folder .* cannot be made \(Not a directory\)",
+            outcome.traceback,
         )
         book.ok("import os\nos.unlink(projects[0])")
         assert book.ok("%%distributed\nrank").result == "rank 0: 0"
