@@ -40,26 +40,29 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield one
 
 
-def test_a_logistic_regression_is_fitted_by_two_workers(book: Notebook) -> None:
+@pytest.fixture(scope="module")
+def fitted(book: Notebook) -> Notebook:
+    """The notebook, with a `model` that two workers have fitted."""
     outcome = book.cell(FIT + ACCURACY + "accuracy", 300)
     assert outcome.status == "ok", outcome.text
     assert float(outcome.result) > 0.9
+    return book
 
 
-def test_a_pipeline_is_evaluated(book: Notebook) -> None:
+def test_a_pipeline_that_two_workers_have_fitted_is_evaluated(fitted: Notebook) -> None:
     evaluator = (
         "BinaryClassificationEvaluator(metricName='areaUnderROC', labelCol='label', probabilityCol='probability')"
     )
-    assert float(book.cell(f"float({evaluator}.evaluate(model.transform(frame)))", 200).result) == 1.0
-    scaled = book.cell("import numpy as np\nnp.stack(found['scaled']).std(axis=0, ddof=1).round(6).tolist()", 60)
+    assert float(fitted.cell(f"float({evaluator}.evaluate(model.transform(frame)))", 200).result) == 1.0
+    scaled = fitted.cell("import numpy as np\nnp.stack(found['scaled']).std(axis=0, ddof=1).round(6).tolist()", 60)
     assert scaled.result == "[1.0, 1.0]", scaled.text
 
 
-def test_a_model_is_loaded_under_this_torch(book: Notebook) -> None:
-    book.ok("import os\npath = os.path.abspath('saved')\nmodel.save(path)")
-    refused = book.cell("PipelineModel.load(path)", 60)
+def test_a_model_is_loaded_under_this_torch(fitted: Notebook) -> None:
+    fitted.ok("import os\npath = os.path.abspath('saved')\nmodel.save(path)")
+    refused = fitted.cell("PipelineModel.load(path)", 60)
     assert "weights_only" in refused.text.lower() or refused.status == "ok"
-    outcome = book.cell(
+    outcome = fitted.cell(
         "from jupyter_distrib.compat.spark import load\nmodel = load(PipelineModel, path)" + ACCURACY + "accuracy", 60
     )
     assert outcome.status == "ok", outcome.text
