@@ -53,6 +53,11 @@ class StrategyRun:
     keep: Sequence[str] | None = None
     """The names that stay on the ranks after the cell (`--keep`); None: the names do not come from a notebook."""
 
+    def release(self) -> None:
+        """Drop the names of the cell, so that its values can be freed although torch's compiler caches functions that a
+        strategy has replaced (`torch._dynamo.trace_rules`)."""
+        object.__setattr__(self, "names", {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyStart:

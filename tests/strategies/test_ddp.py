@@ -1144,3 +1144,27 @@ def test_generators_of_python_and_torch_seed_without_a_seed_split_alike_and_then
         "split, random.Random().random(), name"
     )
     check_splits(book, cell, [True, False, False])
+
+
+def test_nothing_of_a_training_is_left_on_the_ranks_in_the_next_cell(book: Notebook) -> None:
+    """torch's compiler caches functions that the strategy has replaced; with the first training that a rank runs."""
+    book.ok(
+        """\
+%%distributed --ranks 2 --strategy ddp --fresh
+import torch
+class Left(torch.nn.Linear): pass
+trained = Left(4, 1)
+optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+for _ in range(2):
+    trained(torch.ones(2, 4)).mean().backward(); optimizer.step()
+"""
+    )
+    left = book.ok(
+        """\
+%%distributed --ranks 2
+import gc
+gc.collect()
+sum(type(each).__name__ == 'Left' for each in gc.get_objects())
+"""
+    )
+    assert left.result == "ranks 0-1: 0"

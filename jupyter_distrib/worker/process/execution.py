@@ -241,13 +241,14 @@ class CellRunner:
     @contextmanager
     def _strategy(self, command: m.Execute, names: dict[str, object]) -> Iterator[strategy_module.Strategy]:
         strategy = identity.cell.strategy = self._load_strategy(command.setting.strategy)
-        ok = False
+        run, ok = self._strategy_run(command, names), False
         try:
-            strategy.begin(self._strategy_run(command, names))
+            strategy.begin(run)
             yield strategy
             ok = True
         finally:
             strategy.end(ok=ok)
+            run.release()
 
     @contextmanager
     def _profiler(self, command: m.Execute) -> Iterator[None]:
