@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 DEVICES = Path("/dev")
@@ -11,4 +12,4 @@ _NAMES = ("nvidiactl", "nvhost-ctrl", "dxg", "kfd", "dri")
 
 def may_exist() -> bool:
     """Return whether this machine may have GPUs; if not, cells run on its CPU."""
-    return any((DEVICES / name).exists() for name in _NAMES)
+    return any(map(os.path.exists, map(DEVICES.joinpath, _NAMES)))

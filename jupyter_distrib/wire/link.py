@@ -303,7 +303,7 @@ def _plain(value: object, blobs: list[bytes]) -> object:
     if isinstance(value, (tuple, list)):
         return [item if type(item) in _SIMPLE else _plain(item, blobs) for item in value]
     if isinstance(value, dict):
-        if all(type(item) in _SIMPLE for item in value.values()):  # an environment: its values need no conversion
+        if _SIMPLE.issuperset(map(type, value.values())):  # an environment: its values need no conversion
             return {"$t": value}
         return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
     return value

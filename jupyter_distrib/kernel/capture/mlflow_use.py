@@ -132,6 +132,9 @@ def _modules_name_it(source: str, functions: list[FunctionType], read: Iterable[
     for function in functions:
         names.update(name.partition(".")[0] for code in codes_in(function.__code__) for name in code.co_names)
     names.update(_home(value) for value in _items(read))
+    names -= _NOT_OF_USERS
+    if not names:
+        return False
     seen, beside = set[str](), _beside()
     return any(_module_names_it(name, seen) for name in names if name in sys.modules or name in beside)
 
@@ -163,7 +166,7 @@ def _home(value: object) -> str:
 
 def _module_names_it(name: str, seen: set[str]) -> bool:
     """Return whether a module of the user's own, or another one that it imports, names MLflow."""
-    if name in seen or name in sys.stdlib_module_names or name in _LARGE or not name.isidentifier():
+    if name in seen or name in _NOT_OF_USERS or not name.isidentifier():
         return False
     seen.add(name)
     for file in _files(name):
@@ -173,7 +176,9 @@ def _module_names_it(name: str, seen: set[str]) -> bool:
     return False
 
 
-_LARGE = frozenset({"__main__", "torch", "numpy", "pandas", "IPython", "jupyter_distrib", "transformers", WORD})
+_NOT_OF_USERS = sys.stdlib_module_names | {
+    "__main__", "torch", "numpy", "pandas", "IPython", "jupyter_distrib", "transformers", WORD
+}  # fmt: skip
 """Modules that are not the user's own, so that their files are not looked for."""
 
 

@@ -126,6 +126,8 @@ class Order:
     request: CellRequest
     options: Options
     """The options of the cell, completed with all defaults."""
+    settings: Settings
+    """The settings with which they were completed."""
     origins: str
     """The origins of pool, strategy and size that the cell does not name."""
     setups: tuple[m.Setup, ...] = ()
@@ -162,12 +164,11 @@ class Order:
             inputs.outgoing.close()
 
 
-def command(
-    order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup, *, settings: Settings
-) -> m.Execute:
+def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` include the observers' variables."""
     if trackers.NONE not in options.track and order.request.observed:
         options = with_variables(options, {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))})
+    size, settings = options.size, order.settings
     return m.Execute(
         run=run.record.run,
         group=group.name,
@@ -182,9 +183,9 @@ def command(
         timeout_s=options.timeout_s,
         hang_timeout_s=options.hang_timeout_s,
         max_restarts=options.max_restarts or 0,
-        min_ranks=options.min_ranks or options.size.least,
-        most_ranks=max(options.size.several, default=0),
-        rank_unit=options.size.step,
+        min_ranks=options.min_ranks or size.least,
+        most_ranks=max(size.several, default=0),
+        rank_unit=size.step,
         grow_after_s=options.grow_after_s or GROW_AFTER_S,
         restart_on_error=options.restart_on == "error",
         profile=options.profile or 0,

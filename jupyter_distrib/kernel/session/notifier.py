@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.settings.settings import Settings
@@ -26,22 +25,17 @@ class Notifier:
     """Notifies the user of the ends of one kernel's runs.
 
     Args:
-        settings: Returns the settings as they are now.
         notebook: Returns the path of the notebook.
     """
 
-    def __init__(self, settings: Callable[[], Settings], notebook: Callable[[], str]) -> None:
-        self._settings, self._notebook = settings, notebook
+    def __init__(self, notebook: Callable[[], str]) -> None:
+        self._notebook = notebook
         self._threads: list[threading.Thread] = []
         atexit.register(self.flush)
 
-    def follow(self, run: ObservedRun) -> Observer | None:
-        """Return the observer of a run; None if nobody is notified."""
-        try:
-            settings = self._settings()
-        except DistributedError:  # the cell has said so
-            return None
-        return _AtEnd(self, run, settings) if settings.notify and not run.detached else None
+    def of(self, run: ObservedRun, settings: Settings) -> Observer:
+        """Return the observer of a run."""
+        return _AtEnd(self, run, settings)
 
     def tell(self, run: ObservedRun, record: RunRecord, settings: Settings) -> None:
         """Notify the user of a run that has ended."""

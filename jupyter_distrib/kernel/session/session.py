@@ -73,8 +73,7 @@ class Session:
         self.observers = Observers()
         self.history_writer = HistoryWriter(self._save)
         self.observers.own.append(self.history_writer.follow)
-        self.notifier = Notifier(lambda: self.settings, lambda: self.identity.notebook)
-        self.observers.own.append(self.notifier.follow)
+        self.notifier = Notifier(lambda: self.identity.notebook)
         self.queue = RunQueue(self.pools.capacity, self.changed, self._list_queued)
         self._numbers = itertools.count(1)
         self.queries = RankQueries(self.start, self.runs, self.pools)
@@ -165,10 +164,12 @@ class Session:
         except OptionsError as error:
             raise OptionsError(request.in_words(str(error))) from None
         filled = cell_order.for_strategy(filled)
-        trackers.check_installed(filled.track)
+        if filled.track:
+            trackers.check_installed(filled.track)
         return Order(
             request=request,
             options=filled,
+            settings=settings,
             origins=origins,
             setups=self.setups.to_send(),
             predicted=self.predicted_peaks.of(
@@ -239,8 +240,10 @@ class Session:
                         run, request, options, context=order.context, predicted=order.predicted
                     )
                     given = self.observers.follow(facts, run) if request.observed else {}
+                    if order.settings.notify and request.observed and not run.detached:
+                        run.observers.add(self.notifier.of(facts, order.settings))
                     options = cell_order.with_variables(options, given)
-                    command = cell_order.command(order, options, outgoing.parcel, run, group, settings=self.settings)
+                    command = cell_order.command(order, options, outgoing.parcel, run, group)
                     self._send(run, group, command, outgoing)
         return run
 

@@ -19,8 +19,8 @@ def in_ranks(options: Options, *, of_pool: bool) -> Options:
         of_pool: Whether the range is the pool's and the number of ranks the cell's own: one that does not suit it is
             on as few nodes as possible.
     """
-    nodes, size = _nodes(options), options.size
-    if nodes is None or not size.count or options.on:
+    nodes = _nodes(options)
+    if nodes is None or options.on or not (size := options.size).count:
         return options
     if not (size.least or size.count % nodes):
         return options.resized(_of(size, nodes))
@@ -35,14 +35,14 @@ def check(given: Options, filled: Options) -> None:
         given: The options of the cell.
         filled: The same, completed with all defaults, as by `in_ranks`.
     """
-    nodes, size = _nodes(filled), filled.size
+    nodes = _nodes(filled)
     if nodes is None or (given.on and "nodes" not in given.pool_options):
-        if given.grow_after_s and not size.least:
+        if given.grow_after_s and not filled.size.least:
             raise OptionsError(
                 "--grow-after needs a range of ranks, such as --ranks 2:8: a cell with a fixed number does not grow"
             )
         return
-    told, most = f"--nodes {nodes}", int(nodes)
+    told, most, size = f"--nodes {nodes}", int(nodes), filled.size
     if not size.count:
         raise OptionsError(f"{told} needs --gpus N or --ranks N, the number of ranks on all {most} nodes")
     _check_size(size, nodes, told, lambda value: f"--{'gpus' if size.gpus else 'ranks'} {value}".rstrip())

@@ -134,8 +134,6 @@ class FrontEnd:
         """The settings as last read successfully."""
         self._unchanged: UnchangedParts | None = None
         """The parts of the last overview that the next one reuses."""
-        self._facts: dict[str, ObservedRun] = {}
-        """The facts about the runs of this session, by id; replaced, never mutated."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self._forms: PoolForms | None = None
@@ -212,8 +210,6 @@ class FrontEnd:
         self._news.changed()
 
     def _follow(self, run: ObservedRun) -> SidebarObserver:
-        known = {each.id for each in session.current().history}
-        self._facts = {name: each for name, each in self._facts.items() if name in known} | {run.id: run}
         return SidebarObserver(self._news.changed)
 
     def _active(self) -> bool:
@@ -299,9 +295,7 @@ class FrontEnd:
             session.current().history_writer.flush()
             return run_page.compared([str(name) for name in request["runs"]])
         if op == "page":
-            return run_page.page(
-                session.current(), self._facts, _text(request, "run"), str(request.get("against") or "")
-            )
+            return run_page.page(session.current(), _text(request, "run"), str(request.get("against") or ""))
         session.current().history_writer.flush()
         listed = overview.saved_runs if op == "history" else overview.table_of_saved_runs
         return listed(str(request.get("words", "")))

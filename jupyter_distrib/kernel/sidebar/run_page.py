@@ -20,7 +20,6 @@ from jupyter_distrib.kernel.history import run_files, saved_run
 from jupyter_distrib.kernel.history.listing import Comparison, began, last_value, parameters, points
 from jupyter_distrib.kernel.history.saved_run import SavedRun, thinned
 from jupyter_distrib.kernel.record import not_finite
-from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.over_time import OverTime
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
@@ -50,16 +49,15 @@ class _Shown:
     cell: str = ""
 
 
-def page(session: Session, facts: Mapping[str, ObservedRun], name: str, against: str = "") -> dict[str, Any]:
+def page(session: Session, name: str, against: str = "") -> dict[str, Any]:
     """Return what is known of a run. Raises `DistributedError` if there is none.
 
     Args:
         session: The session of the kernel.
-        facts: The facts about its runs, by id.
         name: The id of a run, or the number of a saved one.
         against: The run with which its code is compared; empty for none.
     """
-    shown = _find(session, facts, name)
+    shown = _find(session, name)
     run = shown.saved
     known = {name: each for name, each in run.facts.items() if not name.startswith(_ENVIRONMENT)}
     return {
@@ -81,7 +79,7 @@ def page(session: Session, facts: Mapping[str, ObservedRun], name: str, against:
                 {each.removeprefix(_ENVIRONMENT): text for each, text in run.facts.items() if each not in known}
             ),
             "code": run.source.splitlines(),
-            "difference": _difference(run, _find(session, facts, against).saved) if against else [],
+            "difference": _difference(run, _find(session, against).saved) if against else [],
             "notes": [*run.notes, *filter(None, [run.sentence])],
             "files": _pairs({"logs": run.logs, "saved run": run.path, "checkpoints": run.facts.get("checkpoints", "")}),
             "logged": _logged(run, shown.ranks),
@@ -112,18 +110,18 @@ def _difference(run: SavedRun, other: SavedRun) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- finding
 
 
-def _find(session: Session, facts: Mapping[str, ObservedRun], name: str) -> _Shown:
+def _find(session: Session, name: str) -> _Shown:
     """Return a run of this kernel by its id, else a saved one by id or number."""
     live = next((run for run in session.history if run.id == name), None)
     if live is not None:
-        return _of_session(live, facts.get(name), session)
+        return _of_session(live, session)
     saved = run_files.find(name)
     own = next((run for run in session.history if run.id == saved.run), None)
     return _of_file(saved, "" if own is None else own.cell_id)
 
 
-def _of_session(run: Run, facts: ObservedRun | None, session: Session) -> _Shown:
-    if facts is None:  # the run waits for its turn or for ranks
+def _of_session(run: Run, session: Session) -> _Shown:
+    if (facts := run.observers.facts) is None:  # the run waits for its turn or for ranks
         record = run.record
         waiting = SavedRun(
             number=0, run=run.id, label=record.label, notebook=session.identity.notebook,

@@ -276,7 +276,7 @@ def everything_shown() -> list[str]:
     for run in saved.runs:
         alone = listing.Comparison((run, saved.runs[0]))
         shown += [repr(alone), alone._repr_html_()]
-        sent = (run_page.compared([str(run.number)]), run_page.page(NO_SESSION, {}, str(run.number), str(run.number)))
+        sent = (run_page.compared([str(run.number)]), run_page.page(NO_SESSION, str(run.number), str(run.number)))
         shown += [json.dumps(each, allow_nan=False) for each in sent]
     for text in shown:
         text.encode()
@@ -336,7 +336,7 @@ def test_a_course_over_time_that_is_damaged_is_left_out_of_the_page(home: Path, 
         first + "\n" + json.dumps({**json.loads(second), "over_time": 0}).replace('e": 0}', f'e": {over_time}}}')
     )
 
-    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    page = run_page.page(NO_SESSION, "1")["page"]
     assert page["over_time"] is None
     assert page["ranks"][0]["columns"]["=loss"] == [0.5, 0.7]
 
@@ -351,11 +351,11 @@ def test_a_run_that_an_older_version_saved_has_a_page(home: Path) -> None:
         + "\n"
         + json.dumps({name: numbers[name] for name in ("columns", "rows")})
     )
-    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    page = run_page.page(NO_SESSION, "1")["page"]
     assert (page["code"], page["notes"], page["over_time"], page["logged"]) == (["model.fit()"], [], None, [0, 1])
 
     path.write_text(path.read_text().partition("\n")[0])  # without reported numbers
-    page = run_page.page(NO_SESSION, {}, "1")["page"]
+    page = run_page.page(NO_SESSION, "1")["page"]
     assert (page["code"], page["ranks"]) == (["model.fit()"], [])
 
 
@@ -363,7 +363,7 @@ def test_a_page_has_all_that_is_known_and_how_the_code_differs() -> None:
     save("a-1", [0.5], source="lr = 1\ntrain(lr)")
     save("a-2", [0.7, float("nan")], source="lr = 2\ntrain(lr)", lost=True)
 
-    page = run_page.page(NO_SESSION, {}, "2", "1")["page"]
+    page = run_page.page(NO_SESSION, "2", "1")["page"]
     assert (page["run"], page["number"], page["state"], page["goes_on"]) == ("a-2", "2", "lost", False)
     assert page["difference"][2:] == ["@@ -1,2 +1,2 @@", "-lr = 1", "+lr = 2", " train(lr)"]
     assert ["strategy", "ddp"] in page["configuration"]
@@ -371,9 +371,9 @@ def test_a_page_has_all_that_is_known_and_how_the_code_differs() -> None:
     assert page["ranks"][1]["columns"]["=loss"] == [0.7, "nan"]
     assert page["ranks"][1]["columns"]["not_finite"] == {"loss": ["nan", 1, 1, True]}
     assert any("nan" in note for note in page["notes"])
-    assert run_page.page(NO_SESSION, {}, "1")["page"]["difference"] == []
+    assert run_page.page(NO_SESSION, "1")["page"]["difference"] == []
     with pytest.raises(DistributedError, match="no saved run has the number or id 99"):
-        run_page.page(NO_SESSION, {}, "1", "99")
+        run_page.page(NO_SESSION, "1", "99")
 
 
 def test_up_to_twenty_runs_are_compared() -> None:

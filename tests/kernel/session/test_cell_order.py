@@ -10,6 +10,7 @@ import numpy as np
 
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
 from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.settings import without_files
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
 from jupyter_distrib.wire import messages as m
@@ -24,8 +25,9 @@ def test_a_queued_order_has_copies_and_keeps_no_value_of_the_notebook() -> None:
         options=Options(),
         label="Cell In[1]",
     )
-    queued = Order(request=request, options=Options(track=()), origins="").as_it_is_now(cache, remote=False)
-    del value, request
+    order = Order(request=request, options=Options(track=()), settings=without_files({}, {}), origins="")
+    queued = order.as_it_is_now(cache, remote=False)
+    del value, request, order
     gc.collect()
 
     assert released() is None

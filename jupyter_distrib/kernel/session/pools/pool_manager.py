@@ -386,6 +386,16 @@ class PoolManager:
 
     def wait_open(self, group: WorkerGroup, say: Callable[[str], object] = print) -> None:
         """Wait until the group's ranks are up. Raises `PoolError` if they cannot be; an interrupt closes the group."""
+        if not group.opened.is_set():
+            self._say_until_open(group, say)
+        if refusal := group.connection.versions.refusal:
+            self.close_group(group)
+            raise PoolError(refusal)
+        if group.state is GroupState.CLOSED:
+            error = StartCut if group.connection.state is ConnectionState.LOST else PoolError
+            raise error(group.reason or "the ranks were taken away while they were starting.")
+
+    def _say_until_open(self, group: WorkerGroup, say: Callable[[str], object]) -> None:
         line = WaitingLine()
         say = line.say if say is print else say
         try:
@@ -399,12 +409,6 @@ class PoolManager:
             raise
         finally:
             line.end()
-        if refusal := group.connection.versions.refusal:
-            self.close_group(group)
-            raise PoolError(refusal)
-        if group.state is GroupState.CLOSED:
-            error = StartCut if group.connection.state is ConnectionState.LOST else PoolError
-            raise error(group.reason or "the ranks were taken away while they were starting.")
 
     # ------------------------------------------------------------------------------------------------ for users
 

@@ -56,6 +56,8 @@ class RunObservers:
     """The observers of one run."""
 
     def __init__(self) -> None:
+        self.facts: ObservedRun | None = None
+        """The facts about the run; None while it waits for its turn or for ranks."""
         self._observers: tuple[Observer, ...] = ()
         self._threads: tuple[ObserverThread, ...] = ()
 
@@ -113,6 +115,7 @@ class Observers:
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
         """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
+        run.observers.facts = facts
         own = [observer for follow in self.own if (observer := follow(facts)) is not None]
         for observer in own:
             observer.begin()
