@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--by-turns",
         action="store_true",
-        help="run half of the slow tests, and of one with three or more cases a third; the number of commits says which",
+        help="run a third of the cases of slow tests; the number of commits says which",
     )
 
 
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         case
         for test, cases in tests.items()
         for number, case in enumerate(cases)
-        if (number + zlib.crc32(test.encode()) + commits()) % (3 if len(cases) >= 3 else 2)
+        if (number + zlib.crc32(test.encode()) + commits()) % 3
     }
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
