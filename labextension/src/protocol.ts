@@ -370,6 +370,8 @@ export interface Page {
   state: string;
   goes_on: boolean;
   error: string;
+  /** The lines of the traceback of a failed run; none from a kernel with an older version. */
+  traceback?: string[];
   began_at_s: number;
   elapsed_s: number;
   head: [string, string][];

@@ -72,6 +72,15 @@ function RunDetails({ source, isVisible }: { source: PageSource; isVisible: () =
     <>
       <Head source={source} page={page} />
       {error && <p className="jp-Distributed-quiet">{error}</p>}
+      {page.traceback && page.traceback.length > 0 && (
+        <Part name={t('Traceback')}>
+          <pre tabIndex={0}>
+            {page.traceback.map((line, place) => (
+              <div key={place}>{line || ' '}</div>
+            ))}
+          </pre>
+        </Part>
+      )}
       {page.ranks.some(rank => rank.columns) && (
         <Part name={t('Reported numbers')}>
           <Drawn code={source.code} ranks={page.ranks} />

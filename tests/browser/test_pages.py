@@ -368,6 +368,18 @@ if rank == 0:
     print('\\n'.join(f'line {number}' for number in range(NUMBER)))"""
 
 
+def test_the_page_of_a_failed_run_has_its_traceback(open_notebook: Open) -> None:
+    lab = open_notebook(f"%%distributed --ranks 2\ndef train(x):\n    raise ValueError({BAD!r})\n\ntrain(rank)")
+    panel = lab.panel()
+    lab.run(1)
+    lab.wait_idle(1)
+    panel.locator(".jp-Distributed-run").first.get_by_role("button", name="Open").click()
+    lines = region(lab, "Traceback").locator("pre > div")
+    expect(lines).to_contain_text(["ValueError  Traceback (ranks 0-1 of 2)", "line 5", "train(rank)", "in train(...)"])
+    harmless(lab, ".jp-Distributed-compared:visible", "img", "svg[onload]")
+    lab.shoot("run-page-failed")
+
+
 def test_the_log_of_a_run_is_as_high_as_its_lines_and_says_when_there_are_none(open_notebook: Open) -> None:
     numbers = (0, 3, 60)
     lab = open_notebook("%%distributed\nrank", *(PRINTS.replace("NUMBER", str(number)) for number in numbers[1:]))

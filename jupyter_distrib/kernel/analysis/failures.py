@@ -48,6 +48,9 @@ Unpack = Callable[[m.Parcel], BaseException | None]
 
 E = TypeVar("E", bound=BaseException)
 LAST_LINES = 20
+MOST_LINES = 200
+"""Number of lines of a traceback that outlives its kernel: an exception may have any number of notes."""
+LINE_CHARACTERS = 2000
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 
@@ -72,6 +75,16 @@ def first_trouble(record: RunRecord, cause: int, characters: int) -> str:
     rank = record.ranks[cause]
     ranks = (cause,) if rank.failure is None else _alike(record, rank)
     return f"{rank_list(ranks)}: {clipped(in_brief(record, rank), characters)}"
+
+
+def traceback_of(record: RunRecord) -> list[str]:
+    """Return the lines of the traceback that a failed run raises, with the failing line of each frame only; empty if
+    no rank failed or died."""
+    if cause(record) is None:
+        return []
+    exception = to_exception(record, lambda _: None, lambda _: None, record.elapsed_s)
+    lines: list[str] = exception.__dict__["_render_traceback_"]()
+    return [clipped(line, LINE_CHARACTERS) for line in lines[:MOST_LINES]]
 
 
 def _trouble_at_s(rank: RankRecord) -> float | None:

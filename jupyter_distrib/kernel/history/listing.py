@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from math import isfinite
@@ -204,11 +205,11 @@ class Comparison(Sequence[SavedRun]):
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return "\n\n".join([self.table().as_text(), *("\n".join(lines) for lines in self.code())])
+        return "\n\n".join([self.table().as_text(), *("\n".join(lines) for lines in self.texts())])
 
     def _repr_html_(self) -> str:
-        code = "".join(f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in self.code())
-        return f"<div>{self.table().as_html()}{charts(self.runs)}{code}</div>"
+        texts = "".join(f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in self.texts())
+        return f"<div>{self.table().as_html()}{charts(self.runs)}{texts}</div>"
 
     def table(self) -> TextTable:
         every = [_properties(run) for run in self.runs]
@@ -221,6 +222,14 @@ class Comparison(Sequence[SavedRun]):
     def to_pandas(self) -> pd.DataFrame:
         """Return a `pandas.DataFrame` as `RunList.to_pandas` does."""
         return _data_frame(self.runs)
+
+    def texts(self) -> Iterator[list[str]]:
+        """Yield the traceback of a single run that failed, and what `code` yields."""
+        if len(self.runs) == 1:
+            with suppress(OSError, ValueError):  # the file is gone or damaged
+                if lines := self.runs[0].traceback:
+                    yield lines
+        yield from self.code()
 
     def code(self) -> Iterator[list[str]]:
         """Yield the code of a single run, or for each further run the lines in which it differs from the first."""

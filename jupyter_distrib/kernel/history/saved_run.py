@@ -101,6 +101,16 @@ class SavedRun:
             raise DamagedFile("it has no text for each rank")
         return found
 
+    @property
+    def traceback(self) -> list[str]:
+        """The lines of the traceback of a failed run; empty if none was saved. Raises `OSError` or `DamagedFile`."""
+        _, _, line = record_file.text_of(self.path).partition("\n")
+        content = record_file.json_of(line)
+        lines = content.get("traceback", []) if isinstance(content, dict) else None
+        if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
+            raise DamagedFile("its traceback is not lines of text")
+        return lines
+
     def summary(self) -> dict[str, Any]:
         """Return everything except number and path, as JSON values."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("number", "path")}
@@ -182,7 +192,7 @@ def read(path: Path) -> SavedRun:
 
 
 def metrics_to(record: RunRecord) -> dict[str, Any]:
-    """Return the reported numbers as JSON values, thinned, and what the ranks did over time."""
+    """Return the reported numbers as JSON values, thinned, what the ranks did over time, and the traceback."""
     metrics = Metrics.of(record)
     columns = [*OWN_COLUMNS, *metrics.names]
     rows = defaultdict(list)
@@ -194,6 +204,7 @@ def metrics_to(record: RunRecord) -> dict[str, Any]:
         "columns": columns,
         "rows": [row for each in rows.values() for row in thinned(each, most)],
         "over_time": None if course is None else m.fields_of(course),
+        "traceback": failures.traceback_of(record),
     }
 
 

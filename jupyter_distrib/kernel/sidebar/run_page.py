@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.metrics import Metrics
 from jupyter_distrib.kernel.history import run_files, saved_run
 from jupyter_distrib.kernel.history.listing import Comparison, began, last_value, parameters, points
@@ -47,6 +48,7 @@ class _Shown:
     over_time: OverTime | None
     goes_on: bool
     cell: str = ""
+    traceback: Sequence[str] = ()
 
 
 def page(session: Session, name: str, against: str = "") -> dict[str, Any]:
@@ -69,6 +71,7 @@ def page(session: Session, name: str, against: str = "") -> dict[str, Any]:
             "state": run.state,
             "goes_on": shown.goes_on,
             "error": run.error,
+            "traceback": list(shown.traceback),
             "began_at_s": run.began_at_s,
             "elapsed_s": run.elapsed_s,
             "head": _pairs(_head(run)),
@@ -136,6 +139,7 @@ def _of_session(run: Run, session: Session) -> _Shown:
             for rank in record.ranks.values()
         ]
         course = timeline.ranks_over_time(record)
+        traceback = failures.traceback_of(record) if done else []
     number, path = 0, ""
     if done:
         with suppress(DistributedError):
@@ -145,7 +149,7 @@ def _of_session(run: Run, session: Session) -> _Shown:
     known = replace(
         known, number=number, path=path, logs=logs, state=run.state, elapsed_s=run.elapsed_s,
     )  # fmt: skip
-    return _Shown(saved=known, ranks=ranks, over_time=course, goes_on=not done, cell=run.cell_id)
+    return _Shown(saved=known, ranks=ranks, over_time=course, goes_on=not done, cell=run.cell_id, traceback=traceback)
 
 
 def _columns(rank: Any, record: Any) -> dict[str, Any] | None:
@@ -156,16 +160,18 @@ def _columns(rank: Any, record: Any) -> dict[str, Any] | None:
 
 def _of_file(saved: SavedRun, cell: str) -> _Shown:
     """Return a saved run; parts of its file that cannot be read are left out."""
-    metrics, course = Metrics((), ()), None
+    metrics, course, traceback = Metrics((), ()), None, list[str]()
     with suppress(OSError, ValueError, IndexError):
         metrics = saved.metrics
     with suppress(OSError, ValueError, IndexError):
         course = saved.over_time
+    with suppress(OSError, ValueError, IndexError):
+        traceback = saved.traceback
     ranks = [
         {"rank": rank, "state": saved.state, "columns": columns_of(metrics, rank)}
         for rank in sorted({int(row["rank"] or 0) for row in metrics})
     ]
-    return _Shown(saved=saved, ranks=ranks, over_time=course, goes_on=False, cell=cell)
+    return _Shown(saved=saved, ranks=ranks, over_time=course, goes_on=False, cell=cell, traceback=traceback)
 
 
 def columns_of(metrics: Metrics, rank: int) -> dict[str, Any]:

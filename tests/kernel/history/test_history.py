@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.history import listing, run_files, saved_run
 from jupyter_distrib.kernel.history.run_files import Limits
 from jupyter_distrib.kernel.history.saved_run import SavedRun
@@ -98,6 +99,47 @@ def test_the_real_peak_of_a_run_is_shown_beside_the_dry_runs() -> None:
     saved = run_files.find("a-1")
     assert saved.deviation == pytest.approx(0.03)
     assert "1.0 GB, +3.0% compared with the 1.0 GB of the dry run" in repr(listing.Comparison((saved,)))
+
+
+def failed(run: str, notes: tuple[str, ...] = ()) -> RunRecord:
+    record = RunRecord(run=run, label="Cell In[5]", ranks=[0, 1], world_size=2, strategy="none")
+    frame = m.Frame(filename="Cell In[5]", line=3, function="train", text="loss = model(x)[y]")
+    failure = m.Failure(type_name="builtins.KeyError", message="'lr'", frames=(frame,), notes=notes)
+    for rank in (0, 1):
+        record.apply(m.Failed(run=run, rank=rank, failure=failure, at_s=2.0))
+    record.apply(m.Ended(run=run, at_s=3.0))
+    return record
+
+
+def test_the_traceback_of_a_failed_run_is_saved_and_shown(home: Path) -> None:
+    record = failed("a-1", notes=tuple(f"{number} <b>" for number in range(1000)))
+    run_files.save([(saved_run.of(observed("a-1"), record, ""), record)], ROOMY)
+
+    saved = run_files.find("a-1")
+    expected = [
+        "KeyError  Traceback (ranks 0-1 of 2)", "Cell In[5], line 3, in train(...)", "----> 3 loss = model(x)[y]",
+        "KeyError: 'lr'", "0 <b>",
+    ]  # fmt: skip
+    assert saved.traceback[:5] == expected
+    assert len(saved.traceback) == failures.MOST_LINES
+    one = listing.Comparison((saved,))
+    assert "----> 3 loss = model(x)[y]" in repr(one)
+    assert "0 &lt;b&gt;" in one._repr_html_()
+    assert run_page.page(NO_SESSION, "1")["page"]["traceback"] == saved.traceback
+
+    path = home / "00000001_a-1.json"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(second), 'traceback': [1]})}")
+    with pytest.raises(DamagedFile):
+        _ = saved.traceback
+    assert "----> 3" not in repr(one)
+    assert run_page.page(NO_SESSION, "1")["page"]["traceback"] == []
+
+
+def test_a_run_that_did_not_fail_has_no_traceback() -> None:
+    save("a-1", [0.5])
+
+    assert run_files.find("a-1").traceback == []
 
 
 def test_only_the_user_can_read_it(home: Path) -> None:
