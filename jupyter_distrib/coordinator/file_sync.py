@@ -161,7 +161,8 @@ class ProjectFiles:
                         continue
                     total += size
                     if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
-                        return Found(files, f"{_too_many(folder)} {_too_large(*largest)}".rstrip())
+                        too_many = _too_many(folder, is_of_notebook=number == 0)
+                        return Found(files, f"{too_many} {_too_large(*largest)}".rstrip())
                     files[prefix + name] = (full, (info.st_mtime_ns, size))
         return Found(files, _too_large(*largest))
 
@@ -175,10 +176,11 @@ def _is_in_package(folder: str, inside: str) -> bool:
     return top != "" and os.path.isfile(os.path.join(folder, top, "__init__.py"))
 
 
-def _too_many(folder: str) -> str:
+def _too_many(folder: str, *, is_of_notebook: bool) -> str:
+    what = "start the notebook in a folder of its own" if is_of_notebook else "put a smaller folder on sys.path instead"
     return (
         f"{folder} has more than {COUNT_LIMIT} files or {TOTAL_LIMIT_BYTES >> 20} MB: not all of it is on the nodes; "
-        "start the notebook in a folder of its own."
+        f"{what}."
     )
 
 

@@ -178,6 +178,9 @@ def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytes
     assert found.left_out == (
         f"{tmp_path} has more than 2 files or 100 MB: not all of it is on the nodes; start the notebook in a folder of its own."
     )
+    notebooks = tmp_path / "notebooks"
+    notebooks.mkdir()
+    assert look(str(notebooks), [str(tmp_path)]).left_out.endswith("; put a smaller folder on sys.path instead.")
     (tmp_path / "1.py").unlink()
     assert look(str(tmp_path), []).left_out == ""
 
