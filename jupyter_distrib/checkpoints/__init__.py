@@ -151,7 +151,7 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
 
 def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     """Load the newest complete checkpoint of a folder, if there is one, so that the same cell both starts and continues
-    a training: `epoch = resume("ckpt", model=model, optimizer=optimizer, loader=loader).get("epoch", 0)`.
+    a training run: `epoch = resume("ckpt", model=model, optimizer=optimizer, loader=loader).get("epoch", 0)`.
 
     In a cell with a process group every rank calls it, and all load the same checkpoint.
 

@@ -1,4 +1,4 @@
-"""The stand-in for `horovod.torch.elastic`: a training continues from its last commit after a rank was lost.
+"""The stand-in for `horovod.torch.elastic`: a training run continues from its last commit after a rank was lost.
 
 Ranks are replaced by `--max-restarts`, which runs the cell again; ranks that were not lost are the same processes. So a
 commit stays in the memory of each rank, and `run` copies the newest one to all ranks. If no remaining rank has one, as
@@ -49,7 +49,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class State:
-    """The state from which a training continues; subclasses define its contents."""
+    """The state from which a training run continues; subclasses define its contents."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], Any]] = []

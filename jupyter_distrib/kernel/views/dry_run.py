@@ -136,7 +136,7 @@ class DryRun:
             return "\n".join(_error_lines(self.error))
         peak = f"The peak {self.memory_sentence()}"
         if not self.steps:
-            return f"{peak}. No optimizer of torch stepped before the cell ended, so a training may need more."
+            return f"{peak}. No optimizer of torch stepped before the cell ended, so a training run may need more."
         if self.verdict == UNUSED:
             return "The cell puts nothing on the GPU: move the model there, or choose a strategy, which does."
         return f"{peak}." if self.steps > 1 else f"{peak}. The cell ended after one step; a second may need more."

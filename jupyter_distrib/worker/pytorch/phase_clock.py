@@ -32,7 +32,7 @@ from jupyter_distrib.worker.pytorch import private
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "other")
 _BEFORE = "before"
-"""The phase before the first event of a training; not counted."""
+"""The phase before the first event of a training run; not counted."""
 
 
 class PhaseClock:
