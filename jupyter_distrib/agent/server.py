@@ -33,7 +33,7 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.leftovers import AdoptedProcesses
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.server.worker_group import Client
-from jupyter_distrib.system import control_groups, formatting, log_folder, paths, scratch
+from jupyter_distrib.system import control_groups, formatting, log_folder, network_interfaces, paths, scratch
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire import messages as m
@@ -178,6 +178,8 @@ class Agent:
         group of this name is replaced: its run grows over more nodes."""
         if (before := client.groups.get(command.group)) is not None:
             self.server.close(before, force=True)
+        if reason := network_interfaces.why_unreachable(command.host):
+            return self._refuse(client, command, reason)
         if command.packages is not None:
             return self._sync_packages(client, command)
         if not command.gpus:

@@ -78,6 +78,31 @@ def reach_first_node(address: tuple[str, int]) -> socket.socket:
         ) from None
 
 
+def why_unreachable(own: str) -> str:
+    """Return a sentence if processes of this machine cannot reach each other at a loopback address, as in a new network
+    namespace, where torch would try for minutes; else an empty text, as for any other address."""
+    if not own.startswith("127.") or source(own):
+        return ""
+    return (
+        f"the ranks cannot reach each other at {own}, because the loopback interface of this machine or container is "
+        f"down: start it with `ip link set {LOOPBACK} up`."
+    )
+
+
+def gloo_hint(text: str) -> str:
+    """Suggest what to try when gloo is to use an interface that does not exist; empty if the exception's text is about
+    something else."""
+    if "Unable to find address for: " not in text:
+        return ""
+    told = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return f"GLOO_SOCKET_IFNAME is {told}; {_present()}. Name another interface, or delete the variable."
+
+
+def _present() -> str:
+    seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an address"
+    return f"this node has {seen}"
+
+
 def nccl_hint(text: str) -> str:
     """Suggest what to try when NCCL fails; empty if the exception's text is about something else."""
     if "Duplicate GPU detected" in text:
@@ -89,8 +114,7 @@ def nccl_hint(text: str) -> str:
         return "the ranks have called NCCL in ways that do not fit together; --env NCCL_DEBUG=WARN tells more."
     if "ncclInternalError" not in text and "ncclSystemError" not in text:
         return ""
-    seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an address"
     told = os.environ.get("NCCL_SOCKET_IFNAME")
     return (
         f"NCCL was to use the interface {told.removeprefix('=')}" if told else "NCCL chose an interface by itself"
-    ) + f"; this node has {seen}. --env NCCL_SOCKET_IFNAME=NAME names another, --env NCCL_DEBUG=INFO tells more."
+    ) + f"; {_present()}. --env NCCL_SOCKET_IFNAME=NAME names another, --env NCCL_DEBUG=INFO tells more."

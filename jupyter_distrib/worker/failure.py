@@ -18,7 +18,7 @@ from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner, open_files
 from jupyter_distrib.system.formatting import size
-from jupyter_distrib.system.network_interfaces import nccl_hint
+from jupyter_distrib.system.network_interfaces import gloo_hint, nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire import messages as m
 
@@ -133,7 +133,7 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
     if groupless and _NO_GROUP in text:
         yield groupless
     yield from (hint for words, hint in _HINTS.items() if words in text)
-    if hint := _shared_memory(text) or nccl_hint(text):
+    if hint := _shared_memory(text) or nccl_hint(text) or gloo_hint(text):
         yield hint
     if found := _NOT_SENT.search(text):
         sent = found[1].partition(".")[0]

@@ -124,7 +124,12 @@ def test_killed_twice_it_is_reported_with_its_last_words_and_not_started_again(
     [
         ("os._exit(3)", "the process that starts them ended with exit status 3 before it was ready, 2 times", 2),
         ("sys.stderr = open(os.devnull); os._exit(0)", "ended with exit status 0 before it was ready, 2 times", 2),
-        ("raise SystemExit('the disk is gone')", "the disk is gone", 1),
+        ("raise SystemExit('the disk is gone')", "started: SystemExit: the disk is gone\nabout to import\n", 1),
+        (
+            r"sys.stderr.write('cut ' * 600 + '\nat y\nno such x'); os._exit(1)",
+            "started: no such x\nat y\nno such x",
+            1,
+        ),
     ],
 )
 def test_an_end_at_import_has_a_reason(start: Start, code: str, says: str, starts: int) -> None:

@@ -1,4 +1,5 @@
-"""Ranks begin as fast as ever where no name server answers (a VPN that is down, a closed compute node)."""
+"""Ranks begin as fast as ever where no name server answers (a VPN that is down, a closed compute node), and say so
+where there is no network at all."""
 
 from __future__ import annotations
 
@@ -64,4 +65,22 @@ def test_the_first_cell_asks_no_name_server(surroundings: str, tmp_path: Path) -
         assert first.wall_s < 5
         if surroundings == SILENT:
             assert "waits" in book.ok(ASKS).text
+    leftovers_after(session.stdout.strip())
+
+
+def test_ranks_say_that_loopback_is_down(tmp_path: Path) -> None:
+    """torch would try to connect for minutes."""
+    below = ("unshare", "--net")
+    tried = subprocess.run((*below, "true"), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no network can be made here: {tried.stderr}")
+    with Notebook(tmp_path, below=below, sockets=tmp_path / "s") as book:
+        book.ok("%load_ext jupyter_distrib")
+        session = book.ok("from jupyter_distrib.kernel.session import session; print(session.current().identity.name)")
+        assert (
+            "the loopback interface of this machine or container is down"
+            in book.fails("%%distributed --ranks 2 --strategy ddp\npass").evalue
+        )
+        book.ok("import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True)")
+        book.ok("%%distributed --ranks 2 --strategy ddp\npass")
     leftovers_after(session.stdout.strip())

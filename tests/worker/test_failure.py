@@ -65,6 +65,14 @@ def test_a_relative_import_without_a_package_is_answered_by_the_way_to_run_a_mod
     assert "%distributed_run -m package.module" in note
 
 
+def test_an_interface_that_does_not_exist_is_named_beside_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    text = "[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth77"
+    [note] = failure.describe(RuntimeError(text), run="r", by_value=False).notes
+    assert note.startswith("GLOO_SOCKET_IFNAME is eth77; this node has ")
+    assert "lo (127.0.0.1)" in note
+
+
 def test_another_error_has_no_hint() -> None:
     assert failure.describe(RuntimeError("NCCL is fine"), run="r", by_value=False).notes == ()
 

@@ -349,14 +349,20 @@ class Forkservers:
         if not explained and self._failures < ATTEMPTS:
             return self.start()
         again = f", {self._failures} times" if self._failures > 1 else ""
-        reason = "" if explained else f" the process that starts them {ended} before it was ready{again}: try again."
+        reason = f"the process that starts them {ended} before it was ready{again}: try again."
+        if explained:
+            *before, reason = said.splitlines()
+            said = said if before else ""
         self._failures = 0
-        self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started:{reason}", said])))
+        self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started: {reason}", said])))
 
     def _pop_log(self) -> str:
         """Return the end of the forkserver's log, and clear it."""
         self._log.seek(0)
-        said = self._log.read().decode("utf-8", "replace").strip()[-SAID_CHARACTERS:]
+        said = self._log.read().decode("utf-8", "replace").strip()
+        if len(said) > SAID_CHARACTERS:
+            said = said[-SAID_CHARACTERS:]
+            said = said.partition("\n")[2] or said
         self._log.seek(0)
         self._log.truncate()
         return said
