@@ -92,7 +92,7 @@ class Coordinator:
             command,
             loop=self.loop,
             find_nodes=lambda command: self.find_nodes(client, command),
-            logs=paths.log_directory(otherwise=paths.runtime_directory()),
+            logs=paths.log_directory(),
             tell=lambda event, fds: self._tell(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)

@@ -94,19 +94,20 @@ def _made_beside(usual: Path) -> Path:
 
 
 def log_directory(otherwise: Path | None = None) -> Path:
-    """Return the folder for the ranks' logs. `JUPYTER_DISTRIB_LOG_DIR` overrides it.
-
-    Args:
-        otherwise: A private folder; where the usual folder cannot be made, one in it is returned. A run matters more
-            than the place of its log.
-    """
-    chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
+    """Return the folder for the ranks' logs: the usual one or, where that cannot be made, a folder in `otherwise`, by
+    default the folder of sockets, since a run matters more than the place of its log."""
     try:
-        return private(Path(chosen), "JUPYTER_DISTRIB_LOG_DIR") if chosen else private(state_directory() / "runs")
+        return usual_log_directory()
     except PoolError:
-        if otherwise is None:
-            raise
-        return private(otherwise / "runs")
+        return private((otherwise or runtime_directory()) / "runs")
+
+
+def usual_log_directory() -> Path:
+    """Return the folder for logs that are kept from one kernel to the next; `JUPYTER_DISTRIB_LOG_DIR` overrides it.
+    Raises `PoolError` if it cannot be made."""
+    if chosen := os.environ.get("JUPYTER_DISTRIB_LOG_DIR"):
+        return private(Path(chosen), "JUPYTER_DISTRIB_LOG_DIR")
+    return private(state_directory() / "runs")
 
 
 def state_directory() -> Path:

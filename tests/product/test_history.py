@@ -53,3 +53,18 @@ def test_history_0_saves_nothing(tmp_path: Path) -> None:
         book.ok("%load_ext jupyter_distrib")
         book.ok("%%distributed --ranks 1\n1")
         assert "no saved run" in book.ok("%distributed_runs").result
+
+
+def test_where_nothing_can_be_kept_a_run_has_its_log_its_page_and_a_report(tmp_path: Path) -> None:
+    """As in a container whose random user has no home folder."""
+    env = {"XDG_STATE_HOME": "/dev/null", "JUPYTER_DISTRIB_LOG_DIR": ""}
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib\nimport jupyter_distrib")
+        book.ok("%%distributed --ranks 1\nprint('a line')")
+        book.ok("run = jupyter_distrib.runs()[-1]")
+        assert "a line" in book.ok("while 'a line' not in run.logs(): pass\nprint(run.logs())").stdout
+        book.ok("from jupyter_distrib.kernel.sidebar import bridge")
+        assert "'ok': True" in book.ok("bridge.handle({'op': 'page', 'run': run.id})").result
+        report = book.ok("%distributed_status --doctor").result
+        assert "runs are not saved in the history" in report
+        assert "Set XDG_STATE_HOME to another one" in report

@@ -76,6 +76,16 @@ def test_the_defaults_are_the_users_own(tmp_path: Path, monkeypatch: pytest.Monk
     short.rmdir()
 
 
+def test_logs_have_a_folder_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("JUPYTER_DISTRIB_LOG_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert paths.log_directory() == tmp_path / "run" / "runs"
+    assert paths.log_directory(otherwise=tmp_path) == tmp_path / "runs"
+    with pytest.raises(PoolError, match="XDG_STATE_HOME"):
+        paths.usual_log_directory()
+
+
 def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUPYTER_DISTRIB_RUNTIME_DIR")
     long = tmp_path / ("x" * 80)

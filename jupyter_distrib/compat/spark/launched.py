@@ -53,7 +53,7 @@ class Launched:
             return Run(record, PoolLink(pool="spark", stop=self._stop))
 
         self.run = session.current().run_elsewhere(make)
-        logs = paths.log_directory(otherwise=paths.runtime_directory()) / self.run.id
+        logs = paths.log_directory() / self.run.id
         self._output = RunOutput(self.run.id, logs, ThreadClock(self._lock), self._deliver)
 
     def wait(self, call: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.addresses import without_secrets
-from jupyter_distrib.errors import DistributedError, page
+from jupyter_distrib.errors import DistributedError, PoolError, page
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session import machines
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
@@ -75,6 +75,8 @@ EXPLAINED = {
     CONFINEMENT: ("gpus", "several-sessions-of-one-user"),
     "shared memory": ("performance", "shared-memory"),
     "dry runs": ("dry-run", "how-close-it-is"),
+    "logs": ("history",),
+    "report": ("errors",),
 }
 """The page and section of the documentation on each topic that can be wrong."""
 MOST_COMPARED = 200
@@ -124,7 +126,7 @@ class Report:
             _dry_runs(),
             _machine(),
         )
-        found = (finding for part in parts for finding in part)
+        found = (finding for part in parts for finding in _whole(part))
         return cls(findings=tuple(replace(each, text=without_secrets(each.text)) for each in found))
 
     @property
@@ -141,6 +143,14 @@ class Report:
 
     def _table(self, wrong: str, well: str) -> TextTable:
         return TextTable(rows=[(wrong if each.advice else well, each.topic, str(each)) for each in self.findings])
+
+
+def _whole(part: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings of one part of the report; the last one is the error that ended it, if any."""
+    try:
+        yield from part
+    except (DistributedError, OSError) as error:
+        yield Finding(topic="report", text="a part of this report could not be made", advice=str(error))
 
 
 def _versions() -> Iterator[Finding]:
@@ -354,7 +364,10 @@ def _dry_runs() -> Iterator[Finding]:
     """Yield a finding on the real peaks of memory beside those of dry runs, for the last runs in the history."""
     from jupyter_distrib.kernel.history import run_files
 
-    last = run_files.load()[-MOST_COMPARED:]
+    try:
+        last = run_files.load()[-MOST_COMPARED:]
+    except PoolError:  # the finding on logs, which are in the same folder, says so
+        return
     found = sorted(each.deviation for each in last if each.deviation is not None)
     if not found:
         return
@@ -376,7 +389,10 @@ def _machine() -> Iterator[Finding]:
         small = free < SMALL_SHM_BYTES
         advice = "data loader workers and NCCL may fail: give the container a larger /dev/shm" if small else ""
         yield Finding(topic="shared memory", text=f"{size(free)} of {size(total)} free", advice=advice)
-    yield Finding(topic="logs", text=str(paths.log_directory()))
+    try:
+        yield Finding(topic="logs", text=str(paths.usual_log_directory()))
+    except PoolError as error:
+        yield Finding(topic="logs", text="in a temporary folder; runs are not saved in the history", advice=str(error))
 
 
 def _of_kernel() -> str:

@@ -55,7 +55,7 @@ class InlineRun:
         self._group, self._sink, self._fds = group, sink, fds
         self._interrupts = CellInterrupts()
         self._clock = _Clock()
-        logs = paths.log_directory(otherwise=paths.runtime_directory())
+        logs = paths.log_directory()
         self._output = RunOutput(command.run, logs / command.run, self._clock, self._tell)
         self._lock = threading.RLock()
         self._over = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +43,30 @@ def test_a_missing_numpy_is_a_finding_with_its_cure(monkeypatch: pytest.MonkeyPa
     (finding,) = [each for each in doctor._versions() if each.advice]
     assert str(finding).startswith("is not installed\n-> pip install numpy")
     assert page("install", "what-is-missing") in str(finding)
+
+
+def test_without_a_folder_for_logs_and_history_there_is_a_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container with a random user and a home folder that nobody may write to."""
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(taken))
+    monkeypatch.delenv("JUPYTER_DISTRIB_LOG_DIR", raising=False)
+    assert list(doctor._dry_runs()) == []
+    finding = list(doctor._machine())[-1]
+    assert (finding.topic, finding.text) == ("logs", "in a temporary folder; runs are not saved in the history")
+    assert "Set XDG_STATE_HOME to another one" in finding.advice
+
+
+def test_a_part_that_cannot_be_made_is_a_finding() -> None:
+    def part() -> Iterator[Finding]:
+        yield Finding(topic="system", text="Linux")
+        raise PermissionError(13, "Permission denied")
+
+    assert [(each.topic, each.advice) for each in doctor._whole(part())] == [
+        ("system", ""), ("report", "[Errno 13] Permission denied"),
+    ]  # fmt: skip
 
 
 def a_run_with(real_bytes: int | None, predicted_bytes: int | None) -> SavedRun:
