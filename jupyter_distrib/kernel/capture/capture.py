@@ -77,8 +77,15 @@ class Dropped:
     cell: str
     """The label of that cell: `Cell In[3]`."""
     imported: bool = False
+    kept: bool = False
+    """Whether it was to keep the name, and ended before it had defined it."""
 
     def explained(self, name: str, place: str = "") -> str:
+        if self.kept:
+            return (
+                f"`{name}`{place} is not in this notebook: {self.cell} keeps it, but ended before it had defined it. "
+                "Run that cell again."
+            )
         did, cure = "defined", f"Add `--keep {name}` to that cell."
         if self.imported:
             did, cure = "imported", "Import it in this cell, or in a cell of its own."

@@ -279,7 +279,9 @@ class CellMagics(Magics):
                 if name in notebook:
                     current.dropped.pop(name, None)
                 else:
-                    current.dropped[name] = Dropped(cell=captured.cell.filename, imported=name in captured.imports)
+                    current.dropped[name] = Dropped(
+                        cell=captured.cell.filename, imported=name in captured.imports, kept=name in options.keep
+                    )
 
         return take_over
 

@@ -104,6 +104,15 @@ def test_a_name_that_was_not_kept_is_told_wherever_it_is_read(book: Notebook, re
     assert KEPT_NOT.format(number=number) in outcome.traceback
 
 
+def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebook) -> None:
+    book.fails("%%distributed --ranks 2 --keep later\n1 / 0\nlater = 5")
+    number = int(book.ok("len(In) - 2").result)
+
+    assert f"Cell In[{number}] keeps it, but ended before it had defined it. Run that cell again." in (
+        book.fails(ON_TWO + "later").traceback
+    )
+
+
 def test_with_names_the_cell_that_did_not_keep_it(book: Notebook) -> None:
     book.ok(ON_TWO + "model = 5")
     number = int(book.ok("len(In) - 2").result)
