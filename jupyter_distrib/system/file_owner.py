@@ -4,9 +4,11 @@ kernel asks about files of other machines by `kernel/analysis/traceback_text.py`
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import types
 from functools import lru_cache
+from pathlib import Path
 
 from jupyter_distrib.system import process_environment
 
@@ -18,6 +20,8 @@ LIBRARY_FOLDERS = tuple(
     }
 )
 """The interpreter's own folders, and this package's."""
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Names of the folders of packages in other environments: the user's own (`pip install --user`), or Debian's."""
 CALL = "call of "
 """Prefix of the file name under which the call of a distributed function is executed."""
 _OWN = (*process_environment.OWN, CALL)
@@ -32,7 +36,38 @@ def is_own(filename: str) -> bool:
 @lru_cache(maxsize=1 << 14)  # a training cell asks for every module, and `realpath` reads each folder of each path
 def is_library(path: str) -> bool:
     """Return whether a file is this package's, Python's or an installed package's."""
-    return is_own(path) or (os.path.isabs(path) and os.path.realpath(path).startswith(LIBRARY_FOLDERS))
+    return is_own(path) or (os.path.isabs(path) and (_is_inside(os.path.realpath(path)) or _is_listed(path)))
+
+
+def is_library_folder(folder: str) -> bool:
+    """Return whether a folder is Python's, or one into which packages are installed, or inside such a folder."""
+    return _is_inside(os.path.realpath(folder) + os.sep)
+
+
+def _is_inside(real: str) -> bool:
+    return real.startswith(LIBRARY_FOLDERS) or any(name in real for name in _INSTALLED)
+
+
+def _is_listed(path: str) -> bool:
+    """Return whether pip has installed a file into some folder of the path (`pip install --target`). The name of a link
+    counts: uv may link packages to its cache, while a user's link to a checkout is in no list."""
+    folders = (os.path.abspath(each) + os.sep for each in sys.path if each)
+    return any(
+        path.startswith(folder) and path[len(folder) :].partition(os.sep)[0] in _installed(folder) for folder in folders
+    )
+
+
+@lru_cache(maxsize=256)
+def _installed(folder: str) -> frozenset[str]:
+    """Return the packages and modules that were installed into a folder when it was first looked at."""
+    found = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        try:
+            lines = record.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        found |= {line.partition(",")[0].partition("/")[0] for line in lines}
+    return frozenset(found)
 
 
 def is_users(path: str) -> bool:

@@ -31,6 +31,32 @@ def test_files_beside_the_notebook_are_the_users_also_behind_a_link(tmp_path: Pa
     assert not file_owner.is_users(str(tmp_path / "theirs.py"))
 
 
+@pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "lib/python3/dist-packages"])
+def test_packages_of_another_environment_are_libraries(tmp_path: Path, folder: str) -> None:
+    package = tmp_path / folder / "theirs"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert file_owner.is_library(str(package / "__init__.py"))
+
+
+def test_what_pip_has_put_into_a_folder_is_a_library_and_what_is_beside_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache" / "theirs").mkdir(parents=True)
+    (tmp_path / "cache" / "theirs" / "__init__.py").touch()
+    folder = tmp_path / "packages"
+    (folder / "theirs-1.0.dist-info").mkdir(parents=True)
+    (folder / "theirs-1.0.dist-info" / "RECORD").write_text("theirs/__init__.py,,\n../bin/theirs,,\nalone.py,,\n")
+    (folder / "theirs").symlink_to(tmp_path / "cache" / "theirs")  # as uv does with --link-mode symlink
+    for name in ("alone.py", "mine.py"):
+        (folder / name).touch()
+    monkeypatch.syspath_prepend(folder)
+
+    assert file_owner.is_library(str(folder / "theirs" / "__init__.py"))
+    assert file_owner.is_library(str(folder / "alone.py"))
+    assert file_owner.is_users(str(folder / "mine.py"))
+
+
 def test_a_cell_is_the_users_and_code_without_a_file_is_nobodys() -> None:
     assert file_owner.is_users("Cell In[3]")
     assert not file_owner.is_users("<string>")

@@ -61,6 +61,25 @@ def test_a_package_is_one_unit_and_a_deleted_file_a_change(folder: Path) -> None
     del helper_package
 
 
+def test_packages_of_the_users_own_stay_while_an_edited_module_is_imported_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second import of a C extension such as numpy's fails."""
+    packages = folder / "site-packages"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(str(packages))
+    modules = LocalModules()
+    write(packages / "installed_there.py", "")
+    write(folder / "helper_own.py", "value = 1")
+    import helper_own  # type: ignore[import-not-found]  # noqa: F401
+    import installed_there  # type: ignore[import-not-found]
+
+    modules.remember()
+    write(folder / "helper_own.py", "value = 22")
+    assert modules.refresh() == [str(folder / "helper_own.py")]
+    assert sys.modules["installed_there"] is installed_there
+
+
 def test_installed_modules_stay() -> None:
     modules = LocalModules()
     modules._baseline, modules._last, modules._looked_at = frozenset(), "", (0, "")  # as if nothing had been imported

@@ -76,7 +76,7 @@ class LocalModules:
         if _size_and_newest(cache) == self._listed:
             return
         for path in _since(self._last_library, cache) - self._libraries:
-            if (os.path.realpath(path) + os.sep).startswith(file_owner.LIBRARY_FOLDERS):
+            if file_owner.is_library_folder(path):
                 self._libraries.add(path)
             else:
                 del cache[path]
