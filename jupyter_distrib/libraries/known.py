@@ -3,8 +3,10 @@ code of its own has a file beside this one."""
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -15,12 +17,8 @@ from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
+from jupyter_distrib.libraries.transformers import TRANSFORMERS
 from jupyter_distrib.libraries.wandb import WANDB
-
-
-def _declared_blocks(model: Any) -> Collection[str]:
-    return getattr(model, "_no_split_modules", None) or ()
-
 
 LIBRARIES = (
     # Accelerate takes one set of arguments and one process group per program, and requires a restart for others. On
@@ -44,7 +42,7 @@ LIBRARIES = (
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     TENSORFLOW,
     TQDM,
-    Library(modules=("transformers",), extra="transformers", repeated_blocks=_declared_blocks),
+    TRANSFORMERS,
     Library(modules=("trl",), extra="trl"),
     Library(modules=("unsloth",), comes_before="transformers, trl and peft"),
     WANDB,
@@ -96,6 +94,25 @@ def shared_states() -> list[tuple[str, str]]:
     return [
         (module, name) for library in LIBRARIES for module, names in library.shared_states.items() for name in names
     ]
+
+
+def sent_forms() -> dict[type, Callable[[Any], tuple[Any, ...]]]:
+    """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank."""
+    forms: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+        f"{module}:{name}": _refused for module, name in shared_states()
+    }
+    for library in LIBRARIES:
+        forms |= library.sent
+    found = {}
+    for name, form in forms.items():
+        module, _, cls = name.partition(":")
+        if isinstance(loaded := getattr(sys.modules.get(module), cls, None), type):
+            found[loaded] = form
+    return found
+
+
+def _refused(_: object) -> tuple[Any, ...]:
+    raise pickle.PicklingError("it describes the notebook's process, not a rank")
 
 
 def mends() -> dict[str, Callable[[ModuleType], None]]:

@@ -29,7 +29,10 @@ class Library:
     wraps_models: bool = False
     """Whether its wrapper modules reduce the gradients of the modules inside."""
     shared_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it."""
+    """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it. It
+    describes the process, so instances are not sent."""
+    sent: Mapping[str, Callable[[Any], tuple[Any, ...]]] = field(default_factory=dict)
+    """Functions, by class as `module:name`, that reduce an instance for a rank, as `__reduce_ex__` does."""
     mend: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)
     """Functions, by module, that patch a module when a rank has imported it."""
     after_cell: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)

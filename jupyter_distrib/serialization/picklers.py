@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 
+from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import definitions, exception_form
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import private_torch
@@ -152,6 +153,8 @@ class InputPickler(_Pickler):
         """Name of the last input reached."""
         self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
         """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
+        self._forms = known.sent_forms()
+        self._of_libraries = tuple(self._forms)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
@@ -176,6 +179,9 @@ class InputPickler(_Pickler):
             return form
         if type(obj) is self._memmap:
             return rebuild_memmap, (self._tensors.arrays.alone(obj.view(sys.modules["numpy"].ndarray)),)
+        if self._of_libraries and issubclass(type(obj), self._of_libraries):
+            self.last = obj
+            return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
         return super().reducer_override(obj)
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:

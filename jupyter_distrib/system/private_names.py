@@ -269,7 +269,8 @@ ACCELERATE = Library(
 TRANSFORMERS = Library(
     name="transformers",
     known="5.23",
-    files=("libraries/known.py",),
+    files=("libraries/transformers.py",),
+    needed={"transformers:TrainingArguments()": "_setup_devices _n_gpu"},
     spared={
         "transformers:PreTrainedModel": ("_no_split_modules", "fsdp chooses the modules that it shards by their size")
     },

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"system"},
     "libraries": {"errors", "system"},
     "interfaces": {"errors", "libraries", "options", "system", "wire"},
-    "serialization": {"errors", "system", "wire"},
+    "serialization": {"errors", "libraries", "system", "wire"},
     # a rank
     "worker": {"errors", "interfaces", "libraries", "serialization", "system", "wire"},
     "worker/output": {"interfaces", "libraries", "system", "wire", "worker"},
