@@ -16,6 +16,7 @@ from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
+from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
 from jupyter_distrib.libraries.tqdm import TQDM
 from jupyter_distrib.libraries.transformers import TRANSFORMERS
 from jupyter_distrib.libraries.wandb import WANDB
@@ -41,6 +42,7 @@ LIBRARIES = (
     Library(modules=("petastorm",), divides_data=True),
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     TENSORFLOW,
+    TORCHMETRICS,
     TQDM,
     TRANSFORMERS,
     Library(modules=("trl",), extra="trl"),

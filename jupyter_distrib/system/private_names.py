@@ -275,6 +275,12 @@ TRANSFORMERS = Library(
         "transformers:PreTrainedModel": ("_no_split_modules", "fsdp chooses the modules that it shards by their size")
     },
 )
+TORCHMETRICS = Library(
+    name="torchmetrics",
+    known="1.9",
+    files=("libraries/torchmetrics.py",),
+    needed={"torchmetrics.metric:Metric": "_wrap_update"},
+)
 DATASETS = Library(
     name="datasets",
     known="5.2",
@@ -372,6 +378,7 @@ PYTHON = Library(
     },
 )
 LIBRARIES = (
-    TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, DATASETS, MLFLOW, DEEPSPEED,
+    TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, TORCHMETRICS, DATASETS, MLFLOW,
+    DEEPSPEED,
     RAY, PYSPARK, PYTHON,
 )  # fmt: skip

@@ -18,12 +18,13 @@ from functools import partial
 from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.libraries import torchmetrics
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 from jupyter_distrib.worker.autoparallel import heuristics, source_location
 from jupyter_distrib.worker.autoparallel.data import means
@@ -80,6 +81,8 @@ class Loaders:
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the most recent loader."""
+        self._latest: Callable[[], DataLoader[Any] | None] = lambda: None
+        """Returns that loader, if it still exists."""
         self._searched = WeakSet[DataLoader[Any]]()
         """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
         self.read_early = False
@@ -103,9 +106,16 @@ class Loaders:
         for cls in loader_classes():
             self._watch(cls)
         patches.replace(DataLoader, "__len__", self._measuring)
+        torchmetrics.follow(self.reads_all)
+
+    def reads_all(self) -> bool:
+        """Return whether every rank has all batches of the most recent loader."""
+        loader = self._latest()
+        return loader is not None and self.read_last == "whole" and not self._others.has_divided(loader)
 
     def close(self) -> None:
         """End the workers of all shares; no rank has to wait for this one."""
+        torchmetrics.follow()
         self._others.end()
         self._shares.close()
 
@@ -148,6 +158,7 @@ class Loaders:
             self._look_around()
             allow_ranks(loader.dataset)
             how = self._last[loader] = self.read_last = self._decided(loader)
+            self._latest = ref(loader)
             if how != "whole":
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share) if how == "divided" else share
