@@ -35,6 +35,7 @@ LIBRARIES = (
     Library(modules=("composer",), divides_data=True),
     Library(modules=("datasets",), extra="trl"),
     DEEPSPEED,
+    Library(modules=("ignite",), adds_up_metrics=True),
     KERAS,
     LIGHTNING,
     Library(modules=("litdata",), divides_data=True),
@@ -84,6 +85,11 @@ def divides_data(thing: object) -> bool:
     """Return whether `thing` is a data loader, data set or sampler of a library that divides data itself, or derived
     from one."""
     return any(cls.__module__.partition(".")[0] in _DIVIDE for cls in type(thing).__mro__)
+
+
+def adds_up_metrics() -> bool:
+    """Return whether a library is loaded whose metrics add up over the ranks."""
+    return any(module in sys.modules for library in LIBRARIES if library.adds_up_metrics for module in library.modules)
 
 
 def wraps_model(module: object) -> bool:

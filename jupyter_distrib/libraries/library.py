@@ -24,6 +24,8 @@ class Library:
     """Advice on what to call instead of the library's launcher: part of a sentence, such as `with X call ...`."""
     divides_data: bool = False
     """Whether its data loaders, data sets and samplers already give each rank its share."""
+    adds_up_metrics: bool = False
+    """Whether its metrics always add up over the ranks, so that each should evaluate a share."""
     comes_before: str = ""
     """The libraries that it patches and must be imported before, in words."""
     wraps_models: bool = False

@@ -87,6 +87,51 @@ train(loader, {}, "position")"""
     assert book.ok("[each[2:] for each in whole] == list(seen)").result == "True"
 
 
+STEPS = """
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+def train_step(x):
+    model.train()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+
+@torch.no_grad()
+def test_step(x):
+    model.eval()
+    return model(x)
+
+def epoch(loader, step):
+    count = 0
+    for (x,) in loader:
+        step(x)
+        count += len(x)
+    return count
+
+train, test = DataLoader(data, batch_size=4), DataLoader(data, batch_size=4)
+"""
+
+
+def test_a_loop_whose_steps_set_the_mode_is_read_as_it_was_used_before(book: Notebook) -> None:
+    book.ok(f"{DDP}{STEPS}[(epoch(train, train_step), epoch(test, test_step)) for _ in range(3)]")
+    first, *others = literal_eval(book.ok("list(seen)[0]").result)
+    assert first == (12, 12), "the first time the mode is all that is known"
+    assert others == [(12, 24), (12, 24)]
+
+
+def test_a_share_stays_one_for_a_library_whose_metrics_add_up(book: Notebook) -> None:
+    loaded = "import sys, types\nsys.modules['ignite'] = types.ModuleType('ignite')\n"
+    count = "counts = [(epoch(train, train_step), epoch(test, test_step)) for _ in range(2)]\n"
+    book.ok(f"{DDP}{STEPS}{loaded}{count}del sys.modules['ignite']\ncounts")
+    assert literal_eval(book.ok("list(seen)[0]").result) == [(12, 12), (12, 12)]
+
+
+def test_a_loop_that_does_not_set_the_mode_follows_it(book: Notebook) -> None:
+    code = "[(model.train(), epoch(train, lambda x: model(x).sum().backward()))[1], (model.eval(), epoch(train, model))[1]]"
+    book.ok(f"{DDP}{STEPS}[{code} for _ in range(2)]")
+    assert book.ok("list(seen)[0]").result == "[[12, 24], [12, 24]]"
+
+
 ENDLESS = """
 import random
 class Endless(torch.utils.data.Sampler):

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.libraries import torchmetrics
+from jupyter_distrib.libraries import known, torchmetrics
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
 from jupyter_distrib.worker.autoparallel import heuristics, source_location
 from jupyter_distrib.worker.autoparallel.data import means
@@ -87,6 +87,11 @@ class Loaders:
         """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
         self.read_early = False
         """Whether a model is trained with a loader whose reading began before anything was trained."""
+        self._habits: WeakKeyDictionary[DataLoader[Any], dict[str, bool]] = WeakKeyDictionary()
+        """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
+        The mode at the beginning of such a loop is left from the loop before."""
+        self._modes = 0
+        """Number of calls that set the mode of a module."""
         self.backwards = 0
         """Number of backward passes in this run."""
         self.device: torch.device | None = None
@@ -106,6 +111,7 @@ class Loaders:
         for cls in loader_classes():
             self._watch(cls)
         patches.replace(DataLoader, "__len__", self._measuring)
+        patches.replace(torch.nn.Module, "train", self._setting_mode)
         torchmetrics.follow(self.reads_all)
 
     def reads_all(self) -> bool:
@@ -132,6 +138,13 @@ class Loaders:
     def on_collective(self) -> None:
         """Record that a collective of all ranks starts, so that no rank waits for this one elsewhere."""
         self._others.on_collective()
+
+    def _setting_mode(self, original: Any) -> Any:
+        def train(module: Any, mode: bool = True) -> Any:
+            self._modes += 1
+            return original(module, mode)
+
+        return train
 
     def _noticing(self, original: Any) -> Any:
         def __setattr__(loader: DataLoader[Any], name: str, value: Any) -> None:  # noqa: N807
@@ -167,7 +180,7 @@ class Loaders:
                 where = source_location.current_line(self._run.filename)
                 return EarlyReading(batches, partial(self._note_if_early, loader, where), lambda: self.backwards)
             if torch.is_grad_enabled() and not self._others.has_divided(loader):
-                return self._watched_whole(batches)
+                return self._watched_whole(loader, batches)
             return batches
 
         return __iter__
@@ -200,9 +213,26 @@ class Loaders:
     def _decided(self, loader: DataLoader[Any]) -> Reading:
         if not self._state.active:
             return "whole"
-        if torch.is_grad_enabled() and self._state.in_training:
+        if torch.is_grad_enabled() and self._trains(loader):
             return "whole" if self._others.has_divided(loader) else "divided"
         return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
+
+    def _trains(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader is read for training, by the mode or by what its loop did the last time."""
+        habits = self._habits.get(loader)
+        habit = habits.get(source_location.current_line(self._run.filename)) if habits else None
+        return self._state.in_training if habit is None else habit
+
+    def _noting_habit(self, loader: DataLoader[Any], where: str, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and record what the loop does with the first one if it sets the mode of a module."""
+        for first in batches:
+            modes, before = self._modes, self.backwards
+            yield first
+            trained = self.backwards > before
+            if self._modes > modes and (trained or not known.adds_up_metrics()):
+                self._habits.setdefault(loader, {})[where] = trained
+            break
+        yield from batches
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
@@ -219,7 +249,7 @@ class Loaders:
             )
         self._searched.add(loader)
         read = False
-        for batch in batches:
+        for batch in self._noting_habit(loader, where, batches):
             read = True
             yield batch
         if read and self.backwards == before:
@@ -228,8 +258,9 @@ class Loaders:
                 "or in eval mode, the loader is whole"
             )
 
-    def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _watched_whole(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
+        batches = self._noting_habit(loader, where, batches)
         for batch in batches:
             yield batch
             if self.backwards > before:  # the loop may be left at any time
