@@ -19,6 +19,7 @@ import io
 import pickle
 import reprlib
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -37,7 +38,7 @@ from jupyter_distrib.serialization.picklers import (
     inputs_in_order,
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
-from jupyter_distrib.system import call_parts
+from jupyter_distrib.system import call_parts, file_owner
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -182,12 +183,23 @@ def unpack_inputs(
             parts = _loaded(data, buffers)
     except Exception as error:  # foreign code
         what, them = call_parts.named(names[-1]), "them" if names[-1] in call_parts.PLURAL else "it"
-        raise PayloadError(
-            f"{what} cannot be rebuilt on the rank: {type(error).__name__}: {error}. Pickling in the kernel succeeded; "
-            f"build {them} on the rank, or install the missing parts there."
-        ) from error
+        cure = f"Pickling in the kernel succeeded; build {them} on the rank, or install the missing parts there."
+        if file := _failing_file(error):
+            cure = f"Importing {file} fails on the rank, which reads the file as it is now."
+        raise PayloadError(f"{what} cannot be rebuilt on the rank: {type(error).__name__}: {error}. {cure}") from error
     namespace.update(provided)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _failing_file(error: BaseException) -> str:
+    """Return the user's file whose import has raised an exception; empty if none has, or if a package is missing."""
+    if isinstance(error, ModuleNotFoundError):
+        return ""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    files = [frame.f_code.co_filename for frame in frames if frame.f_code.co_name == "<module>"]
+    if isinstance(error, SyntaxError) and error.filename:
+        files.append(error.filename)
+    return next((each for each in reversed(files) if file_owner.is_users(each)), "")
 
 
 @contextlib.contextmanager

@@ -104,6 +104,17 @@ def test_a_name_that_was_not_kept_is_told_wherever_it_is_read(book: Notebook, re
     assert KEPT_NOT.format(number=number) in outcome.traceback
 
 
+@pytest.mark.parametrize(("text", "error"), [("def f(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
+def test_a_module_that_can_no_longer_be_imported_is_told_with_its_file(book: Notebook, text: str, error: str) -> None:
+    book.ok("from pathlib import Path\nPath('edited.py').write_text('value = 1')\nimport edited")
+    book.ok(f"Path('edited.py').write_text({text!r})")
+    outcome = book.fails(ON_TWO + "edited.value")
+    book.ok("Path('edited.py').unlink()\ndel edited, __import__('sys').modules['edited']")
+
+    assert f"`edited` cannot be rebuilt on the rank: {error}: " in outcome.evalue
+    assert "/edited.py fails on the rank, which reads the file as it is now." in outcome.evalue
+
+
 def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebook) -> None:
     book.fails("%%distributed --ranks 2 --keep later\n1 / 0\nlater = 5")
     number = int(book.ok("len(In) - 2").result)
