@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from typing import Any
 
 from jupyter_distrib.libraries.library import Library
+
+_BEGINS = {"Trainer": "fit", "Fabric": "launch"}
+"""The method with which a training begins, by class."""
 
 
 def fitting(devices: object, num_nodes: object) -> tuple[object, object]:
@@ -25,6 +29,8 @@ def fitting(devices: object, num_nodes: object) -> tuple[object, object]:
 
 
 def _fit_to_ranks(name: str, module: Any) -> None:
+    from torch import distributed  # Lightning, which is being imported, has it
+
     made = getattr(module, name)
     original = made.__init__
 
@@ -35,6 +41,20 @@ def _fit_to_ranks(name: str, module: Any) -> None:
         original(self, *arguments, **keywords)
 
     made.__init__ = initialize
+    begin = getattr(made, _BEGINS[name])
+
+    @functools.wraps(begin)
+    def begin_or_warn(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        ranks = os.environ.get("WORLD_SIZE", "1")
+        if self.world_size == 1 and ranks != "1" and not distributed.is_initialized():
+            warnings.warn(
+                f"this {name} counts one process, so each of the {ranks} ranks trains alone, with all data: make it in "
+                f'the cell, with {name}(strategy="ddp", devices=world_size)',
+                stacklevel=2,
+            )
+        return begin(self, *arguments, **keywords)
+
+    setattr(made, _BEGINS[name], begin_or_warn)
 
 
 LIGHTNING = Library(

@@ -52,6 +52,21 @@ def test_a_trainer_that_was_told_nothing_is_data_parallel_with_the_strategy(note
     assert seen.result == "([1, 1], True, True)"
 
 
+@needs_lightning
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_trainer_that_trains_each_rank_alone_says_so(notebook: Notebook, in_notebook: bool) -> None:
+    notebook.cell(LIGHTNING.setup, 120)
+    alone = "this Trainer counts one process, so each of the 2 ranks trains alone"
+    code = cell(LIGHTNING, line="--strategy none").replace(SAYS_SO, "")
+    if in_notebook:
+        made = code[code.index("trainer = ") : code.index("trainer.fit")]
+        notebook.cell(made, 120)
+        code = code.replace(made, "")
+
+    assert alone in notebook.cell(code, 120).text
+    assert alone not in notebook.cell(cell(LIGHTNING, line="--strategy none"), 120).text
+
+
 @needs_transformers
 @pytest.mark.parametrize("line", ["--strategy ddp", "--strategy none"])
 def test_arguments_of_a_trainer_that_the_notebook_has_made_find_the_ranks(notebook: Notebook, line: str) -> None:
