@@ -42,6 +42,8 @@ LEAVING_S = 15.0
 """Seconds within which dismissed or killed ranks are gone: a driver needs seconds to free much memory."""
 ANSWER_LIMIT_S = 1.0
 """Seconds after which the status falls back to the GPU driver's last answer."""
+WAITS_S = 2.0
+"""Seconds after which a cell says that it waits for the GPU driver."""
 SWEEP_S = 0.5
 """Seconds after the end of a rank until its temporary files are removed."""
 KernelClient = Client[NodeWorkerGroup]
@@ -186,7 +188,13 @@ class Agent:
             return self._open_with(client, command, Choice(size=command.ranks()))
         self._opening[command.group] = client
         given_back = self._gpu_allocation.given_back
+        self._loop.later(WAITS_S, lambda: self._tell_waits_for_driver(client, command))
         return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)
+
+    def _tell_waits_for_driver(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
+        if self._opening.get(command.group) is client:
+            reason = "the GPU driver has not answered yet."
+            self.server.send(client, m.WorkerGroupQueued(group=command.group, reason=reason))
 
     def _sync_packages(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         """Open a worker group when its Python has the packages that the notebook has."""

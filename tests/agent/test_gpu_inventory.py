@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,14 @@ class Stage:
     def answer(self) -> None:
         self.session.questions.pop()(NoDriver(text="broken"))
         self.calls._handle()
+
+    def wait_until_asked_for(self, seconds: float) -> float:
+        """Wait until the current question is older than this; return the time."""
+        asked_s = self.gpus._asked_s
+        assert asked_s is not None
+        while time.monotonic() - asked_s <= seconds:
+            continue
+        return seconds
 
     def wait(self) -> None:
         """Let the loop's next timer be due."""
@@ -82,12 +91,45 @@ def test_who_wants_a_new_list_is_not_given_one_that_was_on_its_way(stage: Stage)
 
 def test_a_driver_that_does_not_answer_is_given_up(stage: Stage) -> None:
     stage.gpus.ask(stage.told.append, limit_s=0.001)
-    stage.wait()
-    assert [each.problem for each in stage.told] == [gpu_inventory.SILENT]
+    while not stage.told:
+        stage.wait()
+    assert [each.silent_s > 0 for each in stage.told] == [True]
     stage.answer()
     assert len(stage.told) == 1, "not again"
     stage.gpus.ask(stage.told.append)
     assert stage.told[1].problem == "the GPU driver does not work (broken)"
+
+
+def test_nobody_waits_for_a_driver_for_which_others_have_waited(stage: Stage) -> None:
+    stage.gpus.ask(lambda inventory: None)
+    limit_s = stage.wait_until_asked_for(0.001)
+    stage.gpus.ask(stage.told.append, limit_s=limit_s)
+    stage.gpus.ask(stage.told.append, fresh_s=0.0, limit_s=limit_s)
+    assert [each.silent_s > limit_s for each in stage.told] == [True, True]
+    assert len(stage.session.questions) == 1, "the driver owes an answer already"
+
+
+def test_what_the_driver_has_said_before_it_hangs_is_told_with_its_silence(stage: Stage) -> None:
+    stage.gpus.ask(stage.told.append)
+    stage.answer()
+    stage.gpus.ask(stage.told.append, fresh_s=0.0, limit_s=0.001)
+    while len(stage.told) < 2:
+        stage.wait()
+    assert stage.told[1].problem == stage.told[0].problem
+    assert stage.told[1].silent_s > 0
+
+
+def test_a_request_gets_its_whole_time_when_its_own_question_is_asked(stage: Stage) -> None:
+    """The one before may have woken the GPUs."""
+    stage.gpus.ask(lambda inventory: None)
+    limit_s = stage.wait_until_asked_for(0.001)
+    stage.gpus.ask(stage.told.append, fresh_s=0.0, limit_s=limit_s + 60)
+    stage.answer()
+    (request,) = stage.gpus._waiting
+    stage.gpus._give_up_in_time(request)
+    assert stage.told == []
+    stage.answer()
+    assert [each.silent_s for each in stage.told] == [0.0]
 
 
 class PlayedDriver:

@@ -64,6 +64,7 @@ FIELDS: dict[str, Any] = {
 """The fields of a GPU beside its `uuid`."""
 STATE: dict[str, Any] = {
     "init": {"error": "", "seconds": 0.0},  # of nvmlInit: DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, ...
+    "hangs": False,  # whether no function of the driver's library returns
     "set_device": {"error": "", "seconds": 0.0},
     "synchronize": {"error": "", "seconds": 0.0},
     "context_bytes": 520 << 20,

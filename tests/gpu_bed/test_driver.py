@@ -106,6 +106,66 @@ def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
         assert warm.wall_s < driver_s, "it was opened once more"
 
 
+HANGS = "the GPU driver has not answered for "
+AT_ONCE_S = 5.0
+"""Less than the time for which a cell waits for the driver."""
+
+
+def hang(bed: GpuBed, *, on: bool = True) -> None:
+    bed.state["hangs"] = on
+    bed.write()
+
+
+def test_only_the_first_cell_waits_for_a_driver_that_hangs(bed: GpuBed) -> None:
+    hang(bed)
+    with bed.notebook() as book:
+        first = book.fails("%%distributed --gpus 2\n1")
+        assert first.evalue.startswith(f"--gpus 2, but {HANGS}")
+        assert first.evalue.count(".") == 1, "one sentence"
+        assert first.wall_s < 25
+        again = book.fails("%%distributed --gpus 2\n1")
+        assert HANGS in again.evalue
+        assert again.wall_s < AT_ONCE_S
+        assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
+        unasked = book.ok("%%distributed --fresh\nstr(device)")
+        assert "'cpu'" in unasked.result
+        assert f"CPU ranks: {HANGS}" in unasked.view
+        assert HANGS in book.ok("%distributed_status").result
+        hang(bed, on=False)
+        assert wait_until(lambda: any(server.gpus for server in bed.status()))
+        assert book.ok("%%distributed --gpus 8\nworld_size").result == "ranks 0-7: 8"
+
+
+def test_a_driver_that_begins_to_hang_leaves_the_list_that_it_gave(bed: GpuBed, book: Notebook) -> None:
+    book.ok("%%distributed --gpus 2\n1")
+    hang(bed)
+    first = book.ok("%%distributed --gpus 4 --fresh\nworld_size")
+    assert first.result == "ranks 0-3: 4"
+    assert HANGS in first.view
+    again = book.ok("%%distributed --gpus 3 --fresh\nworld_size")
+    assert again.result == "ranks 0-2: 3"
+    assert again.wall_s < AT_ONCE_S
+    assert bed.violations() == []
+
+
+def test_a_cell_that_waits_for_the_driver_says_so_and_can_be_stopped(bed: GpuBed) -> None:
+    hang(bed)
+    with bed.notebook() as book:
+        book.start("%%distributed --gpus 2\n1", "c-1")
+        book.until("the GPU driver has not answered yet")
+        book.interrupt()
+        stopped = book.finish()
+        assert stopped.ename == "KeyboardInterrupt"
+        assert stopped.wall_s < AT_ONCE_S
+        assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
+
+
+def test_the_doctor_does_not_wait_for_a_driver_that_hangs(bed: GpuBed, book: Notebook) -> None:
+    hang(bed)
+    assert "GPU driver" in (found := book.ok("%distributed_status --doctor").text)
+    assert "has not answered" in found
+
+
 def test_the_driver_is_opened_once_and_asked_for_gpus_only(bed: GpuBed, book: Notebook) -> None:
     book.ok("%%distributed --gpus 8\n1")
     before = len(bed.calls())

@@ -18,6 +18,8 @@ from jupyter_distrib.wire import messages as m
 BUSY_BYTES = 1 << 30
 """Memory used by others, in bytes, above which a GPU counts as busy and is chosen last; the driver itself may use half
 of it."""
+SLOW_S = 5.0
+"""Seconds for which a driver may not answer before anybody hears of it, as long as its GPUs are known."""
 
 
 class GpusRefused(ValueError):
@@ -66,7 +68,7 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
         return Choice(size=command.ranks(0), notes=told)
     if (least := command.least or command.size) > len(seen):
         raise GpusRefused(_too_few(command, len(seen), inventory))
-    lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
+    lost = (*_silence_told(inventory), *(f"{_reason(each)}; it is left out." for each in inventory.left_out))
     if command.visible is not None:
         unlike = _order_told(command.visible, inventory, seen)
         return Choice(
@@ -115,8 +117,8 @@ def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: Torc
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
     """Describe problems with this machine's GPUs for the status page; empty if there are none."""
-    left_out = " ".join(f"{_reason(each)}." for each in inventory.left_out)
-    return problem_of(inventory, build) or inventory.remark or left_out
+    told = (*_silence_told(inventory), *(f"{_reason(each)}." for each in inventory.left_out))
+    return problem_of(inventory, build) or inventory.remark or " ".join(told)
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
@@ -126,6 +128,8 @@ def problem_of(inventory: Inventory, build: TorchBuild) -> str:
     """Return why none of this machine's GPUs can be used, and what to do; empty if there are none, or all is well."""
     if inventory.problem:
         return f"{inventory.problem}: see what nvidia-smi says, or use --ranks N."
+    if not inventory.gpus and inventory.silent_s:
+        return f"{_silence(inventory)}; use --ranks N meanwhile."
     if not inventory.gpus:
         return " and ".join(map(_reason, inventory.left_out)) + "." if inventory.left_out else ""
     there = devices.types(inventory.gpus)
@@ -143,6 +147,20 @@ def problem_of(inventory: Inventory, build: TorchBuild) -> str:
             "update the driver, install a torch for an older CUDA, or use --ranks N."
         )
     return ""
+
+
+def _silence(inventory: Inventory) -> str:
+    return (
+        f"the GPU driver has not answered for {formatting.duration(inventory.silent_s)}: if nvidia-smi hangs as well, "
+        "reset the GPUs or restart the machine"
+    )
+
+
+def _silence_told(inventory: Inventory) -> tuple[str, ...]:
+    """Describe a driver that does not answer any more."""
+    if inventory.silent_s < SLOW_S:
+        return ()
+    return (f"{_silence(inventory)}; its last list of GPUs is used meanwhile.",)
 
 
 def _reason(left_out: tuple[str, str]) -> str:

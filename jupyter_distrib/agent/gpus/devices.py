@@ -80,6 +80,8 @@ class Inventory:
     """Number of each unusable GPU, and the reason."""
     problem: str = ""
     """Reason why an installed driver lists no GPUs."""
+    silent_s: float = 0.0
+    """Seconds for which the driver has not answered: the rest is what it has said before."""
     remark: str = ""
     """Remark that the node has a GPU of a kind that ranks cannot use."""
     cuda_driver: int = 0

@@ -23,9 +23,8 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 
 FRESH_S = 1.0
 """Maximum age in seconds of a list that the status may show."""
-LIMIT_S = 60.0
-"""Seconds to wait for the driver to answer: waking eight GPUs takes ten."""
-SILENT = "the GPU driver does not answer"
+LIMIT_S = 15.0
+"""Age in seconds of a question from which on nobody waits for its answer: waking eight GPUs takes ten."""
 
 Answered = Callable[[Inventory], None]
 
@@ -43,34 +42,38 @@ class GpuInventory:
         self.latest: Inventory | None = None
         """The latest list; None until the first one."""
         self._read_s = 0.0
-        self._waiting: list[tuple[Answered, Timer]] = []
+        self._waiting: list[_Request] = []
         """Requests that the current reading will answer."""
-        self._for_next: list[tuple[Answered, Timer]] = []
+        self._for_next: list[_Request] = []
         """Requests that need a reading started after they were made."""
-        self._asked = False
+        self._asked_s: float | None = None
+        """When the current reading began; None if there is none."""
 
     def ask(self, answered: Answered, *, fresh_s: float = FRESH_S, limit_s: float = LIMIT_S) -> None:
         """Call back with the list: at once if it is recent enough, else after a new reading, or with the old list if
         the driver does not answer.
 
+        The driver is not asked again while it owes an answer. So only the first requests wait for a driver that hangs,
+        and its answer, should it come, is for those that come later.
+
         Args:
             answered: Called once, in the loop.
             fresh_s: Maximum age of the list; 0 forces a new reading.
-            limit_s: Seconds to wait for the driver.
+            limit_s: Age in seconds of the driver's current question from which on this request does not wait for it.
         """
         if self.latest is not None and time.monotonic() - self._read_s < fresh_s:
             return answered(self.latest)
-        entry = answered, self._loop.later(limit_s, lambda: self._give_up(answered))
-        if self._asked and not fresh_s:
-            self._for_next.append(entry)
+        request = _Request(answered=answered, limit_s=limit_s)
+        if self._asked_s is not None and not fresh_s:
+            self._for_next.append(request)
         else:
-            self._waiting.append(entry)
+            self._waiting.append(request)
             self._read()
-        return None
+        return self._give_up_in_time(request)
 
     def _read(self) -> None:
-        if not self._asked:
-            self._asked = True
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
             self._session.ask(lambda driver: self._hand_over(read(driver)))
 
     def _hand_over(self, inventory: Inventory) -> None:
@@ -78,18 +81,34 @@ class GpuInventory:
         self._calls.put(lambda: self._take(inventory))
 
     def _take(self, inventory: Inventory) -> None:
-        self.latest, self._read_s, self._asked = inventory, time.monotonic(), False
+        self.latest, self._read_s, self._asked_s = inventory, time.monotonic(), None
         waiting, self._waiting, self._for_next = self._waiting, self._for_next, []
         if self._waiting:
             self._read()
-        for answered, timer in waiting:
-            timer.cancel()
-            answered(inventory)
+        for request in waiting:
+            if request.timer is not None:
+                request.timer.cancel()
+            request.answered(inventory)
 
-    def _give_up(self, answered: Answered) -> None:
-        self._waiting = [each for each in self._waiting if each[0] is not answered]
-        self._for_next = [each for each in self._for_next if each[0] is not answered]
-        answered(self.latest or Inventory(problem=SILENT))
+    def _give_up_in_time(self, request: _Request) -> None:
+        """Answer a request as soon as the current question is too old for it."""
+        asked_s = time.monotonic() - self._asked_s if self._asked_s is not None else 0.0
+        if asked_s < request.limit_s:
+            request.timer = self._loop.later(request.limit_s - asked_s, lambda: self._give_up_in_time(request))
+            return
+        for requests in (self._waiting, self._for_next):
+            if request in requests:
+                requests.remove(request)
+        request.answered(replace(self.latest or Inventory(), silent_s=asked_s))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Request:
+    """A request that waits for the list."""
+
+    answered: Answered
+    limit_s: float
+    timer: Timer | None = None
 
 
 def read_now(limit_s: float = 5.0) -> Inventory:
@@ -99,7 +118,7 @@ def read_now(limit_s: float = 5.0) -> Inventory:
     try:
         return box.get(timeout=limit_s)
     except queue.Empty:
-        return Inventory(problem=SILENT)
+        return Inventory(silent_s=limit_s)
     finally:
         session.close()
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import queue
 import resource
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,6 +54,8 @@ PACKAGES = (
 SIDEBAR = "jupyter-distrib"
 """The folder of the JupyterLab extension."""
 SHM = Path("/dev/shm")  # noqa: S108 - only its size is read
+DRIVER_S = 5.0
+"""Seconds to wait for the GPU driver: what has the GPUs awake is the agent."""
 SMALL_SHM_BYTES = 256 << 20
 SLOW_BYTES_PER_S = 125e6
 """The bandwidth, 1 Gbit/s, below which the report warns."""
@@ -122,7 +126,7 @@ class Report:
             _settings(session),
             _pool(session),
             _machines(session),
-            _gpus(),
+            _gpus_in_time(),
             _dry_runs(),
             _machine(),
         )
@@ -333,6 +337,20 @@ def _way(pool: str, found: Mapping[str, Any]) -> Finding:
             "each step. Use ranks of one node, or a faster network (--interface or NCCL_SOCKET_IFNAME choose one)"
         )
     return Finding(topic=topic, text=text, advice=advice)
+
+
+def _gpus_in_time() -> Iterator[Finding]:
+    """Yield the findings on GPUs. A driver that hangs returns from no call, and Stop does not end the call either."""
+    box: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: box.put([*_gpus()]), name="jupyter_distrib-doctor-gpus", daemon=True).start()
+    try:
+        yield from box.get(timeout=DRIVER_S)
+    except queue.Empty:
+        yield Finding(
+            topic="GPU driver",
+            text=f"has not answered for {DRIVER_S:g} s",
+            advice="if nvidia-smi hangs as well, reset the GPUs or restart the machine; CPU ranks (--ranks N) work",
+        )
 
 
 def _gpus() -> Iterator[Finding]:

@@ -54,6 +54,8 @@ def _answers(function: Any) -> Any:
 
     def call(self: Library, *args: Any) -> int:
         self.note(function.__name__)
+        while bed()["hangs"]:
+            time.sleep(0.02)
         try:
             function(self, *args)
         except Error as error:
