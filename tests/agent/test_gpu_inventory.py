@@ -221,3 +221,19 @@ def test_why_a_gpu_that_was_there_cannot_be_used(
     gpus = [Gpu(index=index, uuid=f"GPU-{index}", name="H100", memory_bytes=1, used_bytes=0) for index in range(2)]
     inventory = Inventory(gpus=tuple(gpus[index] for index in left), left_out=left_out)
     assert gpu_choice.loss(gpus[1], inventory) == reason
+
+
+def test_a_process_without_a_loop_waits_once_for_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SilentSession()
+    monkeypatch.setattr(gpu_inventory, "session", session)
+    monkeypatch.setattr(gpu_inventory, "_owed", None)
+    assert gpu_inventory.read_now(0.01).silent_s >= 0.01
+    began_s = time.monotonic()
+    assert gpu_inventory.read_now(0.01).silent_s >= time.monotonic() - began_s
+    assert len(session.questions) == 1
+    session.questions.pop()(NoDriver(text="broken"))
+    assert gpu_inventory.read_now(0.0).silent_s >= 0, "an answer that came late may be old"
+    assert len(session.questions) == 1
+    session.ask = lambda question: question(NoDriver(text="broken"))  # type: ignore[method-assign]
+    monkeypatch.setattr(gpu_inventory, "_owed", None)
+    assert gpu_inventory.read_now().problem == "the GPU driver does not work (broken)"

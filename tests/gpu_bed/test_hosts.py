@@ -62,3 +62,21 @@ def test_ranks_wait_for_gpus_of_hosts(book: Notebook, bed: GpuBed) -> None:
         other.ok("%distributed_pool stop")
         outcome = book.finish()
         assert len(outcome.result.splitlines()) == 2, outcome.text
+
+
+@pytest.mark.parametrize("how", ["hangs", "broken", "old"])
+def test_hosts_whose_driver_does_not_work_say_so(bed: GpuBed, how: str) -> None:
+    bed.state["hangs"] = how == "hangs"
+    bed.state["init"]["error"] = "LIB_RM_VERSION_MISMATCH" if how == "broken" else ""
+    bed.state["cuda_driver"] = 11080 if how == "old" else 13000
+    bed.write()
+    why = {"hangs": "has not answered for 15 s", "broken": "does not work (", "old": "is too old: "}[how]
+    with bed.notebook() as book:
+        add_pool(book)
+        refused = book.fails("%%distributed --pool far --gpus 2\n1")
+        assert refused.evalue.startswith(f"--gpus 2, but on hosts a, b the GPU driver {why}"), refused.evalue
+        assert refused.wall_s < 40
+        unasked = book.ok("%%distributed --pool far\nstr(device)")
+        assert "'cpu'" in unasked.result
+        assert f"on hosts a, b the GPU driver {why}" in unasked.view
+        assert book.ok("%%distributed --pool far --ranks 2\n1").result == "ranks 0-1: 1"

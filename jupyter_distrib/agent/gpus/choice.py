@@ -57,8 +57,7 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     """
     if problem := problem_of(inventory, build):
         if command.size or command.gpu_type:
-            asked = f"--gpus {command.size}" if command.size else f"--gpu-type {command.gpu_type}"
-            raise GpusRefused(f"{asked}, but {problem}")
+            raise GpusRefused(f"{asked(command)}, but {problem}")
         return Choice(size=command.ranks(0), notes=(f"CPU ranks: {problem}",))
     seen = _visible(command, inventory)
     if command.gpu_type:
@@ -83,6 +82,11 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     size = command.ranks(len(best[0]))
     notes = (*lost, *_taken_told(least, best, seen))
     return Choice(size=size, alternatives=best, notes=notes, visible=True, least=command.least, unit=command.unit)
+
+
+def asked(command: m.OpenWorkerGroup) -> str:
+    """Return the option by which a cell asks for GPUs, as its user has written it."""
+    return f"--gpus {command.size}" if command.size else f"--gpu-type {command.gpu_type}"
 
 
 def alike(command: m.OpenWorkerGroup, held: Sequence[Gpu], inventory: Inventory) -> list[Gpu]:

@@ -111,16 +111,31 @@ class _Request:
     timer: Timer | None = None
 
 
-def read_now(limit_s: float = 5.0) -> Inventory:
-    """Ask the driver and wait for the answer, in processes without a loop."""
-    box: queue.SimpleQueue[Inventory] = queue.SimpleQueue()
-    session.ask(lambda driver: box.put(read(driver)))
-    try:
-        return box.get(timeout=limit_s)
-    except queue.Empty:
-        return Inventory(silent_s=limit_s)
-    finally:
+_owed: tuple[queue.SimpleQueue[Inventory], float] | None = None
+"""The question of `read_now` that the driver has not answered yet: where its answer comes, and when it was asked."""
+
+
+def read_now(limit_s: float = LIMIT_S) -> Inventory:
+    """Ask the driver and wait for the answer, in processes without a loop; from one thread.
+
+    Args:
+        limit_s: Age in seconds of the driver's current question from which on its answer is not waited for.
+    """
+    global _owed
+    if _owed is not None and not _owed[0].empty():
+        _owed = None  # too late: it may be old
+    if _owed is None:
+        box: queue.SimpleQueue[Inventory] = queue.SimpleQueue()
+        _owed = box, time.monotonic()
+        session.ask(lambda driver: box.put(read(driver)))
         session.close()
+    box, asked_s = _owed
+    try:
+        found = box.get(timeout=max(0.0, asked_s + limit_s - time.monotonic()))
+    except queue.Empty:
+        return Inventory(silent_s=time.monotonic() - asked_s)
+    _owed = None
+    return found
 
 
 def read(driver: Driver) -> Inventory:

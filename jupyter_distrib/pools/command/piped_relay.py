@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_distrib.agent.gpus import devices, inventory
+from jupyter_distrib.agent.gpus import choice, devices, inventory
 from jupyter_distrib.agent.gpus.leases import holder_elsewhere
+from jupyter_distrib.agent.gpus.torch_build import torch_build
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
 from jupyter_distrib.errors import PoolError
@@ -255,18 +256,23 @@ class HostGpus:
     """Name of each GPU."""
     holders: tuple[str, ...] = ()
     """Holder of each GPU of the requested type; empty for a free one."""
+    problem: str = ""
+    """Reason why none of them can be used, and what to do."""
 
     @property
     def free(self) -> int:
         return self.holders.count("")
 
 
-def gpus_here(gpu_type: str) -> dict[str, tuple[str, ...]]:
-    """Ask the driver and return the fields of `HostGpus`; blocks until it answers."""
+def gpus_here(gpu_type: str, limit_s: float) -> dict[str, Any]:
+    """Ask the driver and return the fields of `HostGpus`; blocks until it answers, or has not for so many seconds."""
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = None if words is None else tuple(filter(None, words.split(",")))
+    there = inventory.read_now(limit_s)
+    if problem := choice.problem_of(there, torch_build()):
+        return {"problem": problem}
     try:
-        found = devices.visible(inventory.read_now().gpus, chosen)
+        found = devices.visible(there.gpus, chosen)
     except devices.UnknownDevice:  # the agent reports the error
         found = []
     fitting = devices.of_type(found, gpu_type) if gpu_type else found

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from jupyter_distrib.agent.gpus.choice import asked
 from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Transfer
 from jupyter_distrib.coordinator.node_count import NodeCount
 from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
@@ -46,8 +47,10 @@ CONNECTING = 64
 LEAVING_S = 3.0
 """Seconds to wait for GPUs even without `--wait`: a worker group that was just closed may still hold them."""
 AGAIN_S = 0.5
-GPUS_S = 30.0
-"""Seconds to wait for a host's GPU driver to answer."""
+DRIVER_S = 15.0
+"""Seconds for which a host waits for its GPU driver."""
+GPUS_S = 2 * DRIVER_S
+"""Seconds to wait for a host to tell its GPUs."""
 _GIVEN_UP = "the ranks were given up before they had started."
 Facts = Mapping[str, Any]
 REPORT_S = 1.5
@@ -156,7 +159,7 @@ class HostsReservation:
         try:
             if not candidates:
                 raise NoHostReached(_none_left(list(failures.values())))
-            gpus, shape = self._shape(candidates, failures)
+            gpus, shape, troubles = self._shape(candidates, failures)
         except Exception:
             _end_all(list(found.values()))
             raise
@@ -165,7 +168,7 @@ class HostsReservation:
             [(each, size) for each, size in zip(candidates, shape, strict=True) if size],
             gpus=gpus,
             engine_has_gpus=any(self._gpus.values()),
-            remark=" ".join(failures.values()),
+            remark=" ".join((*failures.values(), *troubles)),
         )
 
     def _reserved(self, chosen: Sequence[tuple[_Candidate, int]], **more: Any) -> ReservedNodes:
@@ -307,14 +310,18 @@ class HostsReservation:
 
     # ------------------------------------------------------------------------------------------------ planning
 
-    def _shape(self, candidates: Sequence[_Candidate], failures: Mapping[str, str]) -> tuple[bool, list[int]]:
-        """Return whether the ranks have GPUs, and the number of ranks of each host; waits for GPUs that are busy."""
+    def _shape(
+        self, candidates: Sequence[_Candidate], failures: Mapping[str, str]
+    ) -> tuple[bool, list[int], list[str]]:
+        """Return whether the ranks have GPUs, the number of ranks of each host, and why hosts' GPUs cannot be used;
+        waits for GPUs that are busy."""
         until_s = time.monotonic() + max(self._command.wait_s, LEAVING_S)
         while True:
             found = self._look(candidates)
             gpus = any(each.names for each in found)
+            troubles = self._troubles(candidates, found, refused=not gpus)
             try:
-                return gpus, self._plan(candidates, found, gpus=gpus, free=True)
+                return gpus, self._plan(candidates, found, gpus=gpus, free=True), troubles
             except PoolError as error:
                 reason = self._shortage(candidates, found, error, gpus=gpus)
                 if reason is None or time.monotonic() > until_s:
@@ -327,13 +334,25 @@ class HostsReservation:
 
     def _look(self, candidates: Sequence[_Candidate]) -> list[HostGpus]:
         """Return the GPUs of the hosts, if the ranks may have some."""
-        asked = [each.channel.ask("gpus", self._command.gpu_type or "") for each in candidates if self._command.gpus]
-        found = [HostGpus(**answer.result(GPUS_S)) for answer in asked] or [HostGpus()] * len(candidates)
+        gpu_type = self._command.gpu_type or ""
+        answers = [each.channel.ask("gpus", gpu_type, DRIVER_S) for each in candidates if self._command.gpus]
+        found = [HostGpus(**answer.result(GPUS_S)) for answer in answers] or [HostGpus()] * len(candidates)
         self._gpus = {each.host.name: gpus.names for each, gpus in zip(candidates, found, strict=True)}
         for each in candidates:
             facts = each.channel.connection.facts
             self._of.facts[each.host.name] = {**facts, "gpus": self._gpus[each.host.name]}
         return found
+
+    def _troubles(self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], *, refused: bool) -> list[str]:
+        """Describe why GPUs of hosts cannot be used. Raises `PoolError` with `refused`, if the cell has asked for
+        GPUs."""
+        hosts: dict[str, list[str]] = {}
+        for each, gpus in zip(candidates, found, strict=True):
+            hosts.setdefault(gpus.problem, []).append(each.host.name)
+        told = [f"on host{'s' * (len(names) > 1)} {', '.join(names)} {text}" for text, names in hosts.items() if text]
+        if refused and told and (self._command.size or self._command.gpu_type):
+            raise PoolError(f"{asked(self._command)}, but {' And '.join(told)}")
+        return told
 
     def _plan(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], *, gpus: bool, free: bool
@@ -447,7 +466,7 @@ def report(
         facts: Facts reported by hosts, by name.
         channels: The hosts that are connected, by name.
     """
-    asked = {name: channel.ask("gpus", "") for name, channel in channels.items()}
+    asked = {name: channel.ask("gpus", "", REPORT_S) for name, channel in channels.items()}
     wait(asked.values(), REPORT_S)
     nodes = [_node_status(host, facts.get(host.name), _answer(asked.get(host.name))) for host in hosts]
     unknown = all(node.state == NOT_REACHED for node in nodes)
