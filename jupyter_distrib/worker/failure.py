@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import linecache
 import os
@@ -108,6 +109,7 @@ def describe(
             *_parts(error),
             *_hints(f"{name}: {message}", groupless),
             *_limit(error, depth),
+            *_semaphores(error),
             *_story(error, absent),
             *_plain_model(error),
         ),
@@ -148,6 +150,7 @@ _CUT = re.compile(
 _NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
 """The message of pickle for a class of the notebook that the rank does not have."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read
+_SEMAPHORES = os.path.join("multiprocessing", "synchronize.py")
 _NO_ROOM = re.compile(
     r"NCCL[\s\S]*(?:creating shared memory segment|failed to extend \S*/nccl-)"
     r"|unable to (?:write to file|allocate shared memory|mmap|resize|open shared memory)[\s\S]*No space left on device"
@@ -160,12 +163,25 @@ def _shared_memory(text: str) -> str:
     """Return the size of /dev/shm with advice, for an error that comes from a small one; else nothing."""
     if not _NO_ROOM.search(text) or not SHARED_MEMORY.exists():
         return ""
+    if "NCCL" in text:
+        return _room(", or keep NCCL from using it with --env NCCL_SHM_DISABLE=1, which is slower")
+    return _room(", or load in the rank itself, with num_workers=0" if "DataLoader" in text else "")
+
+
+def _room(instead: str) -> str:
     total, _, free = shutil.disk_usage(SHARED_MEMORY)
-    nccl = ", or keep NCCL from using it with --env NCCL_SHM_DISABLE=1, which is slower" if "NCCL" in text else ""
     return (
         f"{SHARED_MEMORY} has {size(total)}, of which {size(free)} are free. If that is too little, give the container "
-        f"more (docker run --shm-size=8g; on Kubernetes a volume in memory){nccl}."
+        f"more (docker run --shm-size=8g; on Kubernetes a volume in memory){instead}."
     )
+
+
+def _semaphores(error: BaseException) -> Iterator[str]:
+    """Yield the size of /dev/shm if it has no room for a lock or queue of multiprocessing, which are files in it."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and SHARED_MEMORY.exists():
+        files = [tb.tb_frame.f_code.co_filename for tb in _walk(error.__traceback__)]
+        if files and files[-1].endswith(_SEMAPHORES):
+            yield _room(", or use no processes: DataLoader(num_workers=0)")
 
 
 def _limit(error: BaseException, depth: int) -> Iterator[str]:

@@ -52,6 +52,10 @@ MOST_LINES = 200
 """Number of lines of a traceback that outlives its kernel: an exception may have any number of notes."""
 LINE_CHARACTERS = 2000
 
+_BUS_ERROR = (
+    "It has used memory of a file that has no room for it, as in a full /dev/shm: `df -h /dev/shm` on its machine "
+    "shows the room, and --shm-size=8g gives a container of Docker more."
+)
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 
 
@@ -243,6 +247,8 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
     assert root.exit is not None
     message = f"Rank {root.rank} {describe_exit(root.exit)}."
     lines = [paint.strong("RankLost") + f": {message}"]
+    if root.exit.exit_code == -signal.SIGBUS:
+        lines += [_BUS_ERROR]
     if frames := user_frames(root.exit.frames):
         lines += ["It was here:", *frame_lines(frames, source_of, paint)]
     if root.exit.last_lines:
