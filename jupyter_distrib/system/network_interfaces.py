@@ -112,7 +112,13 @@ def nccl_hint(text: str) -> str:
         )
     if "ncclInvalidUsage" in text:
         return "the ranks have called NCCL in ways that do not fit together; --env NCCL_DEBUG=WARN tells more."
-    if "ncclInternalError" not in text and "ncclSystemError" not in text:
+    if "ncclUnhandledCudaError" in text:
+        why = "full" if "out of memory" in text else "full, or does not work"
+        return (
+            f"a call of CUDA has failed inside NCCL, as on a GPU that is {why}: %distributed_status shows the GPUs and "
+            "who uses them, --env NCCL_DEBUG=INFO tells more."
+        )
+    if not any(name in text for name in ("ncclInternalError", "ncclSystemError", "ncclRemoteError")):
         return ""
     told = os.environ.get("NCCL_SOCKET_IFNAME")
     return (

@@ -88,3 +88,11 @@ def test_two_ranks_on_one_gpu_are_told_why() -> None:
         DUPLICATE
     )
     assert "NCCL_DEBUG=WARN" in network_interfaces.nccl_hint(DUPLICATE.partition("Last error")[0])
+
+
+@pytest.mark.parametrize(("last", "why"), [("out of memory", "that is full:"), ("unknown error", "does not work:")])
+def test_a_call_of_cuda_that_fails_in_nccl_is_called_so(last: str, why: str) -> None:
+    text = f"NCCL error in: NCCLUtils.cpp:93, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 '{last}'"
+    hint = network_interfaces.nccl_hint(text)
+    assert why in hint
+    assert "NCCL_DEBUG=INFO" in hint

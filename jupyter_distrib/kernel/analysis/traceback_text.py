@@ -101,8 +101,15 @@ def _conclusion(failure: m.Failure, paint: Paint) -> list[str]:
     return [paint.strong(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
 
 
+_NCCL = re.compile(r"NCCL error in: \S+, (?P<what>[^,(]*[^,(\s])[\s\S]*?(?:\nLast error:\s*(?P<last>\S.*)|\Z)")
+
+
 def headline(failure: m.Failure) -> str:
+    """Return the exception's type with the first line of its message; for NCCL's, which begins with a file of torch,
+    with what NCCL has reported last."""
     name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
+    if found := _NCCL.match(message):
+        return f"{name}: NCCL: {found['what']}" + (f" ({found['last']})" if found["last"] else "")
     return f"{name}: {message.splitlines()[0]}" if message else name
 
 

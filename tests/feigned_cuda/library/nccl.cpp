@@ -1,6 +1,8 @@
 // Collectives between processes, in a file that the ranks of a communicator share. As with the real NCCL over NVLink,
 // one that waits for a rank which never comes waits until it is aborted; destroying waits for it, too.
 // An abort takes FEIGNED_CUDA_ABORT_MS, in which the other communicators of the process meet errors.
+// FEIGNED_CUDA_JOIN_FAILS is the number of the error with which a rank fails to join a communicator, and
+// FEIGNED_CUDA_JOIN_SAYS the last error that it then reports. Others wait for such a rank, until they end.
 #include "feigned.h"
 #include "machine.h"
 
@@ -73,8 +75,16 @@ Shared *shared_file(const std::string &name) {
     return static_cast<Shared *>(place);
 }
 
+std::string last_error;
+
 ncclResult_t joined(ncclComm_t *out, const std::string &name, int rank, int size) {
     feigned::need_context();
+    if (long error = machine::number("FEIGNED_CUDA_JOIN_FAILS", 0)) {
+        const char *says = getenv("FEIGNED_CUDA_JOIN_SAYS");
+        last_error = says ? says : "";
+        feigned::note("does not join " + name + " as rank " + std::to_string(rank));
+        return ncclResult_t(error);
+    }
     feigned::note("joins " + name + " as rank " + std::to_string(rank) + " of " + std::to_string(size));
     auto *made = new ncclComm{name, shared_file(name), rank, size, feigned::current_device};
     made->shared->here[rank] = 1;
@@ -196,8 +206,18 @@ EXPORTED ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     close(fd);
     return ncclSuccess;
 }
-EXPORTED const char *ncclGetErrorString(ncclResult_t error) { return error ? "unhandled cuda error" : "no error"; }
-EXPORTED const char *ncclGetLastError(ncclComm_t) { return ""; }
+EXPORTED const char *ncclGetErrorString(ncclResult_t error) {
+    switch (error) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError: return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    default: return "unknown result code";
+    }
+}
+EXPORTED const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank, ncclConfig_t *) {
     char name[32];
     snprintf(name, sizeof name, "nccl-%016lx", *reinterpret_cast<unsigned long *>(id.internal));

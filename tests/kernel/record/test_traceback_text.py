@@ -7,8 +7,9 @@ import sysconfig
 
 import pytest
 
-from jupyter_distrib.kernel.analysis.traceback_text import owner
+from jupyter_distrib.kernel.analysis.traceback_text import headline, owner
 from jupyter_distrib.kernel.session.runs import run
+from jupyter_distrib.wire import messages as m
 
 INSTALLED = f"{sysconfig.get_paths()['purelib']}/torch/nn/modules/linear.py"
 
@@ -31,3 +32,22 @@ INSTALLED = f"{sysconfig.get_paths()['purelib']}/torch/nn/modules/linear.py"
 )
 def test_a_file_name_tells_whose_code_it_is(filename: str, whose: str) -> None:
     assert owner(filename) == whose
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [
+        ("\nLast error:\nsocketStartConnect: No route to host", " (socketStartConnect: No route to host)"),
+        ("\nLast error:\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_line_for_an_error_of_nccl_has_its_own_words(last: str, shown: str) -> None:
+    message = (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclSystemError: System call failed. "
+    )
+    failure = m.Failure(type_name="torch.distributed.DistBackendError", message=message + last)
+    assert headline(failure) == f"DistBackendError: NCCL: unhandled system error{shown}"
+    plain = m.Failure(type_name="ValueError", message="one\ntwo")
+    assert headline(plain) == "ValueError: one"
