@@ -1,0 +1,32 @@
+"""Sums of weights from two ranks: whether they are of the same weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jupyter_distrib.worker.autoparallel.checks import divergence
+
+OURS = [4.0, 1.5, 3.0]
+"""Number of elements, sum, and sum of absolute values."""
+
+
+@pytest.mark.parametrize(
+    ("other", "apart"),
+    [
+        ([4.0, 1.5, 3.0], False),
+        ([4.0, 1.5 + 1e-5, 3.0], False),
+        ([4.0, 1.6, 3.0], True),
+        ([4.0, 1.5, -3.0], True),
+        ([4.0, math.nan, math.inf], False),
+        ([5.0, 1.6, 3.0], False),
+    ],
+)
+def test_sums_are_compared_with_a_tolerance(other: list[float], apart: bool) -> None:
+    assert divergence._apart([OURS], [other]) is apart
+
+
+def test_sums_of_a_device_that_computes_wrongly_can_be_compared() -> None:
+    assert divergence._apart([[4.0, 1.5, -3.0]], [OURS])
+    assert not divergence._apart([[4.0, 1.5, -3.0]], [[4.0, 1.5, -3.0]])
