@@ -242,6 +242,8 @@ class _Scene:
                 return "has left the cell"
             case "silent":
                 return "is in C code that does not release Python's lock"
+            case "starved":
+                return "waits for a processor: its machine is overloaded"
             case "stopped":
                 return "is stopped (SIGSTOP)"
             case "traced":

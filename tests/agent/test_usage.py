@@ -13,6 +13,7 @@ from jupyter_distrib.agent.ranks import usage
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.runs.watch import UsageSampler
 from jupyter_distrib.system import reap
+from tests.processes import wait_until
 
 
 def test_memory_and_time_of_a_process_and_its_children() -> None:
@@ -94,3 +95,19 @@ def test_a_child_that_ends_makes_no_negative_processor_time() -> None:
     assert then.cpu_s < first.cpu_s
     assert sampled is not None
     assert sampled.cpu_percent == 0
+
+
+def test_a_process_with_a_thread_that_computes_is_told_from_one_that_sleeps() -> None:
+    spins = "import threading, signal\ndef spin():\n    print(flush=True)\n    while True: pass\n"
+    for code, runnable in (
+        (f"{spins}threading.Thread(target=spin, daemon=True).start()\nsignal.pause()", True),
+        ("import signal\nprint(flush=True)\nsignal.pause()", False),
+    ):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                assert wait_until(lambda pid=process.pid, is_so=runnable: usage.has_runnable_thread(pid) is is_so, 10)
+            finally:
+                process.kill()
+    assert not usage.has_runnable_thread(process.pid), "it has gone"

@@ -200,6 +200,12 @@ def test_a_rank_that_does_not_answer_is_to_blame_only_if_others_wait() -> None:
     assert str(text(silent, waits(1))).endswith("Rank 0 is in C code that does not release Python's lock (line 5).")
 
 
+def test_a_rank_without_a_processor_is_not_said_to_hold_pythons_lock() -> None:
+    starved = look(0, seen(0, line=1, unmoved_s=1.0), state="starved")
+    assert text(starved, computes(1)) is None
+    assert str(text(starved, waits(1))).endswith("Rank 0 waits for a processor: its machine is overloaded (line 1).")
+
+
 def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
     gone_on = look(0, seen(0, unmoved_s=0.1, groups=(group(2),)))
     assert str(text(gone_on, waits(1), computes(2))).startswith("Rank 2 has not reached all_reduce #2")

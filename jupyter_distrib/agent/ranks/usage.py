@@ -41,6 +41,19 @@ def read(pid: int) -> Usage | None:
     return _from_proc(pid) if sys.platform == "linux" else _from_psutil(pid)
 
 
+def has_runnable_thread(pid: int) -> bool:
+    """Return whether a thread of the process runs or waits for a processor; False where the system does not tell."""
+    try:
+        threads = os.listdir(_PROC / str(pid) / "task")
+    except OSError:
+        return False
+    for thread in threads:
+        with suppress(OSError, IndexError):
+            if (_PROC / str(pid) / "task" / thread / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R":
+                return True
+    return False
+
+
 def catches(pid: int, signal_number: int) -> bool:
     """Return whether the process has a handler for this signal, which would otherwise end it."""
     with suppress(OSError, ValueError, IndexError):

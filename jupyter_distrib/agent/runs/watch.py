@@ -26,9 +26,13 @@ FIRST_S = 0.3
 TICK_S = 1.0
 IDLE_SHARE = 0.2
 """Share of a core below which a rank counts as idle: torch's own threads poll."""
+STARVED_SHARE = 0.5
+"""Share of a core below which a rank with a runnable thread counts as starved: C code that computes gets more."""
 SILENT_S = 2.0
 """Seconds without an answer after which a rank counts as silent: C code or an overloaded machine holds up its control
 thread."""
+LATE_S = 0.5
+"""Seconds by which a tick may be late without anything being made of it."""
 DEEP_EVERY = 3
 """Number of ticks between deep probes of all ranks while some wait."""
 
@@ -64,6 +68,7 @@ class Watch:
         self._asked_cpu_s: dict[int, float] = {}
         """CPU time of each of those ranks at that moment."""
         self._ticks = 0
+        self._due_s = time.monotonic() + FIRST_S
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
     def close(self) -> None:
@@ -85,6 +90,9 @@ class Watch:
         self._stalls.limit_s = 0.0
 
     def _tick(self) -> None:
+        if (late_s := time.monotonic() - self._due_s) > LATE_S:  # the agent itself was held up: answers may lie unread
+            self._asked_s = {number: asked_s + late_s for number, asked_s in self._asked_s.items()}
+        self._due_s = time.monotonic() + TICK_S
         self._timer = self._loop.later(TICK_S, self._tick)
         self._ticks += 1
         ranks = self._ranks()
@@ -108,7 +116,9 @@ class Watch:
             return m.RankSighting(rank=number, state="left", seen=self._seen.get(number))
         state = self._state(number)
         line, silent_s = None, 0.0
-        if state == "silent":
+        if state == "silent" and self._is_starved(number, rank):
+            state = "starved"
+        elif state == "silent":
             silent_s = self._idle_s(number)
             frames = exit_info.frames_in(rank.notes.place)
             lines = [frame.line for frame in frames if frame.filename == self._command.cell.filename]
@@ -117,11 +127,20 @@ class Watch:
             rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line, silent_s=silent_s
         )
 
+    def _is_starved(self, number: int, rank: Rank) -> bool:
+        """Return whether a silent rank waits for a processor, so that nothing is known of C code."""
+        elapsed_s, used_s = self._since_asked(number)
+        return used_s < STARVED_SHARE * elapsed_s and usage.has_runnable_thread(rank.pid)
+
     def _idle_s(self, number: int) -> float:
         """Return for how many seconds a silent rank has done nothing; 0 if it computes, which is not a stall."""
-        elapsed_s = time.monotonic() - self._asked_s[number]
-        used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
+        elapsed_s, used_s = self._since_asked(number)
         return elapsed_s if used_s < IDLE_SHARE * elapsed_s else 0.0
+
+    def _since_asked(self, number: int) -> tuple[float, float]:
+        """Return the seconds since a rank's unanswered probe, and the CPU time that it has used since."""
+        used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
+        return time.monotonic() - self._asked_s[number], used_s
 
     def _state(self, number: int) -> str:
         if halt := self._sampler.halt_of(number):

@@ -46,7 +46,8 @@ class RankSighting:
 
     rank: int
     state: str
-    """`running`, `stopped` by SIGSTOP, `traced` by a debugger, `silent` (C code does not let it answer), or `left`."""
+    """`running`, `stopped` by SIGSTOP, `traced` by a debugger, `silent` (C code does not let it answer), `starved` (the
+    machine does not), or `left`."""
     pid: int = 0
     seen: ProbeAnswer | None = None
     """The rank's last answer to a probe."""
