@@ -105,6 +105,11 @@ def _present() -> str:
 
 def nccl_hint(text: str) -> str:
     """Suggest what to try when NCCL fails; empty if the exception's text is about something else."""
+    if "Duplicate GPU detected" in text and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        return (
+            "NCCL joins no two slices of one GPU (MIG): take one slice of each GPU, with %env "
+            "CUDA_VISIBLE_DEVICES=..., or whole GPUs."
+        )
     if "Duplicate GPU detected" in text:
         return (
             "two ranks have used one GPU: cuda:0, .cuda(0) and set_device(0) are the same GPU on every rank. "

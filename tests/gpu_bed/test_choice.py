@@ -81,12 +81,29 @@ def test_words_that_name_no_gpu_are_an_error(book: Notebook, words: str, line: s
     assert book.ok("%%distributed --ranks 2\nstr(device)").result == "ranks 0-1: 'cpu'"
 
 
-@pytest.mark.parametrize("words", ["", "-1", "NoDevFiles"])
+@pytest.mark.parametrize("words", ["", " ", "-1", "NoDevFiles"])
 def test_words_that_hide_all_gpus_mean_cpu_ranks(book: Notebook, words: str) -> None:
     hide(book, words)
 
+    asked = book.ok("%%distributed --gpus 2\n1").view
+    assert "no GPU here: 2 CPU ranks (gloo)" in asked
+    assert f"CUDA_VISIBLE_DEVICES={words!r} hides GPUs 0-7: change it in the notebook" in asked
     assert book.ok("%%distributed\nstr(device)").result == "ranks 0-1: 'cpu'"
-    assert "no GPU here: 2 CPU ranks (gloo)" in book.ok("%%distributed --gpus 2\n1").view
+
+
+def test_the_notebook_changes_its_visible_gpus_between_cells(bed: GpuBed, book: Notebook) -> None:
+    """Ranks that keep values stay as they are; what the variable says holds for those that are started next."""
+    assert book.ok("%%distributed --gpus 4 --keep w\nw = rank").status == "ok"
+    for words, ranks in (("4,5", 2), ("5", 1), ("4, ,6", 2), (bed.gpus[7]["uuid"], 1)):
+        hide(book, words)
+        assert book.ok(f"%%distributed --gpus {ranks}\nstr(device)").result.endswith(f"'cuda:{ranks - 1}'")
+        held = [*bed.numbers().values()]
+        assert all([number] in held for number in (0, 1, 2, 3)), "kept values are"
+    hide(book, "rubbish")
+    assert "names rubbish" in book.fails("%%distributed --gpus 1\n1").evalue
+    book.ok("del os.environ['CUDA_VISIBLE_DEVICES']")
+    assert book.ok("%%distributed --gpus 4\nw").result.splitlines()[-1] == "rank 3: 3"
+    assert bed.violations() == []
 
 
 def test_a_word_that_names_a_lost_gpu_says_so(bed: GpuBed, book: Notebook) -> None:

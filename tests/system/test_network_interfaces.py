@@ -83,7 +83,13 @@ DUPLICATE = (
 )
 
 
-def test_two_ranks_on_one_gpu_are_told_why() -> None:
+def test_two_ranks_on_slices_of_one_gpu_are_told_that_nccl_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4f3b")
+    assert network_interfaces.nccl_hint(DUPLICATE).startswith("NCCL joins no two slices of one GPU (MIG): ")
+
+
+def test_two_ranks_on_one_gpu_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert "cuda:0, .cuda(0) and set_device(0) are the same GPU on every rank" in network_interfaces.nccl_hint(
         DUPLICATE
     )

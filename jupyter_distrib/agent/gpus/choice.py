@@ -63,8 +63,8 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     if command.gpu_type:
         seen = _of_type(command.gpu_type, seen)
     if not seen:
-        told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
-        return Choice(size=command.ranks(0), notes=told)
+        told = f"CPU ranks: {inventory.remark}" if inventory.remark else _hidden_told(command, inventory)
+        return Choice(size=command.ranks(0), notes=(told,) if told else ())
     if (least := command.least or command.size) > len(seen):
         raise GpusRefused(_too_few(command, len(seen), inventory))
     lost = (*_silence_told(inventory), *(f"{_reason(each)}; it is left out." for each in inventory.left_out))
@@ -196,6 +196,16 @@ def _of_type(wanted: str, seen: Sequence[Gpu]) -> list[Gpu]:
         there = devices.types(seen) or "no GPU at all"
         raise GpusRefused(f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool.")
     return found
+
+
+def _hidden_told(command: m.OpenWorkerGroup, inventory: Inventory) -> str:
+    """Explain why a cell that asks for GPUs sees none of the GPUs of its machine."""
+    if command.visible is None or not (command.size and inventory.gpus):
+        return ""
+    return (
+        f"CUDA_VISIBLE_DEVICES={','.join(command.visible)!r} hides {numbers(inventory.gpus)}: change it in the "
+        "notebook, or delete it from os.environ."
+    )
 
 
 def _too_few(command: m.OpenWorkerGroup, there: int, inventory: Inventory) -> str:

@@ -93,7 +93,8 @@ class UnknownDevice(ValueError):
 
 
 def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Return the GPUs selected by CUDA_VISIBLE_DEVICES, each once; entries are numbers or (abbreviated) UUIDs.
+    """Return the GPUs selected by CUDA_VISIBLE_DEVICES, each once; entries are numbers, (abbreviated) UUIDs, or
+    empty.
 
     Raises:
         UnknownDevice: An entry names no GPU. CUDA would silently use only the GPUs listed before it.
@@ -101,7 +102,7 @@ def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
     if chosen is None:
         return list(found)
     out: list[Gpu] = []
-    for word in map(str.strip, chosen):
+    for word in filter(None, map(str.strip, chosen)):
         if word in HIDE_ALL:
             break
         gpu = _named(found, word)
