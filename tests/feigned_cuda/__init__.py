@@ -80,6 +80,11 @@ class FeignedCuda:
         path = self.folder / "refuse"
         path.touch() if on else path.unlink(missing_ok=True)
 
+    def hang(self, *, on: bool = True) -> None:
+        """Have no function of the driver's library return, or all of them."""
+        path = self.folder / "hangs"
+        path.touch() if on else path.unlink(missing_ok=True)
+
     def lose(self, gpu: int, *, on: bool = True) -> None:
         """Have a GPU fall off the bus, or have it back."""
         path = self.folder / f"lost-{gpu}"

@@ -40,6 +40,8 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
 
+_OLD_DRIVER = "driver on your system is too old"
+"""Words of torch where the driver does not support the CUDA that it is built for."""
 COUNT_AFTER_S = 0.05
 """Seconds into a run before out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
@@ -431,6 +433,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _why_not_started(self, rank: Rank, code: int | None) -> str:
         error = exit_info.device_error(rank.streams.stderr_tail)
+        if self.gpus and _OLD_DRIVER in error:  # which the driver did not tell beforehand
+            return (
+                f"rank {rank.number} could not be started, because the GPU driver is too old for this torch: update "
+                "the driver, install a torch for an older CUDA, or use --ranks N."
+            )
         if self.gpus and error:
             gpu = self.gpus[rank.order.local_rank]
             return (

@@ -84,6 +84,8 @@ void note(const std::string &text) {
 using namespace feigned;
 
 EXPORTED cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 0;
+    if (machine::number("FEIGNED_CUDA_DRIVER", CUDART_VERSION) < CUDART_VERSION) return result(cudaErrorInsufficientDriver);
     *count = device_count();
     return *count ? cudaSuccess : result(cudaErrorNoDevice);
 }
@@ -145,7 +147,9 @@ EXPORTED cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     if (greatest) *greatest = -5;
     return cudaSuccess;
 }
-EXPORTED cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+EXPORTED cudaError_t cudaDriverGetVersion(int *version) {
+    return *version = int(machine::number("FEIGNED_CUDA_DRIVER", CUDART_VERSION)), cudaSuccess;
+}
 EXPORTED cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 EXPORTED cudaError_t cudaGetLastError() {
     cudaError_t error = is_lost() ? cudaError_t(lost.load()) : last_error;
@@ -158,6 +162,7 @@ EXPORTED const char *cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";

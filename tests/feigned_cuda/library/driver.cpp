@@ -33,11 +33,17 @@ struct Process {
 
 }  // namespace
 
-EXPORTED int nvmlInit_v2() { return SUCCESS; }
-EXPORTED int nvmlInitWithFlags(unsigned) { return SUCCESS; }
+EXPORTED int nvmlInit_v2() {
+    machine::wait_for_driver();
+    return int(machine::number("FEIGNED_CUDA_NVML", SUCCESS));
+}
+EXPORTED int nvmlInitWithFlags(unsigned) { return nvmlInit_v2(); }
 EXPORTED int nvmlShutdown() { return SUCCESS; }
 EXPORTED const char *nvmlErrorString(int error) { return error == NO_PERMISSION ? "Insufficient Permissions" : "Not Supported"; }
-EXPORTED int nvmlDeviceGetCount_v2(unsigned *count) { return *count = unsigned(machine::gpus()), SUCCESS; }
+EXPORTED int nvmlDeviceGetCount_v2(unsigned *count) {
+    machine::wait_for_driver();
+    return *count = unsigned(machine::gpus()), SUCCESS;
+}
 EXPORTED int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
     if (index >= unsigned(machine::gpus())) return NOT_FOUND;
     if (machine::is_gone(int(index))) return GPU_IS_LOST;
@@ -94,7 +100,9 @@ EXPORTED int nvmlDeviceGetComputeRunningProcesses(Gpu *device, unsigned *count, 
     return running(device, count, out);
 }
 EXPORTED int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "580.0"), SUCCESS; }
-EXPORTED int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, SUCCESS; }
+EXPORTED int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    return *version = int(machine::number("FEIGNED_CUDA_DRIVER", 13000)), machine::refuses() ? NO_PERMISSION : SUCCESS;
+}
 EXPORTED int nvmlDeviceGetGpuFabricInfoV() { return NOT_SUPPORTED; }
 EXPORTED int nvmlDeviceGetNvLinkRemoteDeviceType() { return NOT_SUPPORTED; }
 EXPORTED int nvmlDeviceGetNvLinkRemotePciInfo_v2() { return NOT_SUPPORTED; }

@@ -4,6 +4,10 @@
 //   calls        a line for each call that matters
 //   refuse       if it exists, the driver tells neither memory nor processes
 //   lost-N       if it exists, GPU N has fallen off the bus
+//   hangs        as long as it exists, the driver's library does not answer
+//
+// FEIGNED_CUDA_DRIVER is the newest version of CUDA that the driver supports, as CUDA counts, and FEIGNED_CUDA_NVML the
+// number of the error with which its library refuses everything.
 #pragma once
 #include <dirent.h>
 #include <fcntl.h>
@@ -41,6 +45,10 @@ inline int gpus() { return int(number("FEIGNED_CUDA_GPUS", 8)); }
 inline long memory_bytes() { return number("FEIGNED_CUDA_MEMORY_MB", 2048) << 20; }
 
 inline bool refuses() { return access((folder() + "/refuse").c_str(), F_OK) == 0; }
+
+inline void wait_for_driver() {
+    while (access((folder() + "/hangs").c_str(), F_OK) == 0) usleep(10000);
+}
 
 inline bool is_gone(int gpu) { return access((folder() + "/lost-" + std::to_string(gpu)).c_str(), F_OK) == 0; }
 
