@@ -6,7 +6,7 @@ The replacements, each for something that would otherwise fail:
     states of random numbers          left as they are
     `Module.to`, `.data =`            tensors are swapped, without the checks that only real ones pass
     for-loop optimizers               torch would take them for tensors of unknown types: the usual ones are used
-    attention                         a GPU's kernels in place of the plain matrices
+    attention, recurrent layers       a GPU's kernels in place of the plain matrices and steps
     DataLoader workers, pinned memory in this process: a worker would have no fake tensors
     DistributedDataParallel           torch's own reducer, whose collectives have no result to wait for
     GradScaler                        always steps: gradients count as finite
@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
+from jupyter_distrib.dry_run import recurrent
 from jupyter_distrib.dry_run.ledger import Ledger, aten
 
 _NUMPY = {
@@ -65,11 +66,12 @@ def new_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def install(ledger: Ledger, batch_factor: float) -> list[Loaded]:
+def install(ledger: Ledger, mode: FakeTensorMode, batch_factor: float) -> list[Loaded]:
     """Install all replacements. Return batches and samples of the user's data loaders, to which new ones are added.
 
     Args:
         ledger: The ledger of this dry run.
+        mode: The mode that makes tensors fake.
         batch_factor: The factor by which these batches are made larger.
     """
     loaders: list[Loaded] = []
@@ -79,6 +81,7 @@ def install(ledger: Ledger, batch_factor: float) -> list[Loaded]:
     _keep_states_of_generators()
     _swap_tensors()
     _use_kernels_of_gpus()
+    recurrent.install(ledger.guess, mode)
     _load_data_here(loaders, ledger.is_users, batch_factor)
     _reduce_without_others()
     _make_meshes_of_real_tensors()
@@ -94,7 +97,8 @@ def _give_numbers(ledger: Ledger) -> None:
     fake: Any = FakeTensor
 
     def number(tensor: Any) -> Any:
-        return ledger.guess(1.0 if tensor.dtype.is_floating_point else tensor.dtype is not torch.bool)
+        usual = 1.0 if tensor.dtype.is_floating_point else 1
+        return ledger.guess(False if tensor.dtype is torch.bool else usual)
 
     def tolist(tensor: Any) -> Any:
         if tensor.constant is not None:
@@ -183,15 +187,24 @@ def swap(one: Any, other: Any) -> None:
 
 
 @contextmanager
-def unpickled(mode: FakeTensorMode, device: str, ledger: Ledger) -> Iterator[None]:
-    """Make tensors that the block unpickles fake, with tensors of an accelerator on this device."""
+def unpickled(mode: FakeTensorMode, device: str, ledger: Ledger, *, shards: bool) -> Iterator[None]:
+    """Make tensors that the block unpickles fake, with tensors of an accelerator on this device.
+
+    Args:
+        mode: The mode that makes tensors fake.
+        device: The device.
+        ledger: The ledger of this dry run.
+        shards: Whether the strategy shards what earlier cells have left in shards on the ranks.
+    """
     before = {id(each) for each in _tensors()}
     yield
     with torch.no_grad():
         for each in [each for each in _tensors() if id(each) not in before and not isinstance(each, FakeTensor)]:
+            ledger.counts = not (shards and hasattr(each, "was_sharded"))
             fake = _on(device, each, mode) if each.is_meta else mode.from_tensor(each)
             swap(each, fake)
             ledger.adopt(each)
+    ledger.counts = True
 
 
 def _tensors() -> list[torch.Tensor]:

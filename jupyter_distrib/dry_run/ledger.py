@@ -24,6 +24,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from jupyter_distrib.dry_run import recurrent
+
 aten = torch.ops.aten
 BLOCK_BYTES = {"cuda": 512, "cpu": 64}
 """The allocator's rounding."""
@@ -54,6 +56,7 @@ _DRAWN = (
 )
 _MOST_DRAWN = 1 << 16
 _NUMBERS = (aten._local_scalar_dense.default, aten.item.default)
+_SPLITS = (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 _EQUALITIES = {
     aten.eq.Tensor: True,
     aten.eq.Scalar: True,
@@ -71,6 +74,15 @@ _KEEP_TRUTH = {
     aten.detach.default,
     aten._to_copy.default,
 }
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}
+"""The parts of sparse tensors, which have no storage of their own."""
 _SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that consist of others, whose operations are seen one level below."""
 
@@ -120,6 +132,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.guesses: Counter[Place] = Counter()
         self.operations = 0
         self.finished = False
+        self.counts = True
+        """Whether a real rank would have the new memory: not that of whole tensors of which it has a shard."""
         self._source: torch.Tensor | None = None
 
     # ------------------------------------------------------------------------------------------------ operations
@@ -138,11 +152,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return answer
         self._check_types(func, args)
         self._source = next((each for each in args if isinstance(each, torch.Tensor)), None)
-        out = func(*args, **keywords)
+        out = recurrent.with_reserve(func, args, func(*args, **keywords))
         for each in tensors_in(out):
             self._allocated(each, func)
+        source, self._source = self._source, None  # autograd copies a gradient that someone else holds
         if isinstance(out, FakeTensor):
-            likely = likely_truth(func, args) if out.dtype is torch.bool else likely_number(func, self._source)
+            likely = likely_truth(func, args) if out.dtype is torch.bool else likely_number(func, source)
             if likely is not None:
                 out.likely = likely  # type: ignore[attr-defined]
             elif func._schema.is_mutable:
@@ -161,6 +176,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True, None, args
         if not isinstance(first, FakeTensor):
             return False, None, args
+        if func is aten._cudnn_rnn_backward.default:
+            made = recurrent.gradients(args)
+            for each in tensors_in(made):
+                self._allocated(each, func)
+            return True, made, args
+        if func in _SPLITS and self.guesses and set(args[1]) == {1}:
+            return False, None, (first, _even_shares(first, *args[1:]), *args[2:])
         if func in _NUMBERS:
             if first.constant is not None:
                 return False, None, args
@@ -172,8 +194,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True, self.guess(getattr(first, "likely", False)), args
         if func is aten._unique2.default:
             count = (first.numel(),)
-            made = [self._new(first, shape, kind) for shape, kind in ((count, first.dtype), (first.shape, torch.int64))]
-            return True, self.guess((*made, self._new(first, count, torch.int64))), args
+            unique = [
+                self._new(first, shape, kind) for shape, kind in ((count, first.dtype), (first.shape, torch.int64))
+            ]
+            return True, self.guess((*unique, self._new(first, count, torch.int64))), args
         if func is aten.nonzero.default:
             return True, self._new(self.guess(first), (first.numel(), first.dim()), torch.int64), args
         if func is aten.bincount.default and (count := (*args[2:], keywords.get("minlength", 0))[0]):
@@ -243,7 +267,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = tag or self.phase
             if func is aten._to_copy.default and self._is_batch():
                 kind = BATCH
-            size_bytes = self._rounded(storage.nbytes())
+            size_bytes = self._rounded(storage.nbytes()) if self.counts else 0
             made = Allocation(kind, place, size_bytes, None)
             made.storage = weakref.ref(storage, partial(self._freed, key, made))
             self._alive[key] = made
@@ -340,6 +364,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return before
 
 
+def _even_shares(tensor: torch.Tensor, sizes: list[int], dim: int = 0) -> list[int]:
+    """Return sizes of equal parts in place of guessed ones."""
+    length, count = tensor.shape[dim], len(sizes)
+    return [length * (place + 1) // count - length * place // count for place in range(count)]
+
+
 def _tag_of(file: str, function: str) -> tuple[str, bool]:
     """Return the purpose of memory that is allocated in this function, and whether the function calls a module, to
     which the memory then belongs."""
@@ -385,7 +415,8 @@ def is_real(tensor: torch.Tensor) -> bool:
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that hold the memory of this one."""
     if not is_traceable_wrapper_subclass(tensor):
-        yield tensor
+        parts = _PARTS.get(tensor.layout)
+        yield from (getattr(tensor, part)() for part in parts) if parts else (tensor,)
         return
     for name in tensor.__tensor_flatten__()[0]:
         if isinstance(part := getattr(tensor, name), torch.Tensor):

@@ -15,6 +15,7 @@ import gc
 import json
 import mmap
 import os
+import re
 import resource
 import select
 import signal
@@ -44,6 +45,10 @@ WITHOUT_VALUES = (
 """Errors by which torch refuses an operation on tensors without values."""
 NO_KERNEL = ("no fake impl", "data is not allocated yet", "Cannot access data pointer")
 """Words of torch's errors where foreign code has asked for values."""
+_WITHOUT_KERNEL = re.compile(r"Could not run '(.*?)' with arguments from the '")
+"""Torch's error where it has no kernel for a kind of tensor, such as sparse ones of a GPU in a build without CUDA."""
+_OTHER_KIND = "is already associated to a python object of type FakeTensor"
+"""Words of torch's error where it cannot make a tensor of a special class, such as a parameter of a lazy layer."""
 _FAKE_GRAPH = "Tried to backward() through example input"
 """Words of torch's error where a gradient reaches a tensor that the notebook has computed."""
 MOST_STEPS = 24
@@ -176,7 +181,7 @@ class DryRun:
         self._ledger = books = ledger.Ledger(plan["device"].partition(":")[0], self._is_users(), self._mode)
         if plan["device"].startswith("cuda"):
             fake_cuda.install(books, name=plan["gpu"], size_bytes=plan["gpu_bytes"])
-        self._loaders = fake_tensors.install(books, plan["batch_factor"])
+        self._loaders = fake_tensors.install(books, self._mode, plan["batch_factor"])
         self._follow(torch)
         begin = self._environment()
         report = self._run(begin)
@@ -248,7 +253,8 @@ class DryRun:
         names |= rank_environment.names(command.cell, names)
         data, buffers = _inputs(command.inputs)
         with fake_tensors.unfaked():
-            with fake_tensors.unpickled(self._mode, self._plan["device"], self._ledger):
+            shards = command.setting.strategy == "fsdp"
+            with fake_tensors.unpickled(self._mode, self._plan["device"], self._ledger, shards=shards):
                 payload.unpack_inputs(data, buffers, names, device="meta")
             chosen = identity.cell.strategy = strategy.load(command.setting.strategy)()
             chosen.begin(
@@ -299,7 +305,9 @@ class DryRun:
         why = ""
         if type(error).__name__ in WITHOUT_VALUES:
             why = f"torch cannot compute {described.message.partition(chr(10))[0]}{at} without values"
-        elif isinstance(error, AssertionError) and _is_of_fake_tensors(error):
+        elif (operation := _WITHOUT_KERNEL.match(described.message)) is not None:
+            why = f"torch cannot compute {operation[1]}{at} without values"
+        elif _OTHER_KIND in described.message or (isinstance(error, AssertionError) and _is_of_fake_tensors(error)):
             why = f"torch cannot make such a tensor{at}"
         elif any(words in described.message for words in NO_KERNEL):
             why = f"A kernel that is not torch's own needs values{at}"
@@ -369,6 +377,8 @@ class DryRun:
     def _count_step(self, optimizer: Any) -> None:
         from jupyter_distrib.dry_run.ledger import Finished
 
+        if all(each is not optimizer for each in self._optimizers):
+            self._optimizers.append(optimizer)  # the notebook has made it
         self._steps[id(optimizer)] = steps = self._steps.get(id(optimizer), 0) + 1
         waited_for = [each for each in self._optimizers if self._steps.get(id(each), 0) < STEPS]
         if not waited_for or steps >= MOST_STEPS:

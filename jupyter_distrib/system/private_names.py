@@ -189,6 +189,7 @@ TORCH_DRY = Library(
         "dry_run/fake_cuda.py",
         "dry_run/fake_tensors.py",
         "dry_run/ledger.py",
+        "dry_run/recurrent.py",
         "dry_run/world.py",
     ),
     needed={
@@ -197,8 +198,11 @@ TORCH_DRY = Library(
         "torch.utils._python_dispatch": "TorchDispatchMode is_traceable_wrapper_subclass",
         "torch:ops.aten": (
             "_local_scalar_dense _to_copy _unique2 _scaled_dot_product_flash_attention "
-            "_scaled_dot_product_efficient_attention"
+            "_scaled_dot_product_efficient_attention _cudnn_rnn _cudnn_rnn_backward"
         ),
+        "torch": "_VF _cudnn_rnn",
+        "torch:_VF": "_pack_padded_sequence _pad_packed_sequence",
+        "torch:Tensor": "_indices _values",
         "torch:ops.aten.mm.default": "_schema",
         "torch.testing._internal.distributed.fake_pg": "FakeStore",
         "torch.optim.optimizer": "_foreach_supported_types",

@@ -335,3 +335,102 @@ def test_a_gradient_for_what_the_notebook_has_computed_is_the_error_of_a_real_ru
     found = play("features.sum().backward()", inputs={"features": features})
     assert found.error is not None
     assert "its graph is in the notebook: compute the tensor in this cell" in found.error.text
+
+
+def test_a_gradient_counts_once() -> None:
+    """Autograd keeps the gradient that a kernel has made, unless something else holds it: then it copies it."""
+    source = """\
+    import torch
+    layer = torch.nn.Linear(1152, 256, device="cuda")
+    opt = torch.optim.SGD(layer.parameters())
+    for _ in range(2):
+        layer(torch.randn(8, 1152, device="cuda")).sum().backward(); opt.step(); opt.zero_grad()
+    """
+    weight_bytes = 1152 * 256 * 4
+    for strategy, copies in {"none": 2, "ddp": 3, "fsdp": 2.5}.items():
+        peak_bytes = play(source, strategy, ranks=2).peak_bytes
+        assert peak_bytes == pytest.approx(copies * weight_bytes, rel=0.05), strategy
+
+
+RECURRENT = """\
+import torch
+layer = torch.nn.{layer}.cuda()
+x = torch.randn(12, 8, 16, device="cuda")
+before = torch.cuda.memory_allocated()
+with torch.set_grad_enabled({trains}):
+    layer.train({trains})
+    out = layer(x)[0]
+raise ValueError(torch.cuda.memory_allocated() - before - out.nbytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "states"),
+    {"LSTM(16, 32)": 6, "GRU(16, 32)": 5, "RNN(16, 32)": 2, "LSTM(16, 32, 2, bidirectional=True)": 24}.items(),
+)
+def test_what_a_recurrent_layer_keeps_for_the_backward_pass_counts(layer: str, states: int) -> None:
+    """The gates and states of each step, for cuDNN's kernel."""
+    evaluating, training = (play(RECURRENT.format(layer=layer, trains=trains)) for trains in (False, True))
+    assert evaluating.error is not None
+    assert training.error is not None
+    states_bytes = states * 12 * 8 * 32 * 4
+    assert int(training.error.text) - int(evaluating.error.text) == pytest.approx(states_bytes, rel=0.25)
+    assert int(evaluating.error.text) < states_bytes / 2
+
+
+def test_packed_sequences_have_the_longest_lengths_which_are_guessed() -> None:
+    """Also where the number of samples is read from the batch sizes."""
+    found = play(
+        "import torch\nfrom torch.nn.utils import rnn\nx, lengths = torch.randn(8, 12, 16).cuda(), torch.full((8,), 3)\n"
+        "packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)\n"
+        "out, (hidden, _) = torch.nn.LSTM(16, 32, batch_first=True).cuda()(packed)\n"
+        "padded, _ = rnn.pad_packed_sequence(out, batch_first=True, total_length=20)\n"
+        "raise ValueError((packed.data.shape, padded.shape, hidden.shape))"
+    )
+    assert found.error is not None
+    shapes = [[int(each) for each in re.findall(r"\d+", text)] for text in found.error.text.split("torch.Size")[1:]]
+    assert shapes == [[96, 16], [8, 20, 32], [1, 8, 32]], found.error.text
+    assert [line for _, line in found.guesses] == [4]
+
+
+def test_parts_of_guessed_sizes_are_equal() -> None:
+    """As in a mixture of experts that sends to each what it has chosen."""
+    source = """\
+    import torch
+    layer, opt = (made := torch.nn.Linear(4, 4).cuda()), torch.optim.SGD(made.parameters())
+    for _ in range(2):
+        x = torch.randn(10, 4, device="cuda")
+        counts = torch.bincount(layer(x).argmax(1), minlength=4).tolist()
+        sum(layer(each).sum() for each in x.split(counts)).backward()
+        opt.step(); opt.zero_grad()
+    """
+    assert play(source).verdict == "fits"
+
+
+SPARSE = """\
+import torch
+a = torch.sparse_coo_tensor(torch.zeros(2, 5, dtype=torch.long), torch.ones(5), (64, 64))
+w = torch.nn.Parameter(torch.randn(64, 64))
+opt = torch.optim.SGD([w])
+for _ in range(2):
+    torch.sparse.mm(a, w).sum().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+def test_sparse_tensors_count_by_their_parts() -> None:
+    found = play(SPARSE, gpu="")
+    assert found.verdict == "fits", repr(found)
+    assert found.peak_bytes > 3 * 64 * 64 * 4
+
+
+def test_a_missing_kernel_for_tensors_without_values_says_nothing_about_a_real_run() -> None:
+    found = play("import torch\ntorch.ones(9, 9, device='cuda').to_sparse()")
+    assert found.verdict == "cannot be run dry", repr(found)
+    assert "on line 2" in found.refused
+    assert "registered at" not in repr(found)
+
+
+def test_a_lazy_layer_cannot_be_run_dry() -> None:
+    found = play("import torch\ntorch.nn.LazyLinear(4)")
+    assert found.verdict == "cannot be run dry", repr(found)
+    assert "on line 2" in found.refused
