@@ -57,6 +57,9 @@ whole: dict[int, tuple[Any, Any]] = {}
 """Sharded tensors that the ranks have gathered for their results, by `id`: the tensor and, on rank 0, its full
 contents."""
 
+shapes_only = False
+"""Whether the cell's result has shapes in place of tensors that are on an accelerator or sharded over ranks."""
+
 
 class Tensors:
     """The tensors found in one pickling. `reduce` is called for every object that is not a plain builtin."""
@@ -146,7 +149,10 @@ class Tensors:
     # -------------------------------------------------------------------------------------------------- tensors
 
     def _tensor(self, tensor: Any) -> Any:
-        if hasattr(tensor, "device_mesh"):
+        is_sharded = hasattr(tensor, "device_mesh")
+        if shapes_only and self._found is None and (is_sharded or tensor.device.type not in ("cpu", "meta")):
+            return same, (_shape_of(tensor),)
+        if is_sharded:
             return self._sharded(tensor)
         if self._found is not None:
             return same, (None,)
@@ -248,6 +254,17 @@ class Tensors:
         if vars(module).keys().isdisjoint(marks):
             return NotImplemented
         return same, (self._plain.setdefault(id(module), _as_it_was(module, marks)),)
+
+
+def _shape_of(tensor: Any) -> Any:
+    """Return a tensor without contents that has the shape of this one, or of all parts of a sharded one."""
+    torch = sys.modules["torch"]
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    if hasattr(tensor, "device_mesh"):
+        made.was_sharded = True
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def is_on_accelerator(storage: Any) -> bool:

@@ -234,13 +234,17 @@ class DistributedFunction(Generic[P, R]):
         current, namespace = session.current(), _namespace()
         settings = current.settings
         options = self.options if self.choose_pool is None else replace(self.options, pool=self.choose_pool())
-        with interrupts.WholeImports():
-            packed_inputs = inputs_module.pack(
-                inputs,
-                namespace,
-                most_bytes=settings.max_capture(options),
-                shared=current.setups.shared(namespace),
-            )
+
+        def pack(inputs: tuple[Input, ...]) -> inputs_module.PackedInputs:
+            with interrupts.WholeImports():
+                return inputs_module.pack(
+                    inputs,
+                    namespace,
+                    most_bytes=settings.max_capture(options),
+                    shared=current.setups.shared(namespace),
+                )
+
+        packed_inputs = pack(inputs)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         cure = "pass it as an argument, or read it outside the string"
         unseen = inputs_module.unseen("", packed_inputs, namespace, what="the function", cure=cure)
@@ -256,10 +260,9 @@ class DistributedFunction(Generic[P, R]):
         if settings.needs_dry_run(options):
             from jupyter_distrib.kernel.notebook import dry_choice
 
+            packed = pack(dry_choice.with_shapes(current, inputs)).packed if handles else packed_inputs.packed
             decided = dry_choice.decided(
-                dry_choice.Asked(
-                    current=current, cell=cell, packed=packed_inputs.packed, options=options, settings=settings
-                )
+                dry_choice.Asked(current=current, cell=cell, packed=packed, options=options, settings=settings)
             )
             if not isinstance(decided, tuple):
                 return decided

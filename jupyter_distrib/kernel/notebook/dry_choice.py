@@ -7,15 +7,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from IPython.core.display_functions import display
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.notebook import dry_run
 from jupyter_distrib.kernel.notebook.dry_run import Forkserver, Play, World
 from jupyter_distrib.kernel.session import cell_order
+from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import AUTO_STRATEGY, DEFAULT_STRATEGY, Options
@@ -75,6 +78,37 @@ class Asked:
             world=world,
             setups=self.current.setups.to_send(),
         )
+
+
+def with_shapes(current: Session, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Return the inputs with the shapes of values that ranks keep in place of their handles: a dry run has no values.
+
+    Raises:
+        PoolError: The ranks that keep them are busy, or gone.
+    """
+    handles = {handle.key: handle for each in inputs for handle in _handles_in(each.value)}
+    if not handles:
+        return inputs
+    shapes = current.queries.shapes(handles)
+    return tuple(replace(each, value=_with(each.value, shapes)) for each in inputs)
+
+
+def _handles_in(value: object) -> Iterator[RankValue]:
+    if isinstance(value, RankValue):
+        yield value
+    elif type(value) in (tuple, list, dict):
+        for each in value.values() if isinstance(value, dict) else value:  # type: ignore[attr-defined]
+            yield from _handles_in(each)
+
+
+def _with(value: Any, shapes: Mapping[str, Any]) -> Any:
+    if isinstance(value, RankValue):
+        return shapes[value.key]
+    if not any(_handles_in(value)):
+        return value
+    if isinstance(value, dict):
+        return {key: _with(each, shapes) for key, each in value.items()}
+    return type(value)(_with(each, shapes) for each in value)
 
 
 def with_strategy(options: Options, name: str, own: Mapping[str, str]) -> Options:

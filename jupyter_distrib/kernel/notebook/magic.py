@@ -146,10 +146,11 @@ class CellMagics(Magics):
     ) -> Asked:
         """Return the cell as a dry run needs it; for a sweep, with the first configuration."""
         from jupyter_distrib.kernel.notebook import sweep
-        from jupyter_distrib.kernel.notebook.dry_choice import Asked
+        from jupyter_distrib.kernel.notebook.dry_choice import Asked, with_shapes
 
         if swept:
             captured = replace(captured, inputs=sweep.inputs_with(captured, swept[0]))
+        captured = replace(captured, inputs=with_shapes(current, captured.inputs))
         packed_inputs = self._pack(current, captured, options, settings)
         cell = self._cell(current, captured, packed_inputs)
         return Asked(current=current, cell=cell, packed=packed_inputs.packed, options=options, settings=settings)

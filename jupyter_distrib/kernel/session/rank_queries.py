@@ -21,6 +21,10 @@ GATHER = "from jupyter_distrib.worker.autoparallel.training import gather_shards
 """The source of the cell that fetches a sharded value."""
 
 
+SHAPES = "from jupyter_distrib.serialization import tensors\ntensors.shapes_only = True\n__kept__"
+"""The source of the cell that fetches values without the contents of their tensors on accelerators."""
+
+
 class RankQueries:
     """The queries of one kernel.
 
@@ -65,6 +69,33 @@ class RankQueries:
         results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
         assert results is not None
         return results
+
+    def shapes(self, handles: Mapping[str, RankValue]) -> dict[str, Any]:
+        """Return kept values by key, from one rank: with shapes in place of tensors that are on an accelerator or
+        sharded. Values of one group that share a tensor still do.
+
+        Raises:
+            PoolError: The ranks are busy, or gone, or a value cannot leave them.
+        """
+        found = dict[str, Any]()
+        for group in self._pools.groups():
+            here = {key: handle for key, handle in handles.items() if handle in group.handles and not handle.lost}
+            if not here:
+                continue
+            if group.busy:
+                raise selection.busy(group)
+            rank = next(iter(here.values())).ranks[0]
+            pool = group.connection.facts
+            options = Options(on=(rank,), pool=pool.pool, strategy="none", pool_options=dict(pool.options))
+            results = self._ask(SHAPES, options, "shapes of kept values", {"__kept__": here}, [*here.values()])
+            found |= results[rank] if results is not None else {}
+        for key, handle in handles.items():
+            need = f"a dry run needs the shapes of `{handle.name}`"
+            if key not in found:
+                raise PoolError(f"{need}, whose ranks have ended: run the cell that keeps it again.")
+            if isinstance(value := found[key], payload.Unreturned):
+                raise PoolError(f"{need}, which its ranks cannot send ({value.reason}): make it in the cell.")
+        return found
 
     def _ask(
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]

@@ -51,6 +51,7 @@ class Cleanup:
         self._cold, self._has_run = False, True
         identity.cell.strategy = None  # it holds the cell's names
         tensors.whole.clear()
+        tensors.shapes_only = False
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
         if keep:
             cell.keep_only(namespace, keep)

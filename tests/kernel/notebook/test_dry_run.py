@@ -304,3 +304,57 @@ def test_a_detached_cell_and_a_sweep_are_started_only_if_they_fit(book: Notebook
     swept = book.cell(f"{head} --sweep width=[16,17] --out runs\n{wide.replace('Linear(16', 'Linear(width')}", LIMIT_S)
     assert swept.status == "ok", swept.text
     assert book.ok("print(len(runs))").stdout == "2\n"
+
+
+KEPT = """\
+%%distributed --ranks 2 --strategy {strategy} --keep model,opt
+import torch, torch.nn as nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 4096), nn.Linear(4096, 10)
+    def forward(self, x): return self.down(self.up(x).relu())
+model = Net()
+opt = torch.optim.AdamW(model.parameters())
+for x in torch.utils.data.DataLoader(torch.randn(64, 512), batch_size=16):
+    model(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_cell_that_reads_kept_values_is_played_with_their_shapes(book: Notebook, strategy: str) -> None:
+    book.ok(KEPT.format(strategy=strategy))
+    going_on = """\
+for x in torch.utils.data.DataLoader(torch.randn(64, 512), batch_size=16):
+    model(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+    outcome = played(book, f"%%distributed --ranks 2 --strategy {strategy} --dry-run\nimport torch\n{going_on}")
+    assert outcome.result.startswith("dry run: fits"), outcome.text
+    shown = book.ok("print(_.by_kind['parameters'], _.by_kind['optimizer state'], _.steps)").stdout
+    parameters, states, steps = map(int, shown.split())
+    all_bytes = (512 * 4096 + 4096 + 4096 * 10 + 10) * 4
+    share_bytes = all_bytes / (2 if strategy == "fsdp" else 1)
+    assert parameters == pytest.approx(share_bytes, rel=0.05)
+    assert states == pytest.approx(2 * share_bytes, rel=0.05)
+    assert steps == 2
+
+
+def test_a_call_with_a_kept_value_is_played_with_its_shapes(book: Notebook) -> None:
+    book.ok(KEPT.format(strategy="ddp"))
+    book.ok(
+        "import torch\nfrom jupyter_distrib import distributed\n"
+        "@distributed(ranks=2, strategy='ddp', dry_run=True)\n"
+        "def go_on(model, more):\n"
+        "    opt = torch.optim.SGD(model.parameters())\n"
+        "    for _ in range(2): model(torch.randn(16, 512)).sum().backward(); opt.step(); opt.zero_grad()\n"
+    )
+    assert played(book, "go_on.distributed(model, more=[opt])").result.startswith("dry run: fits")
+
+
+def test_a_value_whose_ranks_have_ended_has_no_shapes(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep kept\nkept = 1")
+    book.ok("%distributed_pool stop")
+    outcome = book.cell("%%distributed --ranks 2 --dry-run\nkept + 1")
+    assert (
+        "a dry run needs the shapes of `kept`, whose ranks have ended: run the cell that keeps it again" in outcome.text
+    )
