@@ -149,6 +149,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations += 1
         answered, answer, args = self._answered(func, args, keywords)
         if answered:
+            for each in tensors_in(answer):
+                self._allocated(each, func)
             return answer
         self._check_types(func, args)
         self._source = next((each for each in args if isinstance(each, torch.Tensor)), None)
@@ -177,10 +179,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(first, FakeTensor):
             return False, None, args
         if func is aten._cudnn_rnn_backward.default:
-            made = recurrent.gradients(args)
-            for each in tensors_in(made):
-                self._allocated(each, func)
-            return True, made, args
+            return True, recurrent.gradients(args), args
         if func in _SPLITS and self.guesses and set(args[1]) == {1}:
             return False, None, (first, _even_shares(first, *args[1:]), *args[2:])
         if func in _NUMBERS:

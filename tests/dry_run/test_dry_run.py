@@ -434,3 +434,9 @@ def test_a_lazy_layer_cannot_be_run_dry() -> None:
     found = play("import torch\ntorch.nn.LazyLinear(4)")
     assert found.verdict == "cannot be run dry", repr(found)
     assert "on line 2" in found.refused
+
+
+def test_drawn_integers_count() -> None:
+    """On CPU ranks, where they are drawn for real, since they may choose samples."""
+    found = play("import torch\nx = torch.randint(0, 9, (100, 100))\nraise ValueError", gpu="")
+    assert found.peak_bytes == pytest.approx(100 * 100 * 8, rel=0.01)
