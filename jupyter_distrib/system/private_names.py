@@ -144,8 +144,10 @@ TORCH = Library(
         _FSDP: "_is_fsdp_managed_module _fsdp_use_orig_params",
         f"{_FSDP}._get_fsdp_state()": "_is_root _comm_ctx _state_ctx _device_handle _training_state",
         f"{_FSDP}._get_fsdp_state()._comm_ctx": "all_gather_stream",
-        f"{_FSDP}.param_group": "mesh_info post_forward_mesh_info",
+        f"{_FSDP}.param_group": "mesh_info post_forward_mesh_info fsdp_params",
         f"{_FSDP}.param_group.mesh_info": "__post_init__",
+        f"{_FSDP}.parameter": "_unsharded_param",
+        "torch._C._functorch": "maybe_current_level",
     },
     spared={
         "torch._C._distributed_c10d": (

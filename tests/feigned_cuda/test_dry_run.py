@@ -29,7 +29,14 @@ CELLS = {
 WORKSPACES = 80 << 20
 """cuBLAS gets its workspaces from the same allocator; a dry run counts them with CUDA's context."""
 BUCKETS = 34 << 20
-"""On a machine with much to do, NCCL's watchdog frees what the collectives of one step were given in the next one."""
+"""The buckets of the first step, which DistributedDataParallel arranges anew for the second: NCCL's group frees them when
+its next collective begins."""
+MEETS = """\
+%%distributed --gpus 2 --strategy ddp
+import torch.distributed as dist, torch
+dist.all_reduce(torch.zeros(1, device=device))
+"""
+"""Frees those of the training before."""
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -41,6 +48,7 @@ def test_the_real_peak_is_kept_beside_that_of_the_dry_run(
     dry = book.cell(f"%%distributed --gpus 2 --strategy {strategy} --gpu-type H100 --dry-run\n{source}", 180)
     assert dry.result.startswith("dry run: fits"), dry.result
     predicted = int(book.ok("print(_.peak_bytes)").stdout)
+    book.ok(MEETS)
     book.ok(f"%%distributed --gpus 2 --strategy {strategy}\n{source}")
     book.ok("from jupyter_distrib.kernel.session import session\nsession.current().history_writer.flush()")
     found = book.ok(
@@ -50,5 +58,5 @@ def test_the_real_peak_is_kept_beside_that_of_the_dry_run(
     assert "None" not in found.stdout, found.stdout
     kept, real = map(int, re.findall(r"\d+", found.stdout))
     assert kept == predicted
-    assert 0.98 * predicted <= real <= 1.02 * predicted + WORKSPACES + BUCKETS, (predicted, real)
+    assert 0.98 * predicted <= real <= 1.02 * predicted + WORKSPACES + BUCKETS * (strategy == "ddp"), (predicted, real)
     assert "on GPUs, the real peak of tensors was" in book.ok("%distributed_status --doctor").result

@@ -712,8 +712,8 @@ weights(model)
     ),
     Case(
         title="a gradient penalty",
-        sharded="an error of torch: no second derivatives",
-        says="setStorage",
+        sharded="refused: no second derivatives",
+        says="a gradient with create_graph=True (line 12) is to be differentiated again, and FSDP frees the parameters of Net",
         code="""
 torch.manual_seed(1)
 model = Net()

@@ -447,6 +447,63 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
         "%%distributed --ranks 2 --strategy fsdp\nw = torch.zeros(3, requires_grad=True)\ntorch.optim.SGD([w], 0.1)"
     )
     assert "SGD (line 3) trains a tensor of shape (3,) that belongs to no module" in loose.evalue
+    sparse = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nmodel = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 1))\n"
+        "torch.optim.SGD(model.parameters(), 0.1)"
+    )
+    assert "Sequential.0 has sparse gradients, which FSDP cannot divide: make it with sparse=False" in sparse.evalue
+    scripted = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nmodel = nn.Sequential(torch.jit.script(nn.Linear(4, 1)))\n"
+        "torch.optim.SGD(model.parameters(), 0.1)"
+    )
+    assert "Linear is compiled by torch.jit, and FSDP shards modules of Python only" in scripted.evalue
+
+
+META = """
+from torch.func import functional_call
+model = nn.Sequential(nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.ones(8, 1, requires_grad=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        (
+            "p = dict(model.named_parameters())\nloss = functional_call(model, p, (x,)).sum()\n"
+            "torch.autograd.grad(loss, p.values(), create_graph=True)"
+        ),
+        "torch.autograd.grad(model(x).sum(), x, None, None, True)",
+        "model(x).sum().backward(create_graph=True)",
+    ],
+    ids=["meta-learning", "grad", "backward"],
+)
+def test_second_derivatives_are_refused_before_freed_parameters_end_the_ranks(book: Notebook, second: str) -> None:
+    before = book.ok("%%distributed --ranks 2\nimport os; os.getpid()").result
+    failed = book.fails(f"%%distributed --ranks 2 --strategy fsdp{META}{second}")
+    assert failed.ename == "DistributedError"
+    assert (
+        f"create_graph=True (line {len((META + second).splitlines())}) is to be differentiated again" in failed.evalue
+    )
+    assert book.ok("%%distributed --ranks 2\nimport os; os.getpid()").result == before
+
+
+def test_second_derivatives_of_what_is_not_sharded_stay_possible(book: Notebook) -> None:
+    text = run(
+        book,
+        META + "w = torch.ones(3, requires_grad=True)\ng, = torch.autograd.grad((w ** 3).sum(), w, create_graph=True)\n"
+        "model(x).sum().backward(); optimizer.step()\ntorch.autograd.grad(g.sum(), w)[0].tolist()",
+    )
+    assert "[6.0, 6.0, 6.0]" in text
+
+
+def test_parameters_that_a_transformation_of_torch_func_reads_too_late_are_explained(book: Notebook) -> None:
+    failed = book.fails(
+        f"%%distributed --ranks 2 --strategy fsdp{META}from torch.func import jacrev, vmap\nmodel(x)\n"
+        "vmap(jacrev(lambda each: model(each).sum()))(x).sum().backward()"
+    )
+    assert "parameters of a sharded model were read after FSDP had freed them" in failed.text
 
 
 def test_explain_shows_what_would_be_sharded_and_where(book: Notebook) -> None:

@@ -46,6 +46,7 @@ def fsdp_module() -> Any:
     module(torch.ones(1, 2)).sum().backward()
     state = module._get_fsdp_state()
     module.param_group = (getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group])[0]
+    module.parameter = module.param_group.fsdp_params[0]
     return module
 
 

@@ -362,6 +362,20 @@ def _param_groups(state: Any) -> list[Any]:
     return [each for each in (state._fsdp_param_group,) if each is not None] if several is None else several
 
 
+def gathered_parameters(module: Any) -> list[Any]:
+    """Return the whole parameters of a module, and of those inside it, that FSDP has gathered at least once, whether or
+    not it has freed them since; relies on `_unsharded_param`."""
+    states = (part._get_fsdp_state() for part in module.modules() if hasattr(part, "_get_fsdp_state"))
+    sharded = (each for state in states for group in _param_groups(state) for each in group.fsdp_params)
+    return [each._unsharded_param for each in sharded if hasattr(each, "_unsharded_param")]
+
+
+def transforms_functions() -> bool:
+    """Return whether a transformation of torch.func is being executed, whose gradients always create a graph; relies on
+    `maybe_current_level`."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def _reset_step(root: Any) -> None:
     """Do what `reset_iter_state` does since 2.13: discard the step that was interrupted. On CUDA it first waits for the
     whole device, where torch waits for single events. Relies on the attributes of 2.9 to 2.12 that are set here."""

@@ -163,6 +163,9 @@ class DataParallel:
         self._reducers.replace(lambda each: _overlaps(each, parameters))
         self._unverified = [each for each in self._unverified if not _overlaps(each, parameters)]
 
+    def check_second_derivative(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Do nothing, since each rank has all parameters."""
+
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         if self._unverified:
             self._verify()

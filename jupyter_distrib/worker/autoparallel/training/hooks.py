@@ -17,7 +17,7 @@ Code that manages its ranks itself is left unchanged: a cell that calls `init_pr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -93,6 +93,10 @@ class ModelDistributor(Protocol):
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         """Call `run`, which computes gradients from these tensors. Return False if no distributed model was
         involved."""
+
+    def check_second_derivative(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise `DistributedError` if the graph behind these tensors, of which gradients are about to be computed with
+        `create_graph=True`, has parameters that are freed after a backward pass."""
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Complete the step of an optimizer that has changed its parameters."""
@@ -312,6 +316,8 @@ class TrainingHooks:
                 self.look_around()
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+                if _creates_graph(args, keywords):
+                    self._distributor.check_second_derivative(some)
                 self._checks.before_backward(some)
                 self._checks.after_backward(self._distributor.backward(run, some))
             finally:
@@ -322,8 +328,10 @@ class TrainingHooks:
     def _computing_gradients(self, original: Any) -> Any:
         def grad(outputs: Any, inputs: Any, *args: Any, **keywords: Any) -> Any:
             if not self._busy and not self.manages_ranks:
-                one = isinstance(outputs, torch.Tensor), isinstance(inputs, torch.Tensor)
-                self._checks.before_grad((outputs,) if one[0] else outputs, (inputs,) if one[1] else inputs)
+                some = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+                if _creates_graph(args, keywords):
+                    self._distributor.check_second_derivative(some)
+                self._checks.before_grad(some, (inputs,) if isinstance(inputs, torch.Tensor) else inputs)
             return original(outputs, inputs, *args, **keywords)
 
         return grad
@@ -339,6 +347,12 @@ class TrainingHooks:
             original(wrapper, module, *args, **keywords)
 
         return __init__
+
+
+def _creates_graph(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Return whether a call of `torch.autograd.grad` or `backward` is to create a graph of its own; `arguments` come
+    after the tensors."""
+    return bool(keywords.get("create_graph", arguments[2] if len(arguments) > 2 else False))
 
 
 def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:

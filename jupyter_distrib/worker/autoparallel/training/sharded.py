@@ -9,7 +9,7 @@ optimizer step           buffers (of batch normalization, say) become those of r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -54,9 +54,12 @@ from jupyter_distrib.worker.autoparallel.training.sharding import (
     synchronize_weights,
 )
 from jupyter_distrib.worker.autoparallel.training.units import units_of
+from jupyter_distrib.worker.pytorch import private
 
 _MIXED = "got mixed torch.Tensor and DTensor"
 """Torch's error message (2.13) when a module is called whose parameters are not gathered."""
+_FREED = "out of bounds for storage of size 0"
+"""Torch's error message (2.13) when a parameter is read that FSDP has freed."""
 
 
 @dataclass(slots=True)
@@ -128,6 +131,11 @@ class ShardedTraining:
         if ok:
             self._report_changes()
             self._hooks.note_if_apart()
+        elif _FREED in str(sys.exception()):
+            self._run.note(
+                "parameters of a sharded model were read after FSDP had freed them: it frees them after each pass, so "
+                "that gradients cannot be differentiated again; use --strategy ddp"
+            )
         elif _MIXED in str(sys.exception()):
             self._run.note(
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
@@ -234,6 +242,18 @@ class ShardedTraining:
         self._reached = self._reached or any(p.grad is not None for root in self._roots for p in root.parameters())
         return self._reached
 
+    def check_second_derivative(self, outputs: Sequence[torch.Tensor]) -> None:
+        if private.transforms_functions():
+            return
+        gathered = {id(each): root for root in self._roots for each in private.gathered_parameters(root)}
+        if gathered and (found := _first_in_graph(outputs, gathered)) is not None:
+            at = source_location.current_line(self._run.filename)
+            raise DistributedError(
+                f"a gradient with create_graph=True{f' ({at})' if at else ''} is to be differentiated again, and FSDP "
+                f"frees the parameters of {ownership.named_plainly([gathered[id(found)]])} that this needs after the "
+                "first backward pass: use --strategy ddp."
+            )
+
     def stepped(self, optimizer: Optimizer) -> None:
         for root in self._of(optimizer):
             steps[root].count += 1
@@ -321,6 +341,22 @@ class ShardedTraining:
                 "same: "
                 'use torch.distributed.tensor.parallel.parallelize_module(model, mesh["model"], plan)'
             )
+
+
+def _first_in_graph(outputs: Sequence[torch.Tensor], wanted: Container[int]) -> torch.Tensor | None:
+    """Return a leaf with one of these ids from which the tensors were computed; None if there is none."""
+    left = [each.grad_fn for each in outputs if each.grad_fn is not None]
+    seen = set[Any](left)
+    while left:
+        node = left.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in wanted:
+            found: torch.Tensor = leaf
+            return found
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        left.extend(new)
+    return None
 
 
 def _has_any(root: nn.Module, parameters: Sequence[torch.Tensor]) -> bool:

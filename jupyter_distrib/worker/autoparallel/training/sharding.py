@@ -44,6 +44,11 @@ New = dict[int, tuple[Any, Any]]
 
 def callable_parts(module: nn.Module) -> list[nn.Module]:
     """Return the module, or the parts of a container that has no `forward`, since FSDP acts when a module is called."""
+    if scripted := next((part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)), None):
+        raise DistributedError(
+            f"{scripted.original_name} is compiled by torch.jit, and FSDP shards modules of Python only: "
+            "call torch.jit.script after the training, or use --strategy ddp."
+        )
     if has_forward(module):
         return [module]
     if own := next(module.parameters(recurse=False), None):
@@ -65,6 +70,12 @@ def check(root: nn.Module) -> None:
             "yourself, or "
             "nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
         )
+    for key, part in root.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise DistributedError(
+                f"{f'{name}.{key}' if key else name} has sparse gradients, which FSDP cannot divide: make it with "
+                "sparse=False, or use --strategy ddp."
+            )
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
             raise DistributedError(
