@@ -177,11 +177,21 @@ def inode(path: Path) -> int:
         return 0
 
 
+def make_private(directory: Path) -> None:
+    """Make a folder and the missing ones above it, whatever the umask is: whoever could write into `~/.local` could put
+    modules there. Raises `OSError`."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
 def private(directory: Path, variable: str = "JUPYTER_DISTRIB_RUNTIME_DIR") -> Path:
     """Make the directory for this user alone. Raises `PoolError` if that is impossible, or if it is a link or belongs
     to somebody else; `variable` is the one by which the user can choose another folder."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
     except OSError as error:
         raise PoolError(
             f"the folder {directory} cannot be made: {error.strerror}. Set {variable} to another one."

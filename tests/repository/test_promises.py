@@ -237,6 +237,7 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "The package reads such a file only if it is a regular file and yours.": (
             "repository/test_kept_files.py::test_kept_files_are_read_in_one_place "
+        "Folders for these files that are missing are made for you alone, whatever the umask is.": "system/test_paths.py::test_a_folder_is_made_private_whatever_the_umask kernel/settings/test_pool_files.py::test_the_folders_of_the_users_own_file_are_the_users_alone_whatever_the_umask",
             "system/test_record_file.py::test_whatever_is_at_the_path_is_an_error_at_once"
         ),
         "It does not follow links, and does not wait for FIFOs.": (

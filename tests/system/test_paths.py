@@ -23,7 +23,8 @@ def mode(path: Path) -> int:
 def test_a_folder_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert mode(paths.private(tmp_path / "a" / "b")) == 0o700
+        assert mode(paths.private(tmp_path / "a" / "b" / "c")) == 0o700
+        assert (mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o700, 0o700)
     finally:
         os.umask(before)
 

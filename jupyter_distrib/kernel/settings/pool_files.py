@@ -243,7 +243,7 @@ def _replace(file: SettingsFile, text: str) -> None:
         mode = stat.S_IMODE(os.stat(real).st_mode)
     except FileNotFoundError:
         mode = 0o600 if file.key == USER else 0o644
-    os.makedirs(os.path.dirname(real), mode=0o700, exist_ok=True)
+    paths.make_private(Path(real).parent)
     fd, unfinished = tempfile.mkstemp(prefix=".jupyter_distrib-", dir=os.path.dirname(real))
     try:
         with os.fdopen(fd, "wb") as out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -198,6 +199,18 @@ def test_a_link_stays_a_link_and_the_mode_stays(home: Path) -> None:
     assert path.is_symlink()
     assert "ranks = 3" in real.read_text()
     assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_the_folders_of_the_users_own_file_are_the_users_alone_whatever_the_umask(home: Path) -> None:
+    shutil.rmtree(home / ".config", ignore_errors=True)
+    before = os.umask(0)
+    try:
+        write("x", "local", ranks="3")
+    finally:
+        os.umask(before)
+    made = [home / ".config", *(home / ".config").rglob("*")]
+    assert {each.stat().st_mode & 0o777 for each in made if each.is_dir()} == {0o700}
+    assert any(each.name == "pools.toml" for each in made)
 
 
 def test_a_folder_that_others_write_is_not_offered(home: Path) -> None:
