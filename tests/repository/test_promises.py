@@ -266,6 +266,7 @@ HELD: dict[str, dict[str, str]] = {
         "What your code prints or contains is not changed.": "- what is not covered",
         "What ranks print is always shown as text.": (
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
+        "Of the files that a rank names in its traceback, the notebook quotes modules of Python and its own cells, and no others.": "kernel/session/test_cell_sources.py::test_a_host_has_no_other_file_quoted_in_the_notebook kernel/session/test_cell_sources.py::test_a_cell_is_shown",
             "kernel/views/test_text.py::test_the_markup_escapes_everything_and_needs_no_script"
         ),
         "While the run goes on, HTML that they display is in a frame that runs no scripts and loads nothing.": (

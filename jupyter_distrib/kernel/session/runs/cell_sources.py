@@ -4,6 +4,7 @@ that waits for the run."""
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ class CellSources:
 
     def source_of(self, filename: str) -> Sequence[str] | None:
         """Return the lines of the file or cell that tracebacks call `filename`; None if they cannot be found."""
-        return self._cell.get(filename) or linecache.getlines(self._files.get(filename, filename)) or None
+        return self._cell.get(filename) or _lines(self._files.get(filename, filename)) or None
 
     def _failure(self, failure: m.Failure) -> m.Failure:
         cause = failure.cause and self._failure(failure.cause)
@@ -51,9 +52,20 @@ class CellSources:
         for frame in frames:
             name = cell_name(frame.filename)
             self._files[name] = frame.filename
-            text = frame.text or linecache.getline(frame.filename, frame.line).strip()
-            named.append(replace(frame, filename=name, text=text))
+            named.append(replace(frame, filename=name, text=frame.text or _line(frame)))
         return tuple(named)
+
+
+def _line(frame: m.Frame) -> str:
+    lines = _lines(frame.filename)
+    return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+
+
+def _lines(filename: str) -> list[str]:
+    """Return the lines of a cell, or of a module of this machine. The name has come from a rank: a host must not have
+    other files quoted in the notebook, nor a device read to its end."""
+    is_source = filename in linecache.cache or (filename.endswith(".py") and os.path.isfile(filename))
+    return linecache.getlines(filename) if is_source else []
 
 
 def cell_name(filename: str) -> str:
