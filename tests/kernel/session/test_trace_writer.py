@@ -14,16 +14,19 @@ from typing import Any, cast
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.runs import trace_writer
 from jupyter_distrib.kernel.session.runs.trace_writer import TraceWriter, merged, sentence
 from jupyter_distrib.wire import messages as m
+from jupyter_distrib.worker.pytorch import profiler
+
+TRACE, MEMORY = gzip.compress(b'1.0 {"name": "x"}', mtime=0), zlib.compress(b"memory")
 
 
-def written(notebook: Path) -> list[str]:
+def written(notebook: Path, trace: bytes = TRACE, memory: bytes = MEMORY) -> list[str]:
     """Write the trace of a run into a notebook's folder; return the notes about it."""
     notes: list[str] = []
     record = RunRecord(run="aaa-1", label="Cell In[1]", ranks=range(1), world_size=1)
     record.apply(m.Started(run="aaa-1", rank=0, pid=1, device="cpu", at_s=1.0))
-    trace, memory = gzip.compress(b'1.0 {"name": "x"}'), zlib.compress(b"memory")
     event = m.Profiled(run="aaa-1", rank=0, began_s=0.0, trace=trace, memory=memory)
     TraceWriter(cast("Any", SimpleNamespace(id="aaa-1", note=notes.append)), notebook).observe(event, record)
     return notes
@@ -43,6 +46,31 @@ def test_the_files_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
     assert '"name": "x"}' in gzip.decompress((run / "trace.json.gz").read_bytes()).decode()
     assert (run / "memory-rank0.pickle").read_bytes() == b"memory"
     assert {path.stat().st_mode & 0o777 for path in run.iterdir()} == {0o640}
+
+
+def bomb(size_bytes: int, kind: int) -> bytes:
+    packer, zeros = zlib.compressobj(9, wbits=kind), bytes(1 << 20)
+    return b"".join([*(packer.compress(zeros) for _ in range(0, size_bytes, len(zeros))), packer.flush()])
+
+
+@pytest.mark.parametrize(
+    ("trace", "memory"),
+    [
+        (bomb(trace_writer.TRACE_BYTES + 1, 16 + zlib.MAX_WBITS), b""),
+        (TRACE, bomb(trace_writer.MEMORY_BYTES + 1, zlib.MAX_WBITS)),
+        (TRACE, b"no zlib"),
+        (TRACE, MEMORY[:-1]),
+        (gzip.compress(b"no line of a trace", mtime=0), b""),
+    ],
+    ids=range(5),
+)
+def test_what_a_rank_sends_is_unpacked_up_to_a_limit(tmp_path: Path, trace: bytes, memory: bytes) -> None:
+    assert "could not be written into runs/aaa-1" in written(tmp_path, trace, memory)[-1]
+    assert sum(each.stat().st_size for each in (tmp_path / "runs" / "aaa-1").iterdir()) < 1000
+
+
+def test_a_history_of_memory_that_a_rank_sends_is_never_too_large() -> None:
+    assert trace_writer.MEMORY_BYTES == profiler.MEMORY_BYTES
 
 
 @pytest.mark.parametrize("name", ["trace.json.gz", "memory-rank0.pickle"])

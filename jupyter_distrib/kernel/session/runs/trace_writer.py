@@ -20,7 +20,7 @@ from typing import IO
 from jupyter_distrib.kernel.analysis.shares import PARTS
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.system.formatting import rank_list, size
 from jupyter_distrib.wire import messages as m
 
 FOLDER = "runs"
@@ -31,6 +31,8 @@ _SLOWER = 1.2
 """Minimum ratio to the fastest rank's work for a rank to be named as slow."""
 _NAMES = {**PARTS, "collective": "collectives", "other": "code between its steps"}
 _GZIP = 16 + zlib.MAX_WBITS
+TRACE_BYTES, MEMORY_BYTES = 1 << 29, 64_000_000
+"""Sizes of the largest trace and history of one rank that are unpacked: a few KB may hold gigabytes."""
 
 
 def follow(run: ObservedRun) -> Observer | None:
@@ -76,15 +78,16 @@ class TraceWriter(Observer):
                 self._run.note(sentence(self._parts, ranks, f"{folder}/{TRACE}"))
                 file.writelines(merged(self._parts))
             self._write_memory(folder)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no rank of this version has written such a part
             self._run.note(f"The trace could not be written into {folder}: {error}")
 
     def _write_memory(self, folder: str) -> None:
         for rank, part in self._parts.items():
             if part.memory:
                 path = f"{folder}/memory-rank{rank}.pickle"
+                content = _unpacked(part.memory, zlib.MAX_WBITS, MEMORY_BYTES)
                 with _new(self._directory / path) as file:
-                    file.write(zlib.decompress(part.memory))
+                    file.write(content)
                 if rank == min(self._parts):
                     self._run.note(f"{path} is the history of its GPU's memory, for https://pytorch.org/memory_viz")
 
@@ -118,7 +121,19 @@ def merged(parts: Mapping[int, m.Profiled]) -> Iterator[str]:
 
 
 def _lines(trace: bytes) -> Iterator[str]:
-    return iter(zlib.decompress(trace, _GZIP).decode().splitlines())
+    return iter(_unpacked(trace, _GZIP, TRACE_BYTES).decode().splitlines())
+
+
+def _unpacked(packed: bytes, kind: int, most_bytes: int) -> bytes:
+    """Return what a rank has compressed. Raises `ValueError` if it is damaged, or larger than ranks write it."""
+    unpacker = zlib.decompressobj(kind)
+    try:
+        content = unpacker.decompress(packed, most_bytes)
+    except zlib.error as error:
+        raise ValueError(f"a rank's part is damaged ({error})") from None
+    if not unpacker.eof:
+        raise ValueError(f"a rank's part is larger than {size(most_bytes)}, or has no end")
+    return content
 
 
 def sentence(parts: Mapping[int, m.Profiled], ranks: Sequence[int], path: str) -> str:
