@@ -3,7 +3,7 @@ machine.
 
 Small files that have changed since the last run are copied: from the folder of the notebook to `0/`, and from the
 other folders of its path to `1/`, `2/`, ... Folders that git ignores are left out, except for packages of Python, which
-may be generated.
+may be generated. So are links to hidden files elsewhere: a folder that was downloaded may hold one to the user's keys.
 
 A folder is listed again only when its modification time has changed. That time shows whether files were added or
 removed, not whether they were written, so each file is checked.
@@ -37,6 +37,8 @@ FilePart = tuple[Sequence[tuple[str, int, bytes]], Sequence[str]]
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """Names in every virtual environment, and in every one of conda."""
+_OF_SYSTEM = ("/proc/", "/sys/")
+"""Folders whose files tell of processes, such as the coordinator's environment."""
 _RULES = ".gitignore"
 _COARSE_NS = 2_000_000_000
 """Age below which a modification time cannot be trusted: file systems may count in whole seconds, and a server's clock
@@ -69,7 +71,7 @@ class FileSync:
             if self._known.get(name) != stamp:
                 try:
                     with record_file.opened(full, through_links=True) as file:
-                        files.append((name, stamp[0], file.read()))
+                        files.append((name, stamp[0], file.read(FILE_LIMIT_BYTES)))  # it may be growing
                 except OSError:  # gone or not readable: a rank that needs the file will say so
                     unread.append(name)
         gone = [name for name in self._known if name not in folder.files]
@@ -135,7 +137,8 @@ class ProjectFiles:
         found = self._scan(directory, path)
         if self._last is not None and not self._slow and (took_s := time.monotonic() - began_s) > SLOW_S:
             self._slow = _too_slow(directory, took_s)
-        sentences = (found.left_out, _ignored(self._listings.left_out(directory)), self._slow)
+        astray = _astray(self._listings.links_left_out(directory))
+        sentences = (found.left_out, _ignored(self._listings.left_out(directory)), astray, self._slow)
         found = replace(found, left_out=" ".join(filter(None, sentences)))
         if self._last is None or found != self._last:
             self._last = found
@@ -195,6 +198,12 @@ def _ignored(folders: Sequence[str]) -> str:
     )
 
 
+def _astray(links: Sequence[str]) -> str:
+    if not links:
+        return ""
+    return f"{links[0]} is not on the nodes, since it links to a hidden file elsewhere: copy that file into the folder."
+
+
 def _too_slow(folder: str, took_s: float) -> str:
     return (
         f"each cell waits {duration(took_s)} for a scan of the files of {folder}, which are copied to the nodes: "
@@ -221,12 +230,14 @@ class _Listing:
     """Name and path of each file."""
     folders: Sequence[tuple[str, str]]
     """Name and path of each folder."""
+    links_left_out: Sequence[str]
+    """The paths of links to hidden files elsewhere."""
     has_rules: bool
     """Whether a file there says what git ignores."""
     is_environment: bool
 
 
-_NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), has_rules=False, is_environment=False)
+_NOTHING = _Listing(mtime_ns=-1, files=(), folders=(), links_left_out=(), has_rules=False, is_environment=False)
 
 
 class _IgnoredFolders:
@@ -234,23 +245,24 @@ class _IgnoredFolders:
     or the rules have changed."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.root = root
         self._paths: frozenset[str] = frozenset()
         self._asked_with: dict[str, tuple[Sequence[tuple[str, str]], Stamp | None]] = {}
         """For each folder that was walked: the folders in it, and the stamp of its rules."""
         self._may_ask = True
         self.left_out: list[str] = []
         """The folders that this walk has left out."""
+        self.links_left_out: list[str] = []
 
     def begin_walk(self) -> None:
         self._may_ask = True
-        self.left_out = []
+        self.left_out, self.links_left_out = [], []
 
     def kept(self, folder: str, listing: _Listing) -> Iterator[tuple[str, str]]:
         """Yield the folders in one that git does not ignore."""
         now = (listing.folders, _stamp(f"{folder}/{_RULES}") if listing.has_rules else None)
         if now != self._asked_with.get(folder, ((), None)) and self._may_ask:
-            self._paths = git_folder.ignored_folders(self._root)
+            self._paths = git_folder.ignored_folders(self.root)
             self._may_ask = False
         self._asked_with[folder] = now
         for name, path in listing.folders:
@@ -286,31 +298,45 @@ class FolderListings:
         """Return the folders in it that the last walk has left out because git ignores them."""
         return self._ignored[folder].left_out
 
+    def links_left_out(self, folder: str) -> Sequence[str]:
+        """Return the links in it that the last walk has left out because they lead to hidden files elsewhere."""
+        return self._ignored[folder].links_left_out
+
     def _walk(
         self, folder: str, inside: str, ignored: _IgnoredFolders
     ) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-        listing = self._listing(folder)
+        listing = self._listing(folder, ignored.root)
         if inside and listing.is_environment:
             return
+        ignored.links_left_out += listing.links_left_out
         yield inside, listing.files
         for name, path in ignored.kept(folder, listing):
             yield from self._walk(path, f"{inside}{name}/", ignored)
 
-    def _listing(self, folder: str) -> _Listing:
+    def _listing(self, folder: str, root: str) -> _Listing:
         known = self._known.get(folder, _NOTHING)
         try:
             mtime_ns = os.stat(folder).st_mtime_ns
             if mtime_ns != known.mtime_ns:
-                self._known[folder] = known = _listed(folder, mtime_ns)
+                self._known[folder] = known = _listed(folder, mtime_ns, root)
         except OSError:  # gone or not readable: the folder has nothing to copy
             self._known.pop(folder, None)
             return _NOTHING
         return known
 
 
-def _listed(folder: str, mtime_ns: int) -> _Listing:
+def _is_astray(link: str, root: str) -> bool:
+    """Return whether a link leads out of the root to a file that is hidden there, or to one of the system's own."""
+    real, top = os.path.realpath(link), os.path.realpath(root)
+    if os.path.commonpath((real, top)) == top:
+        return False
+    beside = os.path.relpath(real, top).split("/")
+    return real.startswith(_OF_SYSTEM) or any(each.startswith(".") and each != ".." for each in beside)
+
+
+def _listed(folder: str, mtime_ns: int, root: str) -> _Listing:
     age_ns = time.time_ns() - mtime_ns
-    files, folders, names = [], [], set()
+    files, folders, links_left_out, names = [], [], [], set()
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
             name = entry.name
@@ -321,11 +347,15 @@ def _listed(folder: str, mtime_ns: int) -> _Listing:
                 if name not in _LEFT_OUT:
                     folders.append((name, entry.path))
             elif not name.endswith((".ipynb", ".pyc")) and not entry.is_dir():
-                files.append((name, entry.path))
+                if entry.is_symlink() and _is_astray(entry.path, root):
+                    links_left_out.append(entry.path)
+                else:
+                    files.append((name, entry.path))
     return _Listing(
         mtime_ns=mtime_ns if age_ns > _COARSE_NS else -1,
         files=files,
         folders=folders,
+        links_left_out=links_left_out,
         has_rules=_RULES in names,
         is_environment=not names.isdisjoint(_ENVIRONMENTS),
     )

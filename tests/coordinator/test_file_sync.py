@@ -111,6 +111,39 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     assert [content for _, _, content in FileSync().changes(found)[0]] == [b"1"]
 
 
+def test_links_of_a_downloaded_folder_bring_no_hidden_file_of_the_user(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    notebook, deep = home / ".cache" / "course", home / ".cache" / "course" / "deep"
+    for folder in (deep, home / ".ssh", home / "shared", notebook / ".store"):
+        folder.mkdir(parents=True)
+    (home / ".netrc").write_text("password")
+    (home / ".ssh" / "id_rsa").write_text("key")
+    (home / "shared" / "utils.py").write_text("a = 1")
+    (notebook / ".store" / "b").write_text("b = 2")
+    (home / "shared" / "by_another").symlink_to(home / ".netrc")
+    (notebook / "data.csv").symlink_to("../../.ssh/id_rsa")
+    (notebook / "environment.txt").symlink_to("/proc/self/environ")
+    (notebook / "utils.py").symlink_to(home / "shared" / "utils.py")
+    (notebook / "own.py").symlink_to(".store/b")
+    (deep / "c.txt").symlink_to(home / "shared" / "by_another")
+    project = ProjectFiles()
+    for _ in range(2):
+        found = project.scan(str(notebook), [])
+        assert sorted(found.files) == ["0/own.py", "0/utils.py"]
+        assert found.left_out == (
+            f"{notebook}/data.csv is not on the nodes, since it links to a hidden file elsewhere: copy that file into the "
+            "folder."
+        )
+
+
+def test_of_a_file_without_a_size_no_more_is_read_than_may_be_copied(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1")
+    found = look(str(tmp_path), [])
+    os.truncate(tmp_path / "a.txt", 10 * file_sync.FILE_LIMIT_BYTES)
+    [(_, _, content)], _ = FileSync().changes(found)
+    assert len(content) == file_sync.FILE_LIMIT_BYTES
+
+
 def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
     for number, name in enumerate(("a.bin", "weights.bin", "z.bin")):
         (tmp_path / name).write_bytes(bytes(file_sync.FILE_LIMIT_BYTES * (number % 2 + 1) + 1))

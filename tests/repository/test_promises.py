@@ -84,6 +84,7 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "Only regular files are copied.": "coordinator/test_file_sync.py::test_what_is_no_file_is_not_read",
         "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
+        "Links to hidden files elsewhere, such as your keys, are left out.": "coordinator/test_file_sync.py::test_links_of_a_downloaded_folder_bring_no_hidden_file_of_the_user",
         "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "This package does not change that.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "A rank is not a kernel and opens no such port.": (
