@@ -46,6 +46,7 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
             "kernel/views/test_html.py::test_no_script_no_style_tag_and_every_tag_closed"
         ),
+        "| a host on which your ranks run | everything that your account may do, also on the notebook's machine: a value that a cell returns, and an exception that it raises, are pickles. Use hosts whose administrators you trust |": "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other",
         "| another machine on the network | connect to torch's ports between nodes (below), and to the ports of Ray and Spark |": (
             "agent/test_server.py::test_nothing_listens_but_on_loopback "
             "ssh/test_notebook.py::test_the_store_listens_on_the_address_by_which_the_host_was_reached"
@@ -83,8 +84,8 @@ HELD: dict[str, dict[str, str]] = {
             "coordinator/test_file_sync.py::test_the_stamp_of_a_strangers_folder_names_them"
         ),
         "Only regular files are copied.": "coordinator/test_file_sync.py::test_what_is_no_file_is_not_read",
-        "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
         "Links to hidden files elsewhere, such as your keys, are left out.": "coordinator/test_file_sync.py::test_links_of_a_downloaded_folder_bring_no_hidden_file_of_the_user",
+        "**Jupyter's server reaches the kernel** by TCP on this machine, by default without encryption.": "- about Jupyter",
         "With ipykernel 7.4 the kernel warns of that in its log when it starts.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "This package does not change that.": "product/test_warnings.py::test_the_kernels_warning_about_its_own_connection_reaches_no_cell",
         "A rank is not a kernel and opens no such port.": (
@@ -236,9 +237,9 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with "
             "product/test_shell_runs.py::test_variables_of_a_declared_cell_are_not_kept"
         ),
+        "Folders for these files that are missing are made for you alone, whatever the umask is.": "system/test_paths.py::test_a_folder_is_made_private_whatever_the_umask kernel/settings/test_pool_files.py::test_the_folders_of_the_users_own_file_are_the_users_alone_whatever_the_umask",
         "The package reads such a file only if it is a regular file and yours.": (
             "repository/test_kept_files.py::test_kept_files_are_read_in_one_place "
-        "Folders for these files that are missing are made for you alone, whatever the umask is.": "system/test_paths.py::test_a_folder_is_made_private_whatever_the_umask kernel/settings/test_pool_files.py::test_the_folders_of_the_users_own_file_are_the_users_alone_whatever_the_umask",
             "system/test_record_file.py::test_whatever_is_at_the_path_is_an_error_at_once"
         ),
         "It does not follow links, and does not wait for FIFOs.": (
@@ -265,9 +266,9 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "`...` replaces whatever cannot be told apart from a password.": "test_addresses.py::test_no_spelling_of_a_password_is_shown",
         "What your code prints or contains is not changed.": "- what is not covered",
+        "Of the files that a rank names in its traceback, the notebook quotes modules of Python and its own cells, and no others.": "kernel/session/test_cell_sources.py::test_a_host_has_no_other_file_quoted_in_the_notebook kernel/session/test_cell_sources.py::test_a_cell_is_shown",
         "What ranks print is always shown as text.": (
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
-        "Of the files that a rank names in its traceback, the notebook quotes modules of Python and its own cells, and no others.": "kernel/session/test_cell_sources.py::test_a_host_has_no_other_file_quoted_in_the_notebook kernel/session/test_cell_sources.py::test_a_cell_is_shown",
             "kernel/views/test_text.py::test_the_markup_escapes_everything_and_needs_no_script"
         ),
         "While the run goes on, HTML that they display is in a frame that runs no scripts and loads nothing.": (
