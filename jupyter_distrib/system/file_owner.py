@@ -10,7 +10,8 @@ import types
 from functools import lru_cache
 from pathlib import Path
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import process_environment, record_file
+from jupyter_distrib.system.record_file import DamagedFile
 
 LIBRARY_FOLDERS = tuple(
     {
@@ -63,8 +64,8 @@ def _installed(folder: str) -> frozenset[str]:
     found = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         try:
-            lines = record.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
+            lines = record_file.text_of(record, through_links=True).splitlines()
+        except (OSError, DamagedFile):
             continue
         found |= {line.partition(",")[0].partition("/")[0] for line in lines}
     return frozenset(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import json
+import os
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -55,6 +56,15 @@ def test_what_pip_has_put_into_a_folder_is_a_library_and_what_is_beside_it_is_no
     assert file_owner.is_library(str(folder / "theirs" / "__init__.py"))
     assert file_owner.is_library(str(folder / "alone.py"))
     assert file_owner.is_users(str(folder / "mine.py"))
+
+
+def test_a_list_of_installed_files_that_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, make in (("a", os.mkfifo), ("b", lambda path: path.symlink_to("/dev/zero"))):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        make(tmp_path / f"{name}-1.0.dist-info" / "RECORD")
+    (tmp_path / "mine.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert file_owner.is_users(str(tmp_path / "mine.py"))
 
 
 def test_a_cell_is_the_users_and_code_without_a_file_is_nobodys() -> None:
