@@ -19,6 +19,7 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any
 
+from jupyter_distrib.addresses import line_without_secrets, without_secrets
 from jupyter_distrib.libraries.setting import when_imported
 from jupyter_distrib.system import file_owner
 
@@ -93,10 +94,13 @@ def _passes_on(file: str) -> bool:
 
 
 def _command_line(command: Any) -> str:
+    """Return a command as the report shows it, without secrets, which are not in the cell if they are variables."""
     if isinstance(command, (str, bytes, os.PathLike)):
-        return os.fsdecode(command)
+        return without_secrets(os.fsdecode(command))
     words = [os.fsdecode(word) for word in command]
-    return words[2] if words[1:2] == ["-c"] and words[0].endswith("sh") and len(words) > 2 else shlex.join(words)
+    if words[1:2] == ["-c"] and words[0].endswith("sh") and len(words) > 2:
+        return without_secrets(words[2])
+    return line_without_secrets([shlex.quote(word) for word in words])
 
 
 def _is_a_users_path(path: str) -> bool:

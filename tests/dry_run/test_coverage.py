@@ -59,6 +59,20 @@ def test_trackers_do_nothing_and_what_is_done_for_real_is_named(tmp_path: Path) 
     assert f"for real, the cell has written {tmp_path}/written.txt; removed" in repr(found)
 
 
+def test_the_programs_that_are_named_are_shown_without_secrets() -> None:
+    source = (
+        "import os, subprocess\ntoken = 'hunter2hunter2'\n"
+        "subprocess.run(['true', '--db-password', token, f'Authorization: Bearer {token}'])\n"
+        "os.system(f'true http://u:{token}@host/a')\n"
+        "subprocess.run(['sh', '-c', f'TOKEN={token} true'])\n"
+    )
+    found = play(source)
+    assert found.effects["run"] == [
+        "true --db-password ... 'Authorization: Bearer ...'", "true http://host/a", "TOKEN=... true",
+    ]  # fmt: skip
+    assert "hunter2" not in repr(found)
+
+
 def test_attention_takes_the_memory_of_a_kernel_of_gpus() -> None:
     """The plain one would hold a matrix of 8 GB."""
     found = play(

@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker/pytorch",
     },
     "dry_run": {
+        "addresses",
         "errors",
         "interfaces",
         "libraries",

@@ -255,6 +255,7 @@ HELD: dict[str, dict[str, str]] = {
             "test_addresses.py::test_no_spelling_of_a_password_is_shown "
             "product/test_secrets.py::test_a_password_in_an_address_is_neither_shown_nor_saved"
         ),
+        "The same goes for programs that a dry run names.": "dry_run/test_coverage.py::test_the_programs_that_are_named_are_shown_without_secrets",
         "The same goes for addresses in error messages of their libraries, in the doctor's report and in the names of runs.": (
             "product/test_secrets.py::test_a_password_in_an_address_is_neither_shown_nor_saved "
             "test_addresses.py::test_a_sentence_is_shown_without_secrets"
