@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from jupyter_distrib.system import record_file
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
@@ -22,8 +24,8 @@ class Distribution:
 
     def read(self, file: str) -> str:
         """Return one of the files of its folder; empty if there is none."""
-        with suppress(OSError), open(os.path.join(self.folder, file), encoding="utf-8", errors="replace") as opened:
-            return opened.read()
+        with suppress(OSError):
+            return record_file.beginning_of(os.path.join(self.folder, file))
         return ""
 
 

@@ -7,6 +7,7 @@ its field makes the record a damaged one. Any process; standard library only."""
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
@@ -52,6 +53,13 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
         return content.decode()
     except UnicodeDecodeError as error:
         raise DamagedFile(str(error)) from None
+
+
+def beginning_of(path: Path | str, most_bytes: int = LARGEST_BYTES) -> str:
+    """Return the beginning of a regular file that somebody else has written, or a link to one, as text. Raises
+    `OSError`."""
+    with io.TextIOWrapper(opened(path, through_links=True), encoding="utf-8", errors="replace") as file:
+        return file.read(most_bytes)
 
 
 def opened(path: Path | str, *, through_links: bool = False) -> BinaryIO:

@@ -18,11 +18,12 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jupyter_distrib.libraries.mlflow_store import MLflowUse
+from jupyter_distrib.system import record_file
 from jupyter_distrib.system.nested_code import codes_in
 
 WORD = "mlflow"
 _SPELLINGS = (b"mlflow", b"MLflow", b"MLFlow")
-_IMPORTED = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_IMPORTED = re.compile(r"^[ \t]*(?:from|import)\s+(\w+)", re.MULTILINE)
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_FILES = 200
 """Number of files of one package to read."""
@@ -210,8 +211,7 @@ def _read(file: str) -> tuple[bool, frozenset[str]]:
         key = os.path.abspath(file)
         if (known := _known.get(key)) is not None and known[0] == stamp:
             return known[1]
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            text = opened.read()
+        text = record_file.beginning_of(file)
     except OSError:
         return False, frozenset()
     code = _compiled(text) if WORD in text.lower() else None

@@ -480,7 +480,7 @@ def _chain(node: ast.expr) -> list[str]:
 
 def _imported_modules(source: str) -> Iterator[str]:
     """Yield the names of the modules that the text of a cell imports."""
-    for match in re.finditer(r"(?:^|;)\s*(?:from\s+([\w.]+)\s+import\b|import\s+([\w., ]+))", source, re.MULTILINE):
+    for match in re.finditer(r"(?:^|;)[ \t]*(?:from\s+([\w.]+)\s+import\b|import\s+([\w., ]+))", source, re.MULTILINE):
         if match[1]:
             yield match[1]
         yield from (part.split()[0] for part in (match[2] or "").split(",") if part.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -132,6 +133,14 @@ def test_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     [note] = notebook_packages.explain_missing_modules(failure("No module named 'mine'"), "", "host1").notes
     assert note.startswith("The notebook has a module mine that belongs to no installed package, and the Python")
+
+
+def test_what_is_no_file_in_the_folder_of_a_package_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    os.mkfifo(tmp_path / "theirs-1.0.dist-info" / "RECORD")
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").symlink_to("/dev/zero")
+    found = distributions.installed([str(tmp_path)])["theirs"]
+    assert [found.read(name) for name in ("RECORD", "METADATA", "WHEEL")] == ["", "", ""]
 
 
 def test_the_cause_of_another_exception_is_explained_and_nothing_else() -> None:
