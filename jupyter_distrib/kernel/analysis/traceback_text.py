@@ -32,6 +32,7 @@ _Owner = Literal["cell", "user", "library", "package"]
 _CELL = "Cell In["
 """Prefix of the names of the notebook's cells."""
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen")
+_STDLIB = sysconfig.get_path("stdlib")
 _PACKAGE = re.compile(r"/(?:site-packages|source\.zip)/jupyter_distrib/")
 """Folder of this package on ranks that have a Python of their own, or to which it was sent."""
 
@@ -42,7 +43,7 @@ def owner(filename: str) -> _Owner:
         return "package"
     if filename.startswith(_CELL):
         return "cell"
-    is_library = _LIBRARY.search(filename) or filename.startswith(sysconfig.get_paths()["stdlib"])
+    is_library = _LIBRARY.search(filename) or filename.startswith(_STDLIB)
     return "library" if is_library else "user"
 
 

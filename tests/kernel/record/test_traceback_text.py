@@ -51,3 +51,12 @@ def test_the_line_for_an_error_of_nccl_has_its_own_words(last: str, shown: str) 
     assert headline(failure) == f"DistBackendError: NCCL: unhandled system error{shown}"
     plain = m.Failure(type_name="ValueError", message="one\ntwo")
     assert headline(plain) == "ValueError: one"
+
+
+def test_python_is_not_asked_for_its_folders_for_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> None:
+        raise AssertionError("it takes 0.15 ms, and a thousand ranks have twenty frames each")
+
+    monkeypatch.setattr(sysconfig, "get_paths", asked)
+    assert owner("/home/me/utils.py") == "user"
+    assert owner(json.__file__) == "library"
