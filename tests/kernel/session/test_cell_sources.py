@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.kernel.session.runs import cell_sources
 from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
 from jupyter_distrib.wire import messages as m
 
@@ -42,3 +43,17 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "endless.py").symlink_to("/dev/zero")
     for path in ("/dev/zero", str(tmp_path / "fifo.py"), str(tmp_path / "endless.py"), "<string>", ""):
         assert texts(CellSources({}), path) == ("", None)
+
+
+def test_a_host_cannot_send_causes_without_end() -> None:
+    failure = m.Failure(type_name="KeyError", message="0")
+    for number in range(1, 5000):
+        failure = m.Failure(type_name="KeyError", message=str(number), cause=failure)
+    named = CellSources({}).named(m.Failed(run="aaa-1", rank=0, failure=failure, at_s=1.0))
+    assert isinstance(named, m.Failed)
+    messages = []
+    left: m.Failure | None = named.failure
+    while left is not None:
+        messages.append(left.message)
+        left = left.cause
+    assert messages == [str(number) for number in range(4999, 4999 - cell_sources.MOST_CAUSES - 1, -1)]

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from jupyter_distrib.wire import messages as m
 
+MOST_CAUSES = 20
+"""Number of causes to keep of one failure; ranks send fewer."""
 _CELL_FILE = re.compile(r"/\S*/ipykernel_\d+/\d+\.py")
 """The file name under which ipykernel compiles a cell."""
 
@@ -43,8 +45,8 @@ class CellSources:
         """Return the lines of the file or cell that tracebacks call `filename`; None if they cannot be found."""
         return self._cell.get(filename) or _lines(self._files.get(filename, filename)) or None
 
-    def _failure(self, failure: m.Failure) -> m.Failure:
-        cause = failure.cause and self._failure(failure.cause)
+    def _failure(self, failure: m.Failure, depth: int = 0) -> m.Failure:
+        cause = self._failure(failure.cause, depth + 1) if failure.cause and depth < MOST_CAUSES else None
         return replace(failure, frames=self._frames(failure.frames), cause=cause)
 
     def _frames(self, frames: Sequence[m.Frame]) -> tuple[m.Frame, ...]:
