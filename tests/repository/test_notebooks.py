@@ -221,3 +221,16 @@ def test_a_notebook_that_cannot_be_run_here_says_so(
     first, code = nbformat.read(tmp_path / "site" / "ray_pool.ipynb", as_version=4).cells
     assert executed.NOT_RUN in first.source
     assert code.outputs == []
+
+
+def test_a_third_of_the_notebooks_is_run_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = site_module("executed")
+    sources = [notebook(tmp_path / f"{number}.ipynb", "1") for number in range(7)]
+    run: list[str] = []
+    monkeypatch.setattr(executed, "with_outputs", lambda source, _: run.append(source.stem) or source)
+    for turn, expected in (("", "0123456"), ("30", "036"), ("31", "14"), ("32", "25")):
+        monkeypatch.setenv(executed.TURN, turn)
+        run.clear()
+        executed.write_copies(sources, tmp_path / "site")
+        assert "".join(sorted(run)) == expected
+        assert sum(executed.NOT_RUN in each.read_text() for each in (tmp_path / "site").iterdir()) == 7 - len(run)
