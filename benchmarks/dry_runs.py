@@ -29,7 +29,7 @@ from tests.dry_run.play import play_each
 RUNS = {"none": 1, "ddp": 1, "fsdp": 3}
 RANKS = 2
 _CELL = """\
-%%distributed --ranks {ranks} --strategy {strategy}
+%%distributed --ranks {ranks} --strategy {strategy} --hang-timeout 20
 import json
 from tests.dry_run.real_peaks import measured
 def train():
