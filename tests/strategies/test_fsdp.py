@@ -452,6 +452,13 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
         "torch.optim.SGD(model.parameters(), 0.1)"
     )
     assert "Sequential.0 has sparse gradients, which FSDP cannot divide: make it with sparse=False" in sparse.evalue
+    frozen = run(
+        book,
+        "model = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 1))\nmodel[0].requires_grad_(False)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\nx = torch.zeros(2, 3, dtype=torch.long)\n"
+        "model(x).sum().backward()\noptimizer.step()\n'stepped'",
+    )
+    assert "stepped" in frozen
     scripted = book.fails(
         "%%distributed --ranks 2 --strategy fsdp\nmodel = nn.Sequential(torch.jit.script(nn.Linear(4, 1)))\n"
         "torch.optim.SGD(model.parameters(), 0.1)"

@@ -196,7 +196,7 @@ class EngineTraining:
             )
 
     def check_second_derivative(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Do nothing: DeepSpeed refuses by itself."""
+        """Do nothing: what a backward pass may be is up to DeepSpeed's engine."""
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         self._report_changes()

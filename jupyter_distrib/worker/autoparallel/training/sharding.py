@@ -71,7 +71,7 @@ def check(root: nn.Module) -> None:
             "nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
         )
     for key, part in root.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
             raise DistributedError(
                 f"{f'{name}.{key}' if key else name} has sparse gradients, which FSDP cannot divide: make it with "
                 "sparse=False, or use --strategy ddp."
