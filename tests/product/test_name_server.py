@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,18 +44,26 @@ if asking.is_alive(): print("waits")
 """A cell's own question goes to the name server as ever."""
 
 
+@contextmanager
+def notebook_below(below: tuple[str, ...], folder: Path) -> Iterator[Notebook]:
+    """A kernel in a network of its own, with the extension loaded."""
+    tried = subprocess.run((*below, "true"), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no network can be made here: {tried.stderr}")
+    with Notebook(folder, below=below, sockets=folder / "s") as book:
+        book.ok("%load_ext jupyter_distrib")
+        session = book.ok("from jupyter_distrib.kernel.session import session; print(session.current().identity.name)")
+        yield book
+    leftovers_after(session.stdout.strip())
+
+
 @pytest.mark.parametrize("surroundings", [SILENT, NAMELESS], ids=["no answer", "no network"])
 def test_the_first_cell_asks_no_name_server(surroundings: str, tmp_path: Path) -> None:
     """torch looks up the name of 127.0.0.1; without an answer that takes 10 s, and prints a warning."""
     servers = tmp_path / "resolv.conf"
     servers.write_text("nameserver 10.71.0.9\n")
     below = ("unshare", "--net", "--mount", "sh", "-c", surroundings, str(servers))
-    tried = subprocess.run((*below, "true"), capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no network can be made here: {tried.stderr}")
-    with Notebook(tmp_path, below=below, sockets=tmp_path / "s") as book:
-        book.ok("%load_ext jupyter_distrib")
-        session = book.ok("from jupyter_distrib.kernel.session import session; print(session.current().identity.name)")
+    with notebook_below(below, tmp_path) as book:
         book.ok("%%distributed --ranks 2\npass")  # torch is loaded
         first = book.ok(
             "%%distributed --ranks 2 --strategy ddp\n"
@@ -65,22 +75,14 @@ def test_the_first_cell_asks_no_name_server(surroundings: str, tmp_path: Path) -
         assert first.wall_s < 5
         if surroundings == SILENT:
             assert "waits" in book.ok(ASKS).text
-    leftovers_after(session.stdout.strip())
 
 
 def test_ranks_say_that_loopback_is_down(tmp_path: Path) -> None:
     """torch would try to connect for minutes."""
-    below = ("unshare", "--net")
-    tried = subprocess.run((*below, "true"), capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no network can be made here: {tried.stderr}")
-    with Notebook(tmp_path, below=below, sockets=tmp_path / "s") as book:
-        book.ok("%load_ext jupyter_distrib")
-        session = book.ok("from jupyter_distrib.kernel.session import session; print(session.current().identity.name)")
+    with notebook_below(("unshare", "--net"), tmp_path) as book:
         assert (
             "the loopback interface of this machine or container is down"
             in book.fails("%%distributed --ranks 2 --strategy ddp\npass").evalue
         )
         book.ok("import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True)")
         book.ok("%%distributed --ranks 2 --strategy ddp\npass")
-    leftovers_after(session.stdout.strip())
