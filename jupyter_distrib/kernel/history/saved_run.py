@@ -86,14 +86,12 @@ class SavedRun:
     def metrics(self) -> Metrics:
         """The reported numbers, as `run.metrics`: rows, points by name, a `pandas.DataFrame` or a CSV file. Raises
         `OSError` or `DamagedFile`."""
-        _, _, line = record_file.text_of(self.path).partition("\n")
-        return metrics_from(record_file.record_of(SavedMetrics, record_file.json_of(line)))
+        return metrics_from(record_file.record_of(SavedMetrics, self._reports()))
 
     @property
     def over_time(self) -> OverTime | None:
         """The course of each rank over the run; None if it was not saved. Raises `OSError` or `DamagedFile`."""
-        _, _, line = record_file.text_of(self.path).partition("\n")
-        content = record_file.json_of(line)
+        content = self._reports()
         if not isinstance(content, dict) or content.get("over_time") is None:
             return None
         found = record_file.record_of(OverTime, content["over_time"])
@@ -104,12 +102,16 @@ class SavedRun:
     @property
     def traceback(self) -> list[str]:
         """The lines of the traceback of a failed run; empty if none was saved. Raises `OSError` or `DamagedFile`."""
-        _, _, line = record_file.text_of(self.path).partition("\n")
-        content = record_file.json_of(line)
+        content = self._reports()
         lines = content.get("traceback", []) if isinstance(content, dict) else None
         if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
             raise DamagedFile("its traceback is not lines of text")
         return lines
+
+    def _reports(self) -> Any:
+        """Return the second line of the file. Raises `OSError` or `DamagedFile`."""
+        _, _, line = record_file.text_of(self.path).partition("\n")
+        return record_file.json_of(line)
 
     def summary(self) -> dict[str, Any]:
         """Return everything except number and path, as JSON values."""

@@ -234,16 +234,12 @@ class DistributedFunction(Generic[P, R]):
         current, namespace = session.current(), _namespace()
         settings = current.settings
         options = self.options if self.choose_pool is None else replace(self.options, pool=self.choose_pool())
-
-        def pack(inputs: tuple[Input, ...]) -> inputs_module.PackedInputs:
-            with interrupts.WholeImports():
-                return inputs_module.pack(
-                    inputs,
-                    namespace,
-                    most_bytes=settings.max_capture(options),
-                    shared=current.setups.shared(namespace),
-                )
-
+        pack = functools.partial(
+            _packed,
+            namespace=namespace,
+            most_bytes=settings.max_capture(options),
+            shared=current.setups.shared(namespace),
+        )
         packed_inputs = pack(inputs)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         cure = "pass it as an argument, or read it outside the string"
@@ -320,6 +316,11 @@ def _program(  # noqa: PLR0917 - the parts of a program
     source = _awaited(function) + "{}(*{}, **{})".format(*names.values())
     renamed = tuple(dataclasses.replace(each, name=names[each.name]) for each in inputs)
     return Program.of(dataclasses.replace(cell, source=source), renamed, options, settings)
+
+
+def _packed(inputs: tuple[Input, ...], **how: Any) -> inputs_module.PackedInputs:
+    with interrupts.WholeImports():
+        return inputs_module.pack(inputs, **how)
 
 
 def _awaited(function: Any) -> str:
