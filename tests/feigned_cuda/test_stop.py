@@ -208,7 +208,8 @@ def test_a_context_that_is_lost_is_reported_and_its_rank_replaced(strategy: str,
         "torch.cuda.synchronize()\n"
     )
     assert "illegal memory access" in failed.text
-    assert "ank 1" in failed.text
+    assert "this broke the GPU context of rank 1" in failed.text
+    assert re.search(r"Cell In\[\d+\], line [45]", failed.text)  # CUDA reports errors late
     trains(book)
     after = pids(book)
     assert after[1] != before[1]
@@ -216,7 +217,7 @@ def test_a_context_that_is_lost_is_reported_and_its_rank_replaced(strategy: str,
 
 def test_a_watchdog_that_meets_a_lost_context_says_so_in_one_line(book: Notebook) -> None:
     failed = book.fails("""%%distributed --gpus 2 --strategy ddp
-import os, torch, torch.distributed as dist
+import contextlib, os, torch, torch.distributed as dist
 from jupyter_distrib.worker.pytorch import private
 t, number = torch.ones(3, device=device), torch.tensor([1], device=device)
 dist.all_reduce(t)
@@ -224,7 +225,7 @@ torch.cuda.synchronize()
 if rank == 1:
     work = dist.all_reduce(t.clone(), async_op=True)
     os.environ["FEIGNED_CUDA_BREAK"] = "ndex"
-    t[number]
+    with contextlib.suppress(torch.AcceleratorError): t[number]
     while private._watchdogs(): os.sched_yield()
     t.sum().item()
 """)

@@ -130,6 +130,10 @@ class PyTorch:
             torch.set_num_threads(count)
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 RELEASE_BYTES = 1 << 30
 """Size in bytes from which cached memory is worth returning to the device."""
 
@@ -168,7 +172,11 @@ class Device:
         thread = threading.Thread(target=self._synchronize, args=[errors], name="jupyter_distrib-drain", daemon=True)
         thread.start()
         thread.join(limit_s)
-        self._end_capture()
+        if not errors:
+            try:
+                self._end_capture()
+            except Exception as error:  # noqa: BLE001 - as in `_synchronize`, whose thread may still wait
+                errors.append(_first_line(error))
         return DeviceState(drained=not (thread.is_alive() or errors), error=errors[0] if errors else "")
 
     def _end_capture(self) -> None:
@@ -184,7 +192,7 @@ class Device:
             assert self._module is not None
             self._module.synchronize()
         except Exception as error:  # noqa: BLE001 - after any error of the driver the context is unusable
-            errors.append(str(error).partition("\n")[0] or type(error).__name__)
+            errors.append(_first_line(error))
 
     def memory(self) -> tuple[int, int] | None:
         """Return the bytes allocated for tensors and the bytes reserved by the allocator; None for a CPU rank."""

@@ -105,13 +105,13 @@ EXPORTED cudaError_t cudaDeviceSynchronize() {
 }
 EXPORTED cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) { return *priority = 0, cudaSuccess; }
 EXPORTED cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+    return *status = cudaStreamCaptureStatusNone, result();
 }
 EXPORTED cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *id,
                                               cudaGraph_t *, const cudaGraphNode_t **, const cudaGraphEdgeData **,
                                               size_t *) {
     if (id) *id = 0;
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+    return *status = cudaStreamCaptureStatusNone, result();
 }
 EXPORTED cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
     return result(cudaErrorStreamCaptureUnsupported);
