@@ -157,6 +157,20 @@ def test_a_group_waits_for_a_stopped_rank_longer_than_its_timeout(book: Notebook
     assert "1800.0" in book.ok(f"{ON_DDP}import torch\n{limits}").result
 
 
+def test_a_group_that_connects_at_its_first_collective_waits_for_a_stopped_rank(book: Notebook) -> None:
+    cell = (
+        "import torch, time\nfrom datetime import timedelta\n"
+        "torch.distributed.init_process_group('gloo', timeout=timedelta(seconds=1))\n"
+        "store = torch.distributed.distributed_c10d._get_default_store()  # by which NCCL's ranks find each other\n"
+        "if rank == 1:\n    breakpoint()\n    store.set('found', '')\n"
+        "store.get('found')\n"
+    )
+    book.start(ON_TWO + cell, keyboard=True)
+    book.types("time.sleep(3)", "c", prompt="rank 1 (Pdb) ")
+    outcome = book.finish()
+    assert outcome.status == "ok", outcome.text
+
+
 def test_a_breakpoint_outside_the_cell_tells_how_long_the_others_wait(book: Notebook, tmp_path: Path) -> None:
     (tmp_path / "stops_here.py").write_text("def look():\n    breakpoint()\n    return 5\n")
     book.ok(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
