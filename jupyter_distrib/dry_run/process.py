@@ -251,6 +251,7 @@ class DryRun:
         sys.modules["__main__"] = module
         names = module.__dict__
         names |= rank_environment.names(command.cell, names)
+        cell.add_sources(command.cell)
         data, buffers = _inputs(command.inputs)
         with fake_tensors.unfaked():
             shards = command.setting.strategy == "fsdp"

@@ -19,6 +19,7 @@ from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
 from jupyter_distrib.libraries.tqdm import TQDM
 from jupyter_distrib.libraries.transformers import TRANSFORMERS
+from jupyter_distrib.libraries.triton import TRITON
 from jupyter_distrib.libraries.wandb import WANDB
 
 LIBRARIES = (
@@ -46,6 +47,7 @@ LIBRARIES = (
     TORCHMETRICS,
     TQDM,
     TRANSFORMERS,
+    TRITON,
     Library(modules=("trl",), extra="trl"),
     Library(modules=("unsloth",), comes_before="transformers, trl and peft"),
     WANDB,

@@ -28,6 +28,28 @@ def test_it_trains(strategy: str, machine: FeignedCuda, book: Notebook) -> None:
     assert all(len(gpus) == 1 for gpus in machine.contexts().values())
 
 
+def test_a_kernel_of_triton_of_the_notebook_is_built_again(book: Notebook) -> None:
+    book.ok("""
+import torch, triton, triton.language as tl
+from triton.language import standard
+@triton.jit
+def half(v):
+    return v * 0.5
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
+@triton.jit(do_not_specialize=["n"], debug=True)
+def halve(source, target, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, half(tl.load(source + at, mask=at < n)), mask=at < n)
+library_kernel = standard.cdiv
+kernel = halve.fn
+told = lambda: str((kernel.src, kernel.cache_key, kernel.do_not_specialize, kernel.debug, len(halve.configs)))
+""")
+    there = book.ok("told()").result
+    here = book.ok("%%distributed --gpus 2\nassert library_kernel is standard.cdiv\ntold()").result
+    assert here == f"ranks 0-1: {there}"
+    assert "['n'], True, 2)" in there
+
+
 def test_a_model_in_parts_trains(book: Notebook) -> None:
     cell = """%%distributed --gpus 4 --strategy tp --mesh tp=2,data=2
 import torch

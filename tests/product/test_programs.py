@@ -167,6 +167,22 @@ def test_backspaces_move_the_cursor(book: Notebook) -> None:
 # ---------------------------------------------------------------------------------------------------- sources
 
 
+def test_sources_are_there_when_an_object_of_the_notebook_is_rebuilt(book: Notebook) -> None:
+    book.ok("""
+import inspect
+def scaled(x):
+    return 3 * x
+class Kernel:
+    def __init__(self, function):
+        self.source = inspect.getsource(function)
+        self.function = function
+    def __reduce__(self):
+        return Kernel, (self.function,)
+kernel = Kernel(scaled)
+""")
+    assert "return 3 * x" in book.ok("%%distributed --ranks 2\nkernel.source").result
+
+
 def test_sources_of_the_notebooks_functions_are_on_the_ranks(book: Notebook) -> None:
     book.ok(
         "import inspect, traceback, torch\n"

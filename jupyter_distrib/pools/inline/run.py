@@ -155,6 +155,7 @@ class InlineRun:
         rank_environment.apply(command.setting, _environment(command.setting.env))
         sys.modules["__main__"] = module
         namespace |= rank_environment.names(command.cell, namespace)
+        cell.add_sources(command.cell)
         fds = list(map(os.dup, self._fds))
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device="cpu")

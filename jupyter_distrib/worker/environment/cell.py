@@ -50,6 +50,12 @@ def become_main(module: types.ModuleType) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
+def add_sources(cell: m.Cell) -> None:
+    """Let Python find the source of the cell, and of the cells whose functions it uses."""
+    for filename, source in ((cell.filename, cell.shown or cell.source), *cell.sources.items()):
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+
+
 def execute(
     cell: m.Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
 ) -> object:
@@ -60,8 +66,6 @@ def execute(
         namespace: The globals of the cell.
         adapted: Called with the compiled cell; returns the code to execute.
     """
-    for filename, source in ((cell.filename, cell.shown or cell.source), *cell.sources.items()):
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree = ast.parse(cell.source, cell.filename)
     if cell.shown:
         _place_in(tree, cell.shown)

@@ -84,6 +84,7 @@ class Setups:
     def _execute(self, setup: m.Setup, module: types.ModuleType) -> None:
         namespace = module.__dict__
         namespace |= rank_environment.provided(namespace)
+        cell.add_sources(setup.cell)
         data, buffers = payload.from_parcel(setup.inputs, None)
         payload.unpack_inputs(data, buffers, namespace, device=self._device)
         cell.execute(setup.cell, namespace)

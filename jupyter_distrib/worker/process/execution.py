@@ -322,6 +322,7 @@ class CellRunner:
         namespace |= rank_environment.names(command.cell, namespace)
         if not payload.kept_values:  # else their classes are found, too
             definitions.forget_names()
+        cell.add_sources(command.cell)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
