@@ -32,6 +32,7 @@ from benchmarks.gpu_kit import (
     report,
     steps_dry,
     steps_figures,
+    steps_habits,
     steps_libraries,
     steps_many,
     steps_memory,
@@ -53,6 +54,7 @@ DECLARED = (
     steps_libraries,
     steps_dry,
     steps_figures,
+    steps_habits,
 )
 """The files of steps; importing one declares what is in it."""
 FIRST = ("M1", "K2", "K8b", "K9", "K8a", "K8c", "K10", "K11", "K4", "K15", "M2", "K23", "K24", "K25", "K26", "K27")

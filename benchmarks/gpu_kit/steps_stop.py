@@ -399,6 +399,7 @@ t = torch.ones(1 << 20, device=device)
 try:
     for number in __import__('itertools').count():
         torch.distributed.all_reduce(t)
+        if number % 10 == 0: t[0].item()  # as a training looks at its loss; NCCL aborts a queue of 1024 kernels slowly
         if number == 20:
             {flag}
             {at_20}
