@@ -432,7 +432,7 @@ read(model, optimizer, train) / len(data)""",
     ),
     "data that the cell has divided": (
         SLICED.format(slice="rank::world_size"),
-        "the data loader read on line 6 holds different samples on each rank: the cell has divided them itself, so it is",
+        "the data loader read on line 6 holds different samples on each rank, divided by the cell or drawn at random",
     ),
     "data that the cell has divided unequally": (
         SLICED.format(slice="rank * 32 // (world_size - 1) :"),
