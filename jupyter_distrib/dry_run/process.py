@@ -70,12 +70,13 @@ def _load() -> None:
         from jupyter_distrib.dry_run import fake_cuda, world  # noqa: F401 - preloaded for the forks
         from jupyter_distrib.interfaces import strategy
         from jupyter_distrib.worker import failure  # noqa: F401
-        from jupyter_distrib.worker.environment import cell_environment, setups  # noqa: F401
+        from jupyter_distrib.worker.environment import bytecode, cell_environment, setups  # noqa: F401
         from jupyter_distrib.worker.pytorch.pytorch import PyTorch
 
         for _ in PyTorch().preload():
             pass
         strategy.load_built_in()
+    bytecode.distrust_old()
     gc.freeze()
     gc.enable()
 

@@ -107,6 +107,7 @@ def describe(
         notes=(
             *_notes(error),
             *_parts(error),
+            *_cut_file(error, f"{name}: {message}"),
             *_hints(f"{name}: {message}", groupless),
             *_limit(error, depth),
             *_semaphores(error),
@@ -129,9 +130,14 @@ def groupless(strategy: str, *, everyone: bool) -> str:
     return ADD_STRATEGY if strategy == "none" else ""
 
 
-def _hints(text: str, groupless: str) -> Iterator[str]:
+def _cut_file(error: BaseException, text: str) -> Iterator[str]:
     if _CUT.match(text) and identity.world_size() > 1:
-        yield _CUT_FILE
+        files = [tb.tb_frame.f_code.co_filename for tb in _walk(error.__traceback__)]
+        if not files or not files[-1].endswith(_OBJECTS):
+            yield _CUT_FILE
+
+
+def _hints(text: str, groupless: str) -> Iterator[str]:
     if groupless and _NO_GROUP in text:
         yield groupless
     yield from (hint for words, hint in _HINTS.items() if words in text)
@@ -147,6 +153,8 @@ _CUT = re.compile(
     r"|RuntimeError: PytorchStreamReader failed (?:reading zip archive|finding central directory)"
 )
 """Messages of pickle and torch for a file that ends too early."""
+_OBJECTS = os.path.join("distributed", "distributed_c10d.py")
+"""The end of the path of the file in which torch unpickles objects of other ranks."""
 _NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
 """The message of pickle for a class of the notebook that the rank does not have."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import Strategy, TrainingStrategy
@@ -44,6 +45,14 @@ def test_a_file_that_ends_too_early_may_be_one_that_another_rank_writes(
     (note,) = failure.describe(caught.value, run="r", by_value=False).notes
     assert "Give torch.save the path instead of the file, or write it on one rank" in note
     monkeypatch.setattr(identity, "world_size", lambda: 1)
+    assert failure.describe(caught.value, run="r", by_value=False).notes == ()
+
+
+def test_an_object_of_another_rank_that_ends_too_early_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "world_size", lambda: 2)
+    with pytest.raises(EOFError) as caught:
+        distributed_c10d._tensor_to_object(torch.zeros(0, dtype=torch.uint8), 0, None)
+
     assert failure.describe(caught.value, run="r", by_value=False).notes == ()
 
 

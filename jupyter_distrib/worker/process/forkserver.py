@@ -27,7 +27,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.worker.environment import local_modules, threads
+from jupyter_distrib.worker.environment import bytecode, local_modules, threads
 
 _CPP_LOG = "TORCH_CPP_LOG_LEVEL"
 
@@ -37,6 +37,7 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     process.die_with_parent(agent_pid)
     signals.reset()  # the agent ignores some
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    bytecode.distrust_old()
     gc.disable()  # imported objects stay: repeated collections of all of them would take a tenth of torch's import
 
     if refusal := versions.too_old(process_environment.version("torch")):

@@ -11,11 +11,12 @@ from jupyter_distrib.interfaces import framework
 from jupyter_distrib.system import signals
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.worker.environment import threads
+from jupyter_distrib.worker.environment import bytecode, threads
 
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
     signals.reset()  # the agent ignores some
+    bytecode.distrust_old()
     os.dup2(stderr_fd, 2)  # the error of an import must reach the agent
     with threads.loading():
         framework.load()

@@ -34,8 +34,8 @@ from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore, StoreB
 ABORT_S = 1.0
 """Seconds after which sockets are shut down even if NCCL has not aborted."""
 GIVE_UP_S = 5.0
-"""Seconds after which a rank whose groups have not been aborted is replaced. An abort waits until each of NCCL's kernels
-in the GPU's queue, which holds 1024, has noticed it, and that can take minutes (github.com/NVIDIA/nccl/pull/1462)."""
+"""Seconds after which a rank whose groups have not been aborted is replaced. An abort waits until all of NCCL's
+kernels in the GPU's queue, which holds 1024, have noticed it: up to minutes (github.com/NVIDIA/nccl/pull/1462)."""
 LOOK_UP_S = 0.05
 """Seconds between two checks for a stop while the rank waits for its device."""
 DRAIN_S = 0.5

@@ -98,8 +98,8 @@ class DataFingerprints:
 
 _DIFFERENT = "different"
 _DIVIDED = (
-    "the data loader read on {} holds different samples on each rank{}, divided by the cell or drawn at random, so each "
-    "rank reads all of its own"
+    "the data loader read on {} holds different samples on each rank{}, divided by the cell or drawn at random, so "
+    "each rank reads all of its own"
 )
 _DIFFERS = (
     "the data loader read on {} holds different samples on different ranks, and each rank has read a share of its own "
