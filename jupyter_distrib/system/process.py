@@ -158,9 +158,12 @@ _flushing = threading.Lock()
 
 
 def flush_unfinished() -> None:
-    """Flush Python's buffers, which hold unfinished lines. Any thread; costs a microsecond if there is nothing."""
+    """Flush the buffers of Python and of C's stdout, which hold unfinished lines. Any thread; costs microseconds if
+    there is nothing."""
     with _flushing:
         _flush(sys.__stdout__, sys.__stderr__)
+    if (stdout := _c_stdout()) is not None:
+        _libc().fflush(stdout)
 
 
 def flush_streams() -> None:
@@ -217,11 +220,17 @@ class _NoInput(io.TextIOBase):
 def _line_buffer_c_stdout() -> None:
     """Buffer C's stdout by lines: on a pipe it holds back 4 KB, and the output of a C library should appear at once
     too."""
+    if (stdout := _c_stdout()) is not None:
+        _libc().setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
+
+
+@cache
+def _c_stdout() -> ctypes.c_void_p | None:
+    """Return C's stdout; None outside glibc and musl, which have no such symbol."""
     try:
-        stdout = ctypes.c_void_p.in_dll(_libc(), "stdout")
+        return ctypes.c_void_p.in_dll(_libc(), "stdout")
     except ValueError:
-        return  # no such symbol outside glibc and musl
-    _libc().setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
+        return None
 
 
 @cache
