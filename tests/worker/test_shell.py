@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.worker.environment import shell
+from tests.processes import is_alive, wait_until_gone
 
 
 def test_commands_run_and_leave_their_status(capfd: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +20,42 @@ def test_commands_run_and_leave_their_status(capfd: pytest.CaptureFixture[str]) 
     assert namespace["_exit_code"] == 3
     assert here.getoutput("printf 'a\\nb'; echo c >&2") == ["a", "bc"]
     assert here.getoutput("echo {name}", split=False) == "x y\n"
+
+
+def test_a_command_prints_into_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    shell.RankShell({}).system("test -t 1 && stty size <&1; echo told >&2; printf '\\ta\\n'; seq 200000")
+    told = capfd.readouterr()
+    assert told.out == "24 80\n\ta\n" + "".join(f"{number}\n" for number in range(1, 200_001))
+    assert told.err == "told\n"
+
+
+def test_a_command_runs_where_there_are_no_terminals(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise FileNotFoundError("/dev/ptmx")
+
+    monkeypatch.setattr(os, "openpty", refuse)
+    here = shell.RankShell({})
+    here.system("test -t 1 || echo none; exit 4")
+    assert capfd.readouterr().out == "none\n"
+    assert here.user_ns["_exit_code"] == 4
+
+
+@pytest.mark.parametrize("in_background", ["sleep 100", "yes"])
+def test_a_command_is_not_waited_for_in_the_background(
+    in_background: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = shell.RankShell({})
+    here.system(f"echo before; {in_background} & echo $! > {tmp_path / 'pid'}; exit 5")
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert here.user_ns["_exit_code"] == 5
+        assert is_alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone([pid]) == []
+    assert capfd.readouterr().out.startswith("before\n")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jupyter_distrib.worker.environment import cell, timing
+from jupyter_distrib.worker.environment import cell, terminal, timing
 
 
 class RankShell:
@@ -29,7 +29,7 @@ class RankShell:
 
     def system(self, command: str) -> None:
         """Run a shell command with output to the rank's streams, and set `_exit_code` to its status."""
-        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
+        self.user_ns["_exit_code"] = terminal.run(self._expand(command))
 
     def getoutput(self, command: str, split: bool = True) -> list[str] | str:
         """Run a shell command and return its output, as lines if `split`."""
