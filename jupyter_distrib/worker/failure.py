@@ -185,11 +185,18 @@ def _room(instead: str) -> str:
 
 
 def _semaphores(error: BaseException) -> Iterator[str]:
-    """Yield the size of /dev/shm if it has no room for a lock or queue of multiprocessing, which are files in it."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and SHARED_MEMORY.exists():
-        files = [tb.tb_frame.f_code.co_filename for tb in _walk(error.__traceback__)]
-        if files and files[-1].endswith(_SEMAPHORES):
-            yield _room(", or use no processes: DataLoader(num_workers=0)")
+    """Yield why /dev/shm cannot hold a lock or queue of multiprocessing, which are files in it."""
+    if not isinstance(error, OSError) or not SHARED_MEMORY.exists():
+        return
+    if not any(tb.tb_frame.f_code.co_filename.endswith(_SEMAPHORES) for tb in _walk(error.__traceback__)):
+        return
+    if error.errno == errno.ENOSPC:
+        yield _room(", or use no processes: DataLoader(num_workers=0)")
+    elif error.errno in (errno.EROFS, errno.EACCES):
+        yield (
+            f"Locks and queues of multiprocessing are files in {SHARED_MEMORY}, where this user cannot write: mount it "
+            "writable for everybody, or use no processes: DataLoader(num_workers=0)."
+        )
 
 
 def _limit(error: BaseException, depth: int) -> Iterator[str]:

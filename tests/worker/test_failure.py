@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import multiprocessing.synchronize
+import os
 import pickle
 from pathlib import Path
 
@@ -46,6 +49,20 @@ def test_a_file_that_ends_too_early_may_be_one_that_another_rank_writes(
     assert "Give torch.save the path instead of the file, or write it on one rank" in note
     monkeypatch.setattr(identity, "world_size", lambda: 1)
     assert failure.describe(caught.value, run="r", by_value=False).notes == ()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_lock_that_cannot_be_made_is_explained(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(multiprocessing.synchronize._multiprocessing, "SemLock", refuse)
+    with pytest.raises(OSError, match=r"Read-only|Permission") as caught:
+        multiprocessing.Lock()
+
+    (note,) = failure.describe(caught.value, run="r", by_value=False).notes
+    assert "mount it writable for everybody, or use no processes: DataLoader(num_workers=0)." in note
+    assert failure.describe(OSError(number, "of another file"), run="r", by_value=False).notes == ()
 
 
 def test_an_object_of_another_rank_that_ends_too_early_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
