@@ -106,7 +106,9 @@ class CellMagics(Magics):
                 return decided
             options, notes = decided
         if swept:
-            return self._sweep(current, captured, options, settings, swept)
+            made = self._sweep(current, captured, options, settings, swept)
+            del captured  # IPython keeps the frames of an exception, which must keep no values
+            return made if options.detach else made.wait(halt_on_failure=options.halt_on_failure)
         with open_files.as_pool_error():
             run = self._start(current, captured, options, settings, notes=notes)
         if options.detach:
@@ -114,7 +116,7 @@ class CellMagics(Magics):
             if options.out:
                 self.shell.user_ns[options.out] = run
             return run
-        del captured  # IPython keeps the frames of an exception, which must not keep handles to values on ranks
+        del captured  # as above: nor handles to values on ranks
         results = current.wait(run, LiveView(run), options)
         if options.out:
             self.shell.user_ns[options.out] = results or run.all_none()
@@ -163,7 +165,7 @@ class CellMagics(Magics):
         settings: Settings,
         swept: list[sweep.Configuration],
     ) -> sweep.SweepRuns:
-        """Submit the cell once for each configuration, and wait for all of them unless the cell is detached."""
+        """Submit the cell once for each configuration, and return the runs."""
         from jupyter_distrib.kernel.notebook import runs_view, sweep
 
         runs: list[Run] = []
@@ -179,8 +181,7 @@ class CellMagics(Magics):
                 self.shell.user_ns[options.out] = made
             if options.detach:
                 runs_view.show(runs, [runs_view.texts(each) for each in swept])
-                return made
-            return made.wait(halt_on_failure=options.halt_on_failure)
+            return made
         except BaseException:
             sweep.SweepRuns(swept, runs).cancel()
             raise
@@ -267,6 +268,10 @@ class CellMagics(Magics):
         """
         notebook = self.shell.user_ns
         before = {name: notebook.get(name) for name in options.keep}
+        defined = {  # without `captured`, which holds the values of all that the cell reads
+            name: Dropped(cell=captured.cell.filename, imported=name in captured.imports, kept=name in options.keep)
+            for name in captured.defines
+        }
 
         def take_over(run: Run) -> None:
             handles_module.note_missing(run, options.keep, notebook)
@@ -276,13 +281,11 @@ class CellMagics(Magics):
                     continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
                     notebook[name] = handle
-            for name in captured.defines:
+            for name, dropped in defined.items():
                 if name in notebook:
                     current.dropped.pop(name, None)
                 else:
-                    current.dropped[name] = Dropped(
-                        cell=captured.cell.filename, imported=name in captured.imports, kept=name in options.keep
-                    )
+                    current.dropped[name] = dropped
 
         return take_over
 

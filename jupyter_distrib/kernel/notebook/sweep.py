@@ -128,14 +128,18 @@ class SweepRuns(Sequence[Any]):
             self.cancel(force=bool(interrupted))
             interrupted.append(True)
 
-        with interrupt_presses.interrupts_as_orders(pressed, stopped=lambda: bool(interrupted)):
-            view = self.view()
-            while not all(run.done() for run in self.runs):
-                view.wait_for_news()
+        try:
+            with interrupt_presses.interrupts_as_orders(pressed, stopped=lambda: bool(interrupted)):
+                view = self.view()
+                while not all(run.done() for run in self.runs):
+                    view.wait_for_news()
+                    view.draw()
+                    if halt_on_failure and any(_has_failed(run) for run in self.runs):
+                        self.cancel()
                 view.draw()
-                if halt_on_failure and any(_has_failed(run) for run in self.runs):
-                    self.cancel()
-            view.draw()
+        except BaseException:
+            self.cancel()
+            raise
         self._raise(interrupted=bool(interrupted), halt_on_failure=halt_on_failure)
         return self
 

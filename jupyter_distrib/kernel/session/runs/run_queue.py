@@ -201,6 +201,7 @@ class RunQueue:
         submission.run.end_unplaced(None)
 
     def _release(self, submission: Submission) -> None:
+        submission.start, submission.drop = lambda patient: None, lambda: None  # the notebook may keep the run for long
         with self._lock:
             pool = self._pools[submission.pool]
             if submission in pool.begun:
