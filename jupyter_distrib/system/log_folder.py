@@ -3,8 +3,8 @@
     runs/removed-runs.txt     the runs whose logs were removed; locked by the process that removes some
     runs/a1b2c3-7/rank0.log   locked by the process that writes it, for as long as the run goes on
 
-Agents, coordinators and kernels share it, also those of other containers and nodes. Each counts what it writes itself,
-and looks into the folder when that has come to a part of the total.
+Agents, coordinators and kernels share it, also those of other containers and nodes. Each counts the runs and bytes that
+it adds itself, and looks into the folder when these have come to a part of what is kept.
 """
 
 from __future__ import annotations
@@ -58,8 +58,19 @@ class LogFolder:
         """The total limit, as of the last check."""
         self._written = self._room = 0
         """Bytes that this process has written since the last check, and bytes that it may write before the next one."""
+        self._new_runs = 0
+        """Number of runs to which this process has given a folder since the last check."""
         self._notice = ""
         self._told = False
+
+    def make(self, run: Path) -> None:
+        """Make the folder of a run if it is missing. Raises `OSError`."""
+        if run.is_dir():
+            return
+        self._new_runs += 1
+        if self._new_runs > KEPT_RUNS // _PARTS:  # a process may live for weeks, and its runs print a line each
+            self.tidy()
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has_room(self, more_bytes: int, size_bytes: int) -> bool:
         """Return whether a log of this size may grow. Makes room, if there is none, by removing the logs of the runs
@@ -77,7 +88,7 @@ class LogFolder:
     def tidy(self, more_bytes: int = 0) -> None:
         """Remove the logs of old runs that have ended, if there are too many, or if all logs are too large once this
         many more bytes have come."""
-        self._written, self._room = 0, max(self._part_bytes, more_bytes)
+        self._written, self._room, self._new_runs = 0, max(self._part_bytes, more_bytes), 0
         with suppress(OSError), self._alone() as alone:
             if alone:
                 self._tidy(more_bytes)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import log_folder
 from jupyter_distrib.system.log_folder import LogFolder
@@ -139,6 +140,16 @@ def test_more_runs_than_are_kept_go_whatever_their_size(folder: LogFolder) -> No
         add(folder, number, 1)
     folder.tidy()
     assert left(folder)[0] == 3
+
+
+def test_a_process_that_lives_for_long_looks_for_surplus_runs_however_little_they_print(folder: LogFolder) -> None:
+    for number in range(3 * log_folder.KEPT_RUNS):
+        log = LogFile(folder.path / f"a1b2c3-{number}" / "rank0.log")
+        log.write(b"step\n")
+        log.close()
+
+    assert log_folder.KEPT_RUNS <= len(left(folder)) < 1.1 * log_folder.KEPT_RUNS
+    assert max(left(folder)) == 3 * log_folder.KEPT_RUNS - 1
 
 
 def test_foreign_files_links_and_folders_are_neither_followed_nor_removed(folder: LogFolder, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class LogFile:
             self._fd = -1
 
     def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._all.make(self._path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self._path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
