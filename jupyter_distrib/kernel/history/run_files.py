@@ -11,6 +11,7 @@ import json
 import os
 import re
 import time
+import weakref
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,9 @@ from jupyter_distrib.system.record_file import DamagedFile
 DAY_S = 86_400.0
 TOTAL_BYTES = 1_000_000_000
 """Limit on the size of all saved runs together."""
+_known_runs: weakref.WeakValueDictionary[tuple[str, int, int, int], SavedRun] = weakref.WeakValueDictionary()
+"""The runs that the notebook still has, by path, inode, time of change and size of their files: IPython keeps every list
+that it has shown, and each would have hundreds of its own."""
 _NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
 _LAST = 99_999_999
 
@@ -229,7 +233,11 @@ def _is_called(file: str, name: str) -> bool:
 def _read(path: Path) -> SavedRun | None:
     """Return the run in a file; None if the file is gone or damaged."""
     with suppress(OSError, DamagedFile):
-        return saved_run.read(path)
+        info = path.lstat()
+        key = str(path), info.st_ino, info.st_mtime_ns, info.st_size
+        if (run := _known_runs.get(key)) is None:
+            run = _known_runs[key] = saved_run.read(path)
+        return run
     return None
 
 

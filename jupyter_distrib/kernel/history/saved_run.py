@@ -32,7 +32,7 @@ SOURCE_CHARACTERS = 100_000
 ERROR_CHARACTERS = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SavedRun:
     """One run that has ended."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -295,6 +296,21 @@ def test_a_run_that_is_attached_again_is_saved_once() -> None:
     save("a-1", [])
 
     assert [run.last for run in run_files.load()] == [{"loss": 0.5}]
+
+
+def test_lists_that_the_notebook_has_share_their_runs(home: Path) -> None:
+    for number in range(3):
+        save(f"a-{number}", [0.5])
+    first = run_files.load()
+    save("a-3", [0.5])
+    (home / "00000002_a-1.json").write_text((home / "00000002_a-1.json").read_text().replace("lab.ipynb", "new.ipynb"))
+    second = run_files.load()
+
+    assert [run is old for run, old in zip(second, first, strict=False)] == [True, False, True]
+    assert [run.notebook for run in second] == ["lab.ipynb", "new.ipynb", "lab.ipynb", "lab.ipynb"]
+    del first, second
+    gc.collect()
+    assert not run_files._known_runs
 
 
 def test_damaged_files_are_left_out(home: Path) -> None:
