@@ -7,6 +7,7 @@ thread that asks for them.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -236,6 +237,8 @@ class ReturnedValues:
         """The kernel's classes and functions that were sent, kept alive until the values have arrived."""
         self._parcels: dict[int, tuple[m.Parcel, Descriptors]] = {}
         self._results: Results | None = None
+        self._unpacking = threading.RLock()
+        """Held while values are unpacked: the thread that shows a detached run and the notebook may ask at once."""
 
     @property
     def are_none(self) -> bool:
@@ -259,16 +262,17 @@ class ReturnedValues:
             returned: The ranks that have returned.
             keep: Whether to keep the results for further calls.
         """
-        if self._results is not None:
-            return self._results
-        values: dict[int, Any] = dict.fromkeys(returned)
-        for rank, (parcel, descriptors) in self._parcels.items():
-            copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
-            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
-        self._close_parcels()
-        results = Results(values)
-        self._results = results if keep else None
-        return results
+        with self._unpacking:
+            if self._results is not None:
+                return self._results
+            values: dict[int, Any] = dict.fromkeys(returned)
+            for rank, (parcel, descriptors) in self._parcels.items():
+                copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
+                values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
+            self._close_parcels()
+            results = Results(values)
+            self._results = results if keep else None
+            return results
 
     def _close_parcels(self) -> None:
         while self._parcels:
