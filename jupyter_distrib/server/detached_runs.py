@@ -19,6 +19,10 @@ from jupyter_distrib.wire import messages as m
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
+KEPT_READ = 20
+"""Number of such records that stay of runs that a kernel has followed to the end; the newest ones."""
+KEPT_READ_BYTES = 1 << 30
+"""Size of the values in such records above which the oldest are removed; the newest record stays."""
 
 _WORST = ("lost", "failed", "interrupted", "done")
 """The ways in which a rank can end, the worst first: a run ends in the worst way of its ranks."""
@@ -83,6 +87,7 @@ class DetachedRuns:
                 run_list.write(self._directory, replace(listed, ended=True, state=outcome.state))
                 _notify(command, listed, outcome)
                 last_seen.write(replace(seen, checkpoints=folders, ended=True))
+                self._prune_read()
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
 
@@ -120,9 +125,21 @@ class DetachedRuns:
         """Remove runs that ended long ago."""
         for run, journal in list(self._journals.items()):
             if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
-                self._journals.pop(run).close()
-                run_list.remove(self._directory, run)
-                last_seen.remove(run)
+                self._remove(run)
+
+    def _prune_read(self) -> None:
+        """Remove surplus runs that a kernel has received: each holds memory and descriptors."""
+        read = [run for run, journal in self._journals.items() if journal.ended and journal.is_read]
+        size_bytes = 0
+        for place, run in enumerate(reversed(read)):
+            size_bytes += self._journals[run].value_bytes
+            if place >= KEPT_READ or (place and size_bytes > KEPT_READ_BYTES):
+                self._remove(run)
+
+    def _remove(self, run: str) -> None:
+        self._journals.pop(run).close()
+        run_list.remove(self._directory, run)
+        last_seen.remove(run)
 
     def _newest(self, client: Client[Any]) -> str:
         """Return the newest run of the client's notebook, else of any; empty if there is none."""

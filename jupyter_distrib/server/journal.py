@@ -7,6 +7,7 @@ newest stays.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
@@ -50,6 +51,10 @@ class Journal:
         self.listeners: list[Client[Any]] = []
         """The kernels that follow it."""
         self.ended_s = 0.0
+        self.is_read = False
+        """Whether a kernel has followed it to its end, and has the values."""
+        self.value_bytes = 0
+        """Size of the shared memory of its values."""
         self._display_bytes = 0
         self._left_out = 0
         """Number of displays that were dropped."""
@@ -63,10 +68,12 @@ class Journal:
 
     def add(self, event: m.Event, fds: tuple[int, ...]) -> None:
         self._entries.append((event, Descriptors.duplicates(fds)))
+        self.value_bytes += sum(os.fstat(fd).st_size for fd in fds)
         if isinstance(event, m.Displayed):
             self._hold_display(event)
         if isinstance(event, m.Ended):
             self.ended_s = time.monotonic()
+            self.is_read = bool(self.listeners)
         if len(self._entries) > self._limit:
             self._thin()
 

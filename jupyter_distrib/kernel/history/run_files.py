@@ -29,8 +29,8 @@ DAY_S = 86_400.0
 TOTAL_BYTES = 1_000_000_000
 """Limit on the size of all saved runs together."""
 _known_runs: weakref.WeakValueDictionary[tuple[str, int, int, int], SavedRun] = weakref.WeakValueDictionary()
-"""The runs that the notebook still has, by path, inode, time of change and size of their files: IPython keeps every list
-that it has shown, and each would have hundreds of its own."""
+"""The runs that the notebook still has, by path, inode, time of change and size of their files: IPython keeps every
+list that it has shown, and each would have hundreds of its own."""
 _NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
 _LAST = 99_999_999
 
