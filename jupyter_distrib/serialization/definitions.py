@@ -366,6 +366,11 @@ _namespaces: dict[str, Mapping[str, Any]] = {}
 """The names that shared sources have bound in this process, by their prefixes."""
 
 
+def forget_shared(prefix: str) -> None:
+    """Free the values that a shared source has bound in this process, which will not be asked for again."""
+    _namespaces.pop(prefix, None)
+
+
 def shared_value(prefix: str, name: str) -> Any:
     """Return the value that a shared source has bound to this name in this process. Raises `PayloadError` if it has
     not run."""

@@ -45,3 +45,14 @@ def test_what_a_detached_run_has_read_is_freed_while_it_runs(shared_notebook: No
 
     assert shared_notebook.ok("gc.collect(); known() is None, run.done()").result == "(True, False)"
     assert shared_notebook.ok("open('end', 'w').close()\nrun.result()").result == "ranks 0-1: 3"
+
+
+def test_a_set_up_that_is_edited_again_and_again_leaves_one_copy_of_what_it_makes(shared_notebook: Notebook) -> None:
+    for number in range(10):
+        shared_notebook.ok(f"%%distributed_setup data\nclass Data:\n    number = {number}\ndata = Data()")
+        shared_notebook.ok("%%distributed --ranks 2\ndata.number")
+    counted = "import gc\ngc.collect()\n[each.number for each in gc.get_objects() if type(each).__name__ == 'Data']"
+
+    assert shared_notebook.ok(f"%%distributed --ranks 2\n{counted}").result == "ranks 0-1: [9]"
+    assert shared_notebook.ok(counted).result == "[9]"
+    shared_notebook.ok("%distributed_setup --undo data")

@@ -55,7 +55,8 @@ class Setups:
 
     def run(self, setup: m.Setup, run: str) -> None:
         """Run a set-up. An exception gets a note with the set-up's name, and the set-up counts as not run."""
-        self._done.pop(setup.name, None)
+        if (before := self._done.pop(setup.name, None)) is not None:
+            definitions.forget_shared(before.digest)
         module = cell.fresh_module()
         cell.become_main(module)
         slow = threading.Timer(_SLOW_S, self._say, [run, f"runs the set-up {setup.name}"])
