@@ -181,6 +181,7 @@ def unpack_inputs(
     try:
         with _set(NAMESPACE, namespace), _set(DEVICE, device), _set(LOADING, begin):
             parts = _loaded(data, buffers)
+        tensors.number_hooks_anew()
     except Exception as error:  # foreign code
         what, them = call_parts.named(names[-1]), "them" if names[-1] in call_parts.PLURAL else "it"
         cure = f"Pickling in the kernel succeeded; build {them} on the rank, or install the missing parts there."

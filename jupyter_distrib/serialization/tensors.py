@@ -8,8 +8,8 @@ names functions of this file, which import it. The treatment of each kind of obj
   arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor, or of another array, is again one (`shared_arrays`).
-* Captured leaves bring their `.grad`; results leave it on the rank, as `torch.save` does. The autograd graph is left
-  out. A captured tensor that has one refuses gradients that flow into it, since in the notebook they would go on.
+* Captured leaves bring their `.grad` and their hooks; results leave these on the rank, as `torch.save` does. The
+  autograd graph is left out. A captured tensor that has one refuses gradients that flow into it, since in the notebook they would go on.
 * Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
   `fully_shard` are undone on a copy. A tensor that is sharded over ranks is refused with advice, since `full_tensor()`
   would be a collective that others do not join; unless a strategy has gathered it before, on all ranks (`whole`).
@@ -26,6 +26,7 @@ import io
 import operator
 import pickle
 import sys
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Collection
@@ -156,17 +157,22 @@ class Tensors:
             return self._sharded(tensor)
         if self._found is not None:
             return same, (None,)
-        if not self._results and tensor.is_leaf and tensor.grad is not None:
-            return self._with_grad(tensor)
+        if not self._results and tensor.is_leaf:
+            hooks = private_torch.hooks_of(tensor)
+            if hooks or tensor.grad is not None:
+                return self._with_extra(tensor, (hooks, tensor.grad))
         if not self._results and not tensor.is_leaf and tensor.layout is self._torch.strided:
             return without_graph, (tensor.detach(),)
         return self._without_grad(tensor)
 
-    def _with_grad(self, tensor: Any) -> Any:
-        reduced = self._without_grad(tensor)
-        if reduced is NotImplemented:
-            reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return (*reduced, tensor.grad, None, None, set_grad) if len(reduced) == 2 else reduced
+    def _with_extra(self, tensor: Any, extra: tuple[dict[str, Any], Any]) -> Any:
+        """Return the form of a leaf with its hooks and its gradient, which torch leaves out."""
+        with warnings.catch_warnings():  # torch warns of hooks that it does not pickle
+            warnings.simplefilter("ignore" if extra[0] else "default")
+            reduced = self._without_grad(tensor)
+            if reduced is NotImplemented:
+                reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return (*reduced, extra, None, None, set_extra) if len(reduced) == 2 else reduced
 
     def _without_grad(self, tensor: Any) -> Any:
         if type(tensor) is not self._torch.Tensor or tensor.device.type == "meta":
@@ -355,9 +361,12 @@ def _of_every_optimizer() -> frozenset[str]:
 
 
 def _own_attributes(optimizer: Any) -> dict[str, Any]:
-    """Return what the class of an optimizer has added to it, which torch does not pickle: `LBFGS` needs its list of
-    parameters, and an optimizer around another one that one."""
-    return {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
+    """Return what torch does not pickle: hooks, and what the class of an optimizer has added to it: `LBFGS` needs its
+    list of parameters, and an optimizer around another one that one."""
+    hooks = {name for name in private_torch.HOOKS_OF_OPTIMIZERS if getattr(optimizer, name, None)}
+    return {
+        name: value for name, value in vars(optimizer).items() if name in hooks or name not in _of_every_optimizer()
+    }
 
 
 def set_scheduler(scheduler: Any, state: Any) -> None:
@@ -422,13 +431,22 @@ def rebuild_parametrized(cls: Any, names: tuple[str, ...]) -> Any:
     return private_torch.new_parametrized(cls, names)
 
 
-def set_grad(tensor: Any, grad: Any) -> None:
-    tensor.grad = grad
+def set_extra(tensor: Any, extra: tuple[dict[str, Any], Any]) -> None:
+    hooks, tensor.grad = extra
+    for name, by_number in hooks.items():
+        setattr(tensor, name, by_number)
 
 
 def rebuild_without_data(size_bytes: int, device: str) -> Any:
     torch: Any = importlib.import_module("torch")
     return torch.UntypedStorage(size_bytes, device=device)
+
+
+def number_hooks_anew() -> None:
+    """Let new hooks of this process have numbers that no other process has given: torch keeps them by number, so one of
+    the cell would replace one of the notebook."""
+    if (hooks := sys.modules.get("torch.utils.hooks")) is not None:
+        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, time.time_ns())
 
 
 def after_load() -> None:

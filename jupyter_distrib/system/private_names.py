@@ -115,7 +115,12 @@ TORCH = Library(
         "torch.nn.parallel:DistributedDataParallel": (
             "_update_process_group _set_params_and_buffers_to_ignore_for_model _lazy_init"
         ),
-        "torch:Tensor": "_version",
+        "torch:Tensor": "_version _backward_hooks _post_accumulate_grad_hooks",
+        "torch.optim:Optimizer()": (
+            "_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_pre_hooks "
+            "_optimizer_state_dict_post_hooks _optimizer_load_state_dict_pre_hooks "
+            "_optimizer_load_state_dict_post_hooks"
+        ),
         "torch:TypedStorage()": "_untyped_storage",
         "torch:UntypedStorage": "_cdata",
         "torch.autograd:Variable": "_execution_engine",

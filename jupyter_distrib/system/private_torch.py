@@ -37,6 +37,22 @@ HOOKS = frozenset(
 """The attributes of a module with hooks by their number."""
 HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 """The attributes with the numbers of hooks that are called in a different way."""
+HOOKS_OF_OPTIMIZERS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+"""The attributes of an optimizer with hooks by their number."""
+
+
+def hooks_of(tensor: Any) -> dict[str, Any]:
+    """Return the attributes of a leaf that hold hooks by their number: those for its gradient, and those for the time
+    when it has been added up."""
+    names = "_backward_hooks", "_post_accumulate_grad_hooks"
+    return {name: hooks for name in names if (hooks := getattr(tensor, name, None))}
 
 
 def identity(storage: Any) -> int:

@@ -128,6 +128,51 @@ def test_an_optimizer_keeps_what_its_class_has_added(kernel: Kernel) -> None:
     assert kernel.run(used, **inputs) == ([0.5, 0.5], True)
 
 
+def test_hooks_of_tensors_and_optimizers_are_called_on_the_rank(kernel: Kernel) -> None:
+    """torch pickles neither, without a word."""
+    kernel.namespace["torch"] = torch
+    kernel.cell("""
+seen = []
+layer, leaf = torch.nn.Linear(2, 1), torch.ones(2, requires_grad=True)
+handle = layer.weight.register_hook(lambda grad: grad * 0 + 5)
+leaf.register_hook(lambda grad: grad * 3)
+layer.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad.item()))
+optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+""")
+    used = """
+        layer(leaf).sum().backward()
+        optimizer.step()
+        first = layer.weight.grad.tolist(), seen, (leaf.grad / layer.weight.grad[0]).tolist() != leaf.tolist()
+        handle.remove()
+        layer.weight.grad = None
+        layer(torch.ones(2)).sum().backward()
+        (*first, layer.weight.grad.tolist())
+    """
+    given = {name: kernel[name] for name in ("layer", "leaf", "handle", "optimizer", "seen", "torch")}
+    weight_grad, seen, is_hooked, without = kernel.run(used, **given)
+    assert (weight_grad, seen[:3], without) == ([[5.0, 5.0]], [1.0, "before", "after"], [[1.0, 1.0]])
+    assert is_hooked
+    assert kernel["seen"] == []
+
+
+def test_a_hook_of_the_cell_is_added_to_those_of_the_notebook(kernel: Kernel) -> None:
+    """In a new process torch numbers hooks from 0 again."""
+    kernel.cell("seen = []\nnotice = lambda *_: seen.append('notebook')")
+    model = torch.nn.ReLU()
+    model.register_forward_hook(kernel["notice"])
+    (number,) = model._forward_hooks
+    kernel.run(f"import torch.utils.hooks\ntorch.utils.hooks.RemovableHandle.next_id = {number}")
+    used = """
+        import torch
+        model.register_forward_hook(lambda *_: seen.append("cell"))
+        model(torch.ones(1))
+        seen
+    """
+    assert kernel.run(used, model=model, seen=kernel["seen"]) == ["notebook", "cell"]
+
+
 def test_a_scheduler_of_the_notebook_goes_on_without_a_warning(kernel: Kernel) -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
