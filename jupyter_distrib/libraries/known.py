@@ -16,6 +16,7 @@ from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
+from jupyter_distrib.libraries.torch_objects import TORCH
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
 from jupyter_distrib.libraries.tqdm import TQDM
 from jupyter_distrib.libraries.transformers import TRANSFORMERS
@@ -44,6 +45,7 @@ LIBRARIES = (
     Library(modules=("petastorm",), divides_data=True),
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     TENSORFLOW,
+    TORCH,
     TORCHMETRICS,
     TQDM,
     TRANSFORMERS,

@@ -9,7 +9,8 @@ names functions of this file, which import it. The treatment of each kind of obj
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor, or of another array, is again one (`shared_arrays`).
 * Captured leaves bring their `.grad` and their hooks; results leave these on the rank, as `torch.save` does. The
-  autograd graph is left out. A captured tensor that has one refuses gradients that flow into it, since in the notebook they would go on.
+  autograd graph is left out. A captured tensor that has one refuses gradients that flow into it, since in the
+  notebook they would go on.
 * Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
   `fully_shard` are undone on a copy. A tensor that is sharded over ranks is refused with advice, since `full_tensor()`
   would be a collective that others do not join; unless a strategy has gathered it before, on all ranks (`whole`).

@@ -17,7 +17,17 @@ def made_by(module: str) -> object:
 
 def test_the_library_of_every_file_is_known() -> None:
     folder = Path(library.__file__).parent
-    parts = {"__init__", "library", "known", "settings", "tracking", "mlflow_rank", "mlflow_store", "setting"}
+    parts = {
+        "__init__",
+        "library",
+        "known",
+        "settings",
+        "tracking",
+        "mlflow_rank",
+        "mlflow_store",
+        "setting",
+        "torch_objects",
+    }
     parts |= {f"{kind}_settings" for kind in ("display", "logging", "torch", "warning")}
     files = {file.stem for file in folder.glob("*.py")} - parts
     assert files

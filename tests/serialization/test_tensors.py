@@ -128,6 +128,35 @@ def test_an_optimizer_keeps_what_its_class_has_added(kernel: Kernel) -> None:
     assert kernel.run(used, **inputs) == ([0.5, 0.5], True)
 
 
+def test_a_loader_that_keeps_its_workers_is_sent_after_its_first_use(kernel: Kernel) -> None:
+    loader = torch.utils.data.DataLoader(list(range(4)), batch_size=2, num_workers=1, persistent_workers=True)
+    begun = iter(loader)
+    assert next(begun).tolist() == [0, 1]
+    assert kernel.run("[batch.tolist() for batch in loader]", loader=loader) == [[0, 1], [2, 3]]
+    assert next(begun).tolist() == [2, 3]
+    with pytest.raises(PayloadError, match=r"call iter\(loader\) in the cell"):
+        kernel.run("next(begun)", begun=begun)
+
+
+def test_limits_of_dtypes_and_exported_programs_are_sent(kernel: Kernel) -> None:
+    model = torch.nn.Linear(2, 1)
+    program = torch.export.export(model, (torch.ones(1, 2),))
+    given = {"floats": torch.finfo(torch.bfloat16), "integers": torch.iinfo(torch.int16), "program": program}
+    used = "import torch\n(floats.max, integers.min, program.module()(torch.ones(1, 2)).item())"
+    assert kernel.run(used, **given) == (
+        torch.finfo(torch.bfloat16).max,
+        torch.iinfo(torch.int16).min,
+        pytest.approx(model(torch.ones(1, 2)).item()),
+    )
+
+
+def test_a_custom_operator_is_refused_with_what_to_do(kernel: Kernel) -> None:
+    kernel.cell("import torch\ndef operate(x: torch.Tensor) -> torch.Tensor: return x * 2")
+    operator = torch.library.custom_op("tests_of_jupyter_distrib::operate", kernel["operate"], mutates_args=())
+    with pytest.raises(PayloadError, match="define it in a cell with %%distributed_setup"):
+        kernel.run("operator", operator=operator)
+
+
 def test_hooks_of_tensors_and_optimizers_are_called_on_the_rank(kernel: Kernel) -> None:
     """torch pickles neither, without a word."""
     kernel.namespace["torch"] = torch
