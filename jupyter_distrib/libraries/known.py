@@ -15,6 +15,7 @@ from jupyter_distrib.libraries.keras import KERAS
 from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
+from jupyter_distrib.libraries.pydantic import PYDANTIC
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.torch_objects import TORCH
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
@@ -43,6 +44,7 @@ LIBRARIES = (
     Library(modules=("litdata",), divides_data=True),
     MLFLOW,
     Library(modules=("petastorm",), divides_data=True),
+    PYDANTIC,
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     TENSORFLOW,
     TORCH,

@@ -92,6 +92,18 @@ def that_stay() -> Iterator[str]:
     for name, value in changed_parameters().items():
         if value is not None and parameter_as_json(value) is None:
             yield f"matplotlib's {name} of the notebook is not set on the ranks: set it in the cell"
+    pyro: Any = sys.modules.get("pyro")
+    if (store := getattr(pyro, "get_param_store", None)) is not None and len(names := list(store())):
+        yield (
+            f"pyro's parameters of the notebook ({len(names)}) are not on the ranks: keep `pyro.get_param_store()"
+            ".get_state()` under a name, and give it to `set_state` in the cell"
+        )
+    gin: Any = sys.modules.get("gin")
+    if (text := getattr(gin, "config_str", None)) is not None and text():
+        yield (
+            "gin's parameters of the notebook are not set on the ranks: define the functions, and call "
+            "gin.parse_config, in a cell with %%distributed_setup"
+        )
     yield from handlers_that_stay()
 
 

@@ -76,6 +76,15 @@ def is_importable(cls: type) -> bool:
     return found
 
 
+def module_of_globals(function: types.FunctionType) -> types.ModuleType | None:
+    """Return the module that a rank imports and whose names a function has as its globals; None if it is another."""
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    if not isinstance(module, types.ModuleType) or vars(module) is not function.__globals__:
+        return None
+    is_imported: bool = cloudpickle._should_pickle_by_reference(module)  # noqa: SLF001
+    return module if is_imported and module.__name__ not in ("__main__", "__mp_main__") else None
+
+
 # ---------------------------------------------------------------------------------------- the code of functions
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from jupyter_distrib.libraries import known
-from jupyter_distrib.serialization import definitions, exception_form
+from jupyter_distrib.serialization import definitions, exception_form, standard_objects
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import private_torch
 
@@ -75,6 +75,18 @@ class LiveNamespace(dict[str, object]):
 
 def live_namespace() -> dict[str, object]:
     return NAMESPACE.get()
+
+
+class ModuleGlobals(dict[str, object]):
+    """A stand-in for the globals of a function that a library has made, such as the wrapper of a decorator: a rank puts
+    those of its own module in its place. A copy would be apart from what other functions of the library use."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__(live=True)
+        self._module = module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return vars, (self._module,)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -142,12 +154,15 @@ def _standard_stream(stream: object) -> Any:
 class InputPickler(_Pickler):
     """The kernel's pickler. Functions of the notebook use the run's namespace as their globals."""
 
+    dispatch_table = _Pickler.dispatch_table.new_child(standard_objects.FORMS)
+
     def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
         self._namespace = namespace
         self.shared: Mapping[int, tuple[str, str]] = {}
         """The objects that ranks have from a set-up, by identity; they are sent by their names."""
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
+        self._of_modules: dict[str, ModuleGlobals] = {}
         self.sent: list[object] = []
         self.name = ""
         """Name of the last input reached."""
@@ -162,6 +177,8 @@ class InputPickler(_Pickler):
             return NotImplemented
         if obj is os.environ:
             return getattr, (os, "environ")
+        if type(obj) is weakref.ref:
+            return new_reference, (obj(),)
         if type(obj) in _WEAK:
             return (
                 new_weak,
@@ -182,12 +199,17 @@ class InputPickler(_Pickler):
         if self._of_libraries and issubclass(type(obj), self._of_libraries):
             self.last = obj
             return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
-        return super().reducer_override(obj)
+        form = super().reducer_override(obj)
+        return standard_objects.with_getattr(obj, self.dispatch_table) if form is NotImplemented else form
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         self.sent.append(obj)
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
             _leave_out_shell(reduced[2][1]["__globals__"])
+        elif isinstance(obj, types.FunctionType) and (module := definitions.module_of_globals(obj)) is not None:
+            make, (code, _, *others), (attributes, slots), *rest = reduced
+            stand_in = self._of_modules.setdefault(module.__name__, ModuleGlobals(module))
+            reduced = make, (code, stand_in, *others), (attributes, {**slots, "__globals__": {}}), *rest
         return definitions.sent_form(obj, reduced, self._namespace, self._live)
 
     def cached(self, function: Any) -> Any:
@@ -201,6 +223,15 @@ class InputPickler(_Pickler):
 
 def new_weak(cls: type) -> Any:
     return cls()
+
+
+def new_reference(target: Any) -> Any:
+    """Return a weak reference to an object, which the run's namespace keeps; a dead one for None."""
+    if target is None:
+        return weakref.ref(set())
+    held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
+    held.append(target)
+    return weakref.ref(target)
 
 
 def fill_weak(container: Any, members: Any) -> None:

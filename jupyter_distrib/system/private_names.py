@@ -286,6 +286,12 @@ TRANSFORMERS = Library(
         "transformers:PreTrainedModel": ("_no_split_modules", "fsdp chooses the modules that it shards by their size")
     },
 )
+PYDANTIC = Library(
+    name="pydantic",
+    known="2.14",
+    files=("libraries/pydantic.py",),
+    spared={"pydantic": ("_internal", "a function with `validate_call` takes the notebook with it, or is refused")},
+)
 TORCHMETRICS = Library(
     name="torchmetrics",
     known="1.9",
@@ -363,6 +369,7 @@ PYTHON = Library(
         "atexit": "_run_exitfuncs",
         "concurrent.futures:ProcessPoolExecutor()": "_processes",
         "concurrent.futures:ThreadPoolExecutor()": "_threads",
+        "ctypes:CDLL()": "_name",
         "functools": "_lru_cache_wrapper",
         "importlib.metadata:Distribution": "_normalized_name",
         "importlib.util": "_find_spec",
@@ -389,7 +396,6 @@ PYTHON = Library(
     },
 )
 LIBRARIES = (
-    TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, TORCHMETRICS, DATASETS, MLFLOW,
-    DEEPSPEED,
-    RAY, PYSPARK, PYTHON,
+    TORCH, TORCH_DRY, CLOUDPICKLE, IPYTHON, IPYKERNEL, PANDAS, ACCELERATE, TRANSFORMERS, PYDANTIC, TORCHMETRICS,
+    DATASETS, MLFLOW, DEEPSPEED, RAY, PYSPARK, PYTHON,
 )  # fmt: skip

@@ -164,6 +164,31 @@ def test_backspaces_move_the_cursor(book: Notebook) -> None:
     assert "[0] done\n[0] 100 %" in book.ok(ON_ONE + BACKSPACES).view
 
 
+# -------------------------------------------------------------------------------------------------- decorators
+
+
+def test_the_wrapper_of_a_librarys_decorator_uses_the_librarys_own_state(book: Notebook, tmp_path: Path) -> None:
+    """As of gin, pydantic and others: the wrapper looks like a function of the notebook, and its globals are those of a
+    module, locks included."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "counting_library.py").write_text("""
+import functools, threading
+LOCK, calls = threading.Lock(), 0
+def counted(function):
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        global calls
+        with LOCK:
+            calls += 1
+        return function(*arguments)
+    return wrapper
+""")
+    book.ok(f"import sys\nsys.path.append({str(tmp_path / 'site-packages')!r})")
+    book.ok("import counting_library\n@counting_library.counted\ndef double(x): return 2 * x * scale\nscale = 1")
+    outcome = book.ok("%%distributed --ranks 2\nscale = 5\ndouble(1), double(2), counting_library.calls")
+    assert "(10, 20, 2)" in outcome.result
+
+
 # ---------------------------------------------------------------------------------------------------- sources
 
 

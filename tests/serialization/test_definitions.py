@@ -533,3 +533,60 @@ def test_weak_containers_have_their_members_on_the_rank(kernel: Kernel) -> None:
         True,
     )
     assert kernel.run("(len(group), list(names.values()), list(by_name))") == (2, ["a"], ["a"])
+
+
+def test_wrappers_with_getattr_arrive(kernel: Kernel) -> None:
+    kernel.cell("""
+class Wrapper:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+class Slots:
+    __slots__ = ("inner",)
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return self.inner[name]
+class Config(dict):
+    __getattr__ = dict.__getitem__
+    def __setattr__(self, name, value): self[name] = value
+wrapped, slots, config = Wrapper([1, 2, 1]), Slots({"a": 3}), Config(lr=0.5)
+config.width = 4
+""")
+    assert kernel.run("(wrapped.count(1), slots.a, config.lr, config.width, wrapped.inner)") == (
+        2,
+        3,
+        0.5,
+        4,
+        [1, 2, 1],
+    )
+
+
+def test_context_variables_and_thread_locals_bring_their_values(kernel: Kernel) -> None:
+    kernel.cell("""
+import contextvars, threading
+unset, default = contextvars.ContextVar("unset"), contextvars.ContextVar("default", default=3)
+changed = contextvars.ContextVar("changed", default=3)
+changed.set([4])
+local = threading.local()
+local.x = 5
+def told(): return unset.get(0), default.get(), changed.get(), contextvars.Context().run(changed.get), local.x, default.name
+""")
+    assert kernel.run("told()") == (0, 3, [4], 3, 5, "default")
+
+
+def test_weak_references_lead_to_the_copy(kernel: Kernel) -> None:
+    kernel.cell("""
+import weakref
+class Part: pass
+part, gone = Part(), Part()
+alone = weakref.ref(gone.__dict__.setdefault("held", Part()))
+live, dead = weakref.ref(part), weakref.ref(Part())
+""")
+    assert kernel.run("(live() is part, dead(), type(alone()).__name__)") == (True, None, "Part")
+
+
+def test_a_library_of_c_is_loaded_again_with_the_types_of_its_functions(kernel: Kernel) -> None:
+    kernel.cell("""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.labs.argtypes, libc.labs.restype = [ctypes.c_long], ctypes.c_long
+""")
+    assert kernel.run(f"libc.labs({-(2**40)}), libc.abs(-3)") == (2**40, 3)

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,26 @@ def test_a_default_device_is_said_not_to_be_set(notebook: Notebook) -> None:
     view = notebook.ok("%%distributed --ranks 1\nimport torch\ntorch.ones(1).device.type").view
 
     assert "torch's default device of the notebook, meta, is not set on the ranks: use `device`" in view
+
+
+@pytest.mark.parametrize(
+    ("library", "filled", "told"),
+    [
+        ("pyro", "get_param_store = lambda: {'w': 1}", "pyro's parameters of the notebook (1) are not on the ranks"),
+        ("gin", "config_str = lambda: 'f.x = 5'", "gin's parameters of the notebook are not set on the ranks"),
+    ],
+)
+def test_what_a_library_keeps_for_the_whole_program_is_said_not_to_be_there(
+    library: str, filled: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType(library)
+    monkeypatch.setitem(sys.modules, library, module)
+    assert not any(library in text for text in settings.that_stay())
+
+    exec(filled, vars(module))
+
+    (text,) = (text for text in settings.that_stay() if library in text)
+    assert text.startswith(told)
 
 
 def test_levels_of_loggers_travel_and_are_taken_back() -> None:

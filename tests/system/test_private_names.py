@@ -124,6 +124,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch:compile()": compiled,
     "torch:TypedStorage()": typed_storage,
     "torch.utils.data:DataLoader()": loader,
+    "ctypes:CDLL()": lambda: importlib.import_module("ctypes").CDLL(None),
     "torch.optim:Optimizer()": written("torch.optim:Optimizer"),
     "torch.distributed:new_group()": gloo,
     "cloudpickle.cloudpickle:Pickler()": pickler,

@@ -1,0 +1,92 @@
+"""The forms of objects of the standard library that pickle refuses, and of objects whose own `__getattr__` would be
+asked before they have attributes. The kernel's pickler uses them. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import pickle
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Reduced = tuple[Any, ...]
+
+
+def _variable(variable: contextvars.ContextVar[Any]) -> Reduced:
+    """Return the form of a variable with its default and its present value."""
+    values = {}
+    with contextlib.suppress(LookupError):
+        values["default"] = contextvars.Context().run(variable.get)
+    with contextlib.suppress(KeyError):
+        values["now"] = contextvars.copy_context()[variable]
+    return new_variable, (variable.name, values)
+
+
+def new_variable(name: str, values: dict[str, Any]) -> Any:
+    made: Any = contextvars.ContextVar(name, **{key: values[key] for key in ("default",) if key in values})
+    if "now" in values:
+        made.set(values["now"])
+    return made
+
+
+def _local(local: threading.local) -> Reduced:
+    """Return the form of a `threading.local` with what this thread has put there."""
+    return threading.local, (), vars(local)
+
+
+def _shared_library(library: ctypes.CDLL) -> Reduced:
+    """Return the form of a library of C with the types that functions of it were given."""
+    functions = {
+        name: (function.argtypes, function.restype)
+        for name, function in vars(library).items()
+        if hasattr(function, "argtypes")
+    }
+    return load_library, (type(library), library._name, functions)  # noqa: SLF001 - it is not public otherwise
+
+
+def load_library(cls: Callable[[str | None], Any], name: str | None, functions: dict[str, tuple[Any, Any]]) -> Any:
+    library = cls(name)
+    for each, (arguments, result) in functions.items():
+        function = getattr(library, each)
+        function.argtypes, function.restype = arguments, result
+    return library
+
+
+FORMS: dict[type, Callable[[Any], Any]] = {
+    contextvars.ContextVar: _variable,
+    threading.local: _local,
+    ctypes.CDLL: _shared_library,
+}
+"""The functions that reduce an object, by its class."""
+
+
+def with_getattr(obj: Any, others: Mapping[type, object]) -> Any:
+    """Return the form of an object whose class has a `__getattr__`, such as a wrapper around another object; for other
+    objects, and those of classes that pickle themselves or are in `others`, NotImplemented.
+
+    To set the state, pickle asks the new object for a `__setstate__`, and such a method looks for it in an attribute
+    that is not there yet.
+    """
+    cls: Any = type(obj)
+    if (
+        not isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
+        or issubclass(cls, type)
+        or cls in others
+        or hasattr(cls, "__setstate__")
+        or cls.__reduce__ is not object.__reduce__
+        or cls.__reduce_ex__ is not object.__reduce_ex__
+    ):
+        return NotImplemented
+    make, arguments, state, items, pairs = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
+    return (make, arguments, state, items, pairs, set_attributes) if state else NotImplemented
+
+
+def set_attributes(obj: Any, state: Any) -> None:
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        object.__getattribute__(obj, "__dict__").update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(obj, name, value)
