@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import PayloadError, ValueLost
 from jupyter_distrib.serialization import shared_memory, tensors
+from jupyter_distrib.serialization.identities import Identities
 from jupyter_distrib.serialization.picklers import (
     LOADING,
     NAMESPACE,
@@ -108,10 +109,13 @@ def pack_inputs(
     def pickler(*arguments: Any) -> InputPickler:
         made = InputPickler(namespace, *arguments)
         made.shared = shared or {}
+        made.identities = identities
         return made
 
+    identities = Identities(inputs)
+    sent = {name: identities.sent(value) for name, value in inputs.items()}
     try:
-        return _packed(pickler, inputs_in_order(inputs), results=False)
+        return _packed(pickler, inputs_in_order(sent), results=False)
     except Exception as error:  # foreign code
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 

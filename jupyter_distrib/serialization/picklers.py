@@ -21,6 +21,7 @@ import cloudpickle
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import definitions, exception_form, standard_objects
+from jupyter_distrib.serialization.identities import Identities
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import private_torch
 
@@ -161,6 +162,7 @@ class InputPickler(_Pickler):
         self._namespace = namespace
         self.shared: Mapping[int, tuple[str, str]] = {}
         """The objects that ranks have from a set-up, by identity; they are sent by their names."""
+        self.identities = Identities({})
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self._of_modules: dict[str, ModuleGlobals] = {}
         self.sent: list[object] = []
@@ -205,7 +207,9 @@ class InputPickler(_Pickler):
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         self.sent.append(obj)
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
-            _leave_out_shell(reduced[2][1]["__globals__"])
+            used = reduced[2][1]["__globals__"]
+            _leave_out_shell(used)
+            used |= {name: self.identities.sent(value) for name, value in used.items()}
         elif isinstance(obj, types.FunctionType) and (module := definitions.module_of_globals(obj)) is not None:
             make, (code, _, *others), (attributes, slots), *rest = reduced
             stand_in = self._of_modules.setdefault(module.__name__, ModuleGlobals(module))

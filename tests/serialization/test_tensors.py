@@ -202,6 +202,30 @@ def test_a_hook_of_the_cell_is_added_to_those_of_the_notebook(kernel: Kernel) ->
     assert kernel.run(used, model=model, seen=kernel["seen"]) == ["notebook", "cell"]
 
 
+def test_ids_of_tensors_and_modules_are_those_of_the_copies(kernel: Kernel) -> None:
+    """With the notebook's ids, `id(p) in head` is false for all parameters, without a word."""
+    kernel.namespace["torch"] = torch
+    kernel.cell("""
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+extra = torch.nn.Parameter(torch.ones(1))
+head = {id(p) for p in model[1].parameters()}
+listed = list(map(id, model[0].parameters()))
+names = {id(module): name for name, module in model.named_modules()}
+rates = {id(extra): 0.5, 2**40 + 1: 0.25}
+numbers = [2**40 + 1, [3]]
+in_function = {id(p) for p in model[0].parameters()}
+def body():
+    return [name for name, p in model.named_parameters() if id(p) in in_function]
+""")
+    used = """(
+        [name for name, p in model.named_parameters() if id(p) in head],
+        [name for name, p in model.named_parameters() if id(p) not in listed],
+        names[id(model[1])], rates[id(extra)], rates[2**40 + 1], numbers, body(),
+    )"""
+    ours, theirs = ["1.weight", "1.bias"], ["0.weight", "0.bias"]
+    assert kernel.run(used) == (ours, ours, "1", 0.5, 0.25, [2**40 + 1, [3]], theirs)
+
+
 def test_a_scheduler_of_the_notebook_goes_on_without_a_warning(kernel: Kernel) -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
