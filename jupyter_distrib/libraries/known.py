@@ -7,15 +7,19 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
+from jupyter_distrib.libraries.h5py import H5PY
 from jupyter_distrib.libraries.keras import KERAS
 from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
+from jupyter_distrib.libraries.lmdb import LMDB
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.pydantic import PYDANTIC
+from jupyter_distrib.libraries.rich import RICH
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.torch_objects import TORCH
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
@@ -36,16 +40,43 @@ LIBRARIES = (
         shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
     ),
     Library(modules=("composer",), divides_data=True),
+    Library(
+        modules=("duckdb",),
+        stays={
+            "duckdb:DuckDBPyConnection": "a connection belongs to its process: connect in the cell",
+            "duckdb:DuckDBPyRelation": "a relation belongs to its connection: send its table, `relation.arrow()`",
+        },
+    ),
+    Library(
+        modules=("ipywidgets",),
+        stays={
+            "ipywidgets.widgets.widget:Widget": "a widget belongs to the notebook's page: "
+            "give its value a name in an earlier cell, and use that"
+        },
+    ),
     Library(modules=("datasets",), extra="trl"),
     DEEPSPEED,
     Library(modules=("ignite",), adds_up_metrics=True),
+    H5PY,
     KERAS,
     LIGHTNING,
     Library(modules=("litdata",), divides_data=True),
+    LMDB,
     MLFLOW,
     Library(modules=("petastorm",), divides_data=True),
     PYDANTIC,
+    RICH,
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
+    Library(
+        modules=("sqlite3",), stays={"sqlite3:Connection": "a connection belongs to its process: connect in the cell"}
+    ),
+    Library(
+        modules=("tensorboard",),
+        stays={
+            "torch.utils.tensorboard:SummaryWriter": "it writes from a thread of the notebook: make one in the cell, "
+            "on rank 0"
+        },
+    ),
     TENSORFLOW,
     TORCH,
     TORCHMETRICS,
@@ -117,12 +148,17 @@ def sent_forms() -> dict[type, Callable[[Any], tuple[Any, ...]]]:
     }
     for library in LIBRARIES:
         forms |= library.sent
+        forms |= {name: partial(_stays, reason) for name, reason in library.stays.items()}
     found = {}
     for name, form in forms.items():
         module, _, cls = name.partition(":")
         if isinstance(loaded := getattr(sys.modules.get(module), cls, None), type):
             found[loaded] = form
     return found
+
+
+def _stays(reason: str, _: object) -> tuple[Any, ...]:
+    raise pickle.PicklingError(reason)
 
 
 def _refused(_: object) -> tuple[Any, ...]:

@@ -35,6 +35,8 @@ class Library:
     describes the process, so instances are not sent."""
     sent: Mapping[str, Callable[[Any], tuple[Any, ...]]] = field(default_factory=dict)
     """Functions, by class as `module:name`, that reduce an instance for a rank, as `__reduce_ex__` does."""
+    stays: Mapping[str, str] = field(default_factory=dict)
+    """Classes, as `module:name`, whose instances stay in the notebook, each with the reason and what to do."""
     mend: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)
     """Functions, by module, that patch a module when a rank has imported it."""
     after_cell: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)

@@ -96,4 +96,8 @@ def _replace_bars(module: ModuleType) -> None:
     module.__dict__.update(tqdm=TerminalBar, tqdm_notebook=TerminalBar)
 
 
-TQDM = Library(modules=("tqdm",), mend={"tqdm.notebook": _replace_bars})
+TQDM = Library(
+    modules=("tqdm",),
+    stays={"tqdm.std:tqdm": "a bar belongs to the notebook's page: make it in the cell, `tqdm(...)`"},
+    mend={"tqdm.notebook": _replace_bars},
+)

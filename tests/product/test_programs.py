@@ -189,6 +189,102 @@ def counted(function):
     assert "(10, 20, 2)" in outcome.result
 
 
+# ------------------------------------------------------------------------------------------- files of libraries
+
+_FILES = """
+class Error(Exception): pass
+opened = []
+class Environment:
+    def __init__(self, path, readonly=False, **options):
+        if path in opened: raise Error("already open in this process")
+        opened.append(path)
+        self.options = {"readonly": readonly, "subdir": True, "lock": False, "readahead": True, **options}
+        self._path = path
+    def flags(self): return self.options
+    def info(self): return {"map_size": 1, "max_readers": 2}
+    def path(self): return self._path
+    def __reduce__(self): raise TypeError("cannot be pickled")
+class Group:
+    def __init__(self, file, name): self.file, self.name = file, name
+    def __getitem__(self, name): return Dataset(self.file, name)
+    def __reduce__(self): raise TypeError("cannot be pickled")
+class Dataset(Group):
+    def read(self): return open(self.file.filename).read() + self.name
+class File(Group):
+    swmr_mode = False
+    def __init__(self, filename, mode="r", swmr=False): self.filename, self.mode, self.file = filename, mode, self
+"""
+
+
+def test_files_of_libraries_that_are_open_for_reading_are_opened_again(book: Notebook, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    for library in ("h5py", "lmdb"):
+        (folder / f"{library}.py").write_text(_FILES)
+    with (folder / "lmdb.py").open("a") as file:
+        file.write("open = Environment\n")
+    (tmp_path / "data").write_text("numbers ")
+    book.ok(f"import sys; sys.path.append({str(folder)!r})")
+    book.ok(f"""
+import h5py, lmdb
+class Lazy:
+    file = None
+    def __getitem__(self, name):
+        if self.file is None: self.file = h5py.File({str(tmp_path / "data")!r})
+        return self.file[name].read()
+lazy, environment = Lazy(), lmdb.Environment({str(tmp_path)!r}, readonly=True)
+part = h5py.File({str(tmp_path / "data")!r})["y"]
+lazy["x"]
+""")
+    cell = "%%distributed --ranks 1\nlazy['x'], part.read(), environment.options['max_readers'], len(lmdb.opened)"
+    for _ in range(2):
+        assert book.ok(cell).result == "rank 0: ('numbers x', 'numbers y', 2, 1)"
+
+    book.ok(f"written, changed = h5py.File({str(tmp_path / 'data')!r}, 'r+'), lmdb.Environment('other')")
+    assert "open it with mode 'r', or in the cell" in book.fails("%%distributed --ranks 1\nwritten").evalue
+    assert "open it with readonly=True, or in the cell" in book.fails("%%distributed --ranks 1\nchanged").evalue
+
+
+# ---------------------------------------------------------------------------------------------- refused, with advice
+
+
+@pytest.mark.parametrize(
+    ("makes", "advice"),
+    [
+        ("import sqlite3; thing = sqlite3.connect(':memory:')", "connect in the cell"),
+        ("import ipywidgets; thing = ipywidgets.IntSlider()", "give its value a name in an earlier cell"),
+        ("from tqdm import tqdm; thing = tqdm([1])", "make it in the cell, `tqdm(...)`"),
+    ],
+)
+def test_what_stays_in_the_notebook_is_refused_with_what_to_do(book: Notebook, makes: str, advice: str) -> None:
+    book.ok(makes)
+    told = book.fails("%%distributed --ranks 2\nprint(1)\nthing").evalue
+    assert told.startswith("`thing` (used on line 3) is a ")
+    assert advice in told
+    book.ok("getattr(thing, 'close', print)()")
+
+
+def test_a_console_of_rich_prints_on_the_ranks(book: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").touch()
+    (tmp_path / "rich" / "console.py").write_text("""
+import sys, threading
+class Console:
+    def __init__(self, width=None, file=None):
+        self.width, self._file, self._lock = width, file, threading.RLock()
+    @property
+    def file(self): return self._file or sys.stdout
+    def print(self, text):
+        with self._lock: print(text.center(self.width), file=self.file)
+""")
+    book.ok(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    book.ok(
+        "import io\nfrom rich.console import Console\nconsole, to_file = Console(width=9), Console(file=io.StringIO())"
+    )
+    assert "[0-1]    one" in book.ok("%%distributed --ranks 2\nconsole.print('one')").view
+    assert "writes to a file of the notebook" in book.fails("%%distributed --ranks 2\nto_file").evalue
+
+
 # ---------------------------------------------------------------------------------------------------- sources
 
 

@@ -1,0 +1,38 @@
+"""The facts about LMDB. An environment that is open for reading is opened again on a rank, once: a process may not open
+one twice."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+from typing import Any
+
+from jupyter_distrib.libraries.library import Library
+
+_MOST_DATABASES = 64
+"""The number of named databases, which cannot be asked for."""
+_opened: dict[str, Any] = {}
+"""The environments that this rank has opened for the notebook's, by path."""
+
+
+def _sent(environment: Any) -> tuple[Any, ...]:
+    flags, info = environment.flags(), environment.info()
+    if not flags["readonly"]:
+        raise pickle.PicklingError("it is open for writing: open it with readonly=True, or in the cell")
+    options = {name: flags[name] for name in ("subdir", "lock", "readahead")}
+    options |= {name: info[name] for name in ("map_size", "max_readers")}
+    return open_environment, (os.path.abspath(environment.path()), options)
+
+
+def open_environment(path: str, options: dict[str, Any]) -> Any:
+    """Return the environment, open for reading."""
+    lmdb: Any = importlib.import_module("lmdb")
+    try:
+        _opened[path].flags()
+    except (KeyError, lmdb.Error):  # not yet, or the cell has closed it
+        _opened[path] = lmdb.open(path, readonly=True, max_dbs=_MOST_DATABASES, **options)
+    return _opened[path]
+
+
+LMDB = Library(modules=("lmdb",), sent={"lmdb:Environment": _sent})
