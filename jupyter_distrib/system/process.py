@@ -216,6 +216,9 @@ class _NoInput(io.TextIOBase):
 
     read = readline  # type: ignore[assignment]
 
+    def close(self) -> None:
+        """Stay open: `exit()` closes it, and the rank has later cells."""
+
 
 def _line_buffer_c_stdout() -> None:
     """Buffer C's stdout by lines: on a pipe it holds back 4 KB, and the output of a C library should appear at once

@@ -473,6 +473,9 @@ ctypes.CDLL(None).puts(b'from C')
 
 
 def test_sys_exit_with_zero_leaves_the_cell_on_that_rank(book: Notebook) -> None:
+    assert book.ok(f"{ON_TWO}exit()").result == ""
+    assert "number of items in a container" in book.ok(f"{ON_TWO}help(len)").view  # exit() closes the standard input
+
     outcome = book.ok(ON_TWO + "import sys\nif rank == 0:\n    sys.exit()\n'reached the end'")
 
     assert outcome.result == "rank 0: None\nrank 1: 'reached the end'"

@@ -63,7 +63,9 @@ def _run_here(shell: InteractiveShell, captured: Captured) -> Any:
     """Run the cell in the notebook. An exception shows the frames of a plain cell."""
     filename = _file_of_cell(shell) or shell.compile.cache(captured.cell.source, shell.execution_count)
     try:
-        return cell_module.execute(replace(captured.cell, filename=filename), shell.user_ns)
+        cell = replace(captured.cell, filename=filename)
+        cell_module.add_sources(cell)
+        return cell_module.execute(cell, shell.user_ns)
     except Exception as error:
         own = error.__traceback__
         while own is not None and own.tb_frame.f_code.co_filename != filename:
