@@ -600,7 +600,9 @@ const PICKED = ['--gpus', '--ranks', '--gpu-type', '--strategy', '--pool'];
 /** The cell's text with this magic line at its beginning; other options of an existing line stay. */
 export function withLine(source: string, line: string): string {
   const lines = source.split('\n');
-  const index = lines.findIndex(each => each.trim());
+  const first = lines.findIndex(each => each.trim());
+  const code = lines.findIndex(each => each.trim() && !each.startsWith('#'));
+  const index = lines[code]?.startsWith('%%') ? code : first;
   const found = MAGIC.exec(lines[index]?.trim() ?? '');
   if (!found) {
     return source ? `${line}\n${source}` : `${line}\n`;

@@ -263,6 +263,7 @@ def test_time_shows_how_long_a_statement_took(book: Notebook) -> None:
     ("body", "message"),
     [
         ("x = 1\n%prun x", "line 3: %prun cannot run on a rank"),
+        ("%load_ext autoreload\n%load_ext tensorboard", "line 3: %load_ext cannot run on a rank"),
         ("\n%%bash\nls", "line 3: %%bash cannot stand inside a distributed cell"),
         ("print?", "line 2: `?` cannot run on a rank"),
     ],

@@ -93,6 +93,7 @@ def test_line_magics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert here.user_ns["x"] == 5
     assert capsys.readouterr().out.count("wall time") == 2
     assert here.run_line_magic("matplotlib", "inline") is None
+    assert here.run_line_magic("load_ext", "autoreload") is here.run_line_magic("autoreload", "2") is None
     with pytest.raises(NameError, match="%prun cannot run on a rank"):
         here.run_line_magic("prun", "1")
     with pytest.raises(ZeroDivisionError):

@@ -149,7 +149,7 @@ class MagicsRead(ast.NodeTransformer):
         match method:
             case "run_cell_magic":
                 raise _no_cell_magic(magic, node.lineno)
-            case "run_line_magic" if magic not in MAGICS:
+            case "run_line_magic" if magic not in MAGICS and not _is_autoreload(magic, text):
                 raise _no_magic(magic, node.lineno)
             case "run_line_magic" if magic in _TIMED:
                 parts: list[ast.stmt] = self.statements(_TIMED[magic](text), node.lineno)
@@ -183,6 +183,11 @@ def _shell_call(node: ast.AST) -> tuple[str, str, str]:
             if method in ("run_line_magic", "run_cell_magic") and len(texts) >= 2:
                 return method, texts[0], texts[1]
     return "", "", ""
+
+
+def _is_autoreload(magic: str, text: str) -> bool:
+    """Return whether a magic switches IPython's `autoreload` on: ranks import changed modules anew in any case."""
+    return magic == "autoreload" or (magic in ("load_ext", "reload_ext") and text.strip() == "autoreload")
 
 
 def _no_magic(name: str, line: int) -> CaptureError:

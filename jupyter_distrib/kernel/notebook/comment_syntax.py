@@ -1,7 +1,8 @@
-"""The comment `# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`. Kernel side.
+"""The comment `# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`; and comments
+above `%%distributed`, below which IPython would not find it. Kernel side.
 
 Linters, formatters and type checkers see a plain Python cell. The comment becomes the magic before IPython looks for
-magics, in the same line, so that all line numbers remain those of the front end.
+magics, and the number of lines stays the same, so that all line numbers remain those of the front end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib.kernel.settings.cell_options import MAGIC
 
+MAGICS = (MAGIC, "%%distrib")
 _LINE = re.compile(r"#\s*distributed:\s*(?P<options>(?:--.*)?)$")
 """The comment that stands for the magic; other words after the colon make it an ordinary comment."""
 _suspended = False
@@ -26,12 +28,15 @@ def magic_line(line: str) -> str | None:
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace the comment by the magic. The number of lines stays the same: empty lines before it move behind the
-    magic."""
+    """Replace the comment by the magic, and move the magic above empty lines and comments."""
     first = next((index for index, line in enumerate(lines) if line.strip()), None)
-    magic = None if first is None or _suspended else magic_line(lines[first])
-    if first is None or magic is None:
+    if first is None or _suspended:
         return lines
+    if (magic := magic_line(lines[first])) is None:
+        first = next((index for index, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
+        if first == 0 or lines[first].split(None, 1)[0] not in MAGICS:
+            return lines
+        magic = lines[first].strip()
     return [f"{magic}\n", *lines[:first], *lines[first + 1 :]]
 
 

@@ -28,7 +28,6 @@ _OURS = ("distributed", "distrib")
 _replaced: dict[str, Callable[..., Any]] = {}
 _undo = ExitStack()
 """Ends the repetition of interrupts that finalizers swallow."""
-_MAGICS = ("%%distributed", "%%distrib")
 
 
 def load(shell: InteractiveShell) -> None:
@@ -101,7 +100,7 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
 def _options_in(line: str) -> str | None:
     """Return the text after the magic, or after the comment that replaces it; None where options cannot stand."""
     magic, space, rest = line.partition(" ")
-    if magic in _MAGICS:
+    if magic in comment_syntax.MAGICS:
         return rest if space else None
     start, colon, rest = line.partition(":")
     return rest if comment_syntax.magic_line(start + colon) else None

@@ -74,6 +74,11 @@ class RankShell:
 
     _magic_set_env = _magic_env
 
+    def _magic_autoreload(self, line: str) -> None:
+        """Accept and ignore `%autoreload`, and its `%load_ext`: a rank imports changed modules anew in any case."""
+
+    _magic_load_ext = _magic_reload_ext = _magic_autoreload
+
     def _magic_matplotlib(self, line: str) -> None:
         """Accept and ignore `%matplotlib`: there is no window on a rank."""
 

@@ -34,6 +34,13 @@ def test_only_the_first_line_counts() -> None:
     assert transform([]) == []
 
 
+@pytest.mark.parametrize("magic", ["%%distributed --ranks 2", "%%distrib"])
+def test_the_magic_may_stand_below_comments(magic: str) -> None:
+    assert transform(["# %%\n", "\n", f"{magic}\n", "a = 1"]) == [f"{magic}\n", "# %%\n", "\n", "a = 1"]
+    for cell in (["# %%\n"], ["# %%\n", "%%time\n", "a"], ["a = 1\n", f"{magic}\n"], [f"{magic}\n", "a"]):
+        assert transform(cell) == cell
+
+
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Notebook:
     shared_notebook.ok("%load_ext jupyter_distrib")
@@ -45,6 +52,10 @@ def test_the_comment_does_what_the_magic_does(book: Notebook) -> None:
         book.ok("# distributed: --ranks 2\nprint('here')\nrank").result
         == book.ok("%%distributed --ranks 2\nrank").result
     )
+
+
+def test_a_cell_that_begins_with_a_comment_is_distributed(book: Notebook) -> None:
+    assert "line 4" in book.fails("# Train it.\n\n%%distributed --ranks 2\n1 / 0").traceback
 
 
 def test_errors_name_the_front_ends_lines(book: Notebook) -> None:
