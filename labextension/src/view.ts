@@ -601,8 +601,8 @@ const PICKED = ['--gpus', '--ranks', '--gpu-type', '--strategy', '--pool'];
 export function withLine(source: string, line: string): string {
   const lines = source.split('\n');
   const first = lines.findIndex(each => each.trim());
-  const code = lines.findIndex(each => each.trim() && !each.startsWith('#'));
-  const index = lines[code]?.startsWith('%%') ? code : first;
+  const belowComments = lines.findIndex(each => each.trim() && !each.startsWith('#'));
+  const index = MAGIC.test(lines[first]?.trim() ?? '') ? first : belowComments;
   const found = MAGIC.exec(lines[index]?.trim() ?? '');
   if (!found) {
     return source ? `${line}\n${source}` : `${line}\n`;

@@ -272,6 +272,7 @@ test('a magic line goes on top of a cell, or in place of the one that is there',
   assert.equal(view.withLine('%%distrib --gpus 2\nx', '%%distributed'), '%%distributed\nx');
   assert.equal(view.withLine('\n  \n%%distributed\nx', '%%distributed --ranks 3'), '\n  \n%%distributed --ranks 3\nx');
   assert.equal(view.withLine('# a\n%%distributed\nx', '%%distributed --ranks 3'), '# a\n%%distributed --ranks 3\nx');
+  assert.equal(view.withLine('# distributed:\n%%time\nx', '%%distributed --ranks 3'), '# distributed: --ranks 3\n%%time\nx');
   assert.equal(view.withLine('# a\nx', '%%distributed'), '%%distributed\n# a\nx');
   assert.equal(view.withLine('%%distributedly', '%%distributed'), '%%distributed\n%%distributedly');
   assert.equal(view.withLine('', '%%distributed'), '%%distributed\n');
