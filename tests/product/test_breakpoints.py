@@ -142,33 +142,36 @@ def test_the_limits_of_time_stand_still_while_a_rank_is_stopped(book: Notebook) 
     assert outcome.status == "ok", outcome.text
 
 
-def test_a_group_waits_for_a_stopped_rank_longer_than_its_timeout(book: Notebook) -> None:
-    cell = (
-        "import torch, time\nfrom datetime import timedelta\nt = torch.ones(1)\n"
-        "group = torch.distributed.new_group(timeout=timedelta(seconds=1))\n"
-        "torch.distributed.breakpoint(rank=1)\ntorch.distributed.all_reduce(t, group=group)\nt.item()"
-    )
-    book.start(ON_DDP + cell, keyboard=True)
+WAIT_IN_GROUP = """\
+import torch, time
+from datetime import timedelta
+t = torch.ones(1)
+group = torch.distributed.new_group(timeout=timedelta(seconds=1))
+torch.distributed.breakpoint(rank=1)
+torch.distributed.all_reduce(t, group=group)
+"""
+# By the store, NCCL's ranks find each other at the first collective.
+WAIT_IN_STORE = """\
+import torch, time
+from datetime import timedelta
+torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=1))
+store = torch.distributed.distributed_c10d._get_default_store()
+if rank == 1:
+    breakpoint()
+    store.set("found", "")
+store.get("found")
+"""
+
+
+@pytest.mark.parametrize("cell", [ON_DDP + WAIT_IN_GROUP, ON_TWO + WAIT_IN_STORE], ids=["group", "store"])
+def test_a_stopped_rank_is_waited_for_longer_than_the_timeout(book: Notebook, cell: str) -> None:
+    book.start(cell, keyboard=True)
     book.types("time.sleep(3)", "c", prompt="rank 1 (Pdb) ")
     outcome = book.finish()
     assert outcome.status == "ok", outcome.text
 
     limits = "torch.distributed.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
     assert "1800.0" in book.ok(f"{ON_DDP}import torch\n{limits}").result
-
-
-def test_a_group_that_connects_at_its_first_collective_waits_for_a_stopped_rank(book: Notebook) -> None:
-    cell = (
-        "import torch, time\nfrom datetime import timedelta\n"
-        "torch.distributed.init_process_group('gloo', timeout=timedelta(seconds=1))\n"
-        "store = torch.distributed.distributed_c10d._get_default_store()  # by which NCCL's ranks find each other\n"
-        "if rank == 1:\n    breakpoint()\n    store.set('found', '')\n"
-        "store.get('found')\n"
-    )
-    book.start(ON_TWO + cell, keyboard=True)
-    book.types("time.sleep(3)", "c", prompt="rank 1 (Pdb) ")
-    outcome = book.finish()
-    assert outcome.status == "ok", outcome.text
 
 
 def test_a_breakpoint_outside_the_cell_tells_how_long_the_others_wait(book: Notebook, tmp_path: Path) -> None:
