@@ -18,6 +18,7 @@ ALLOWED = {
     "pymp-*": "multiprocessing removes it when a process exits, but a rank is killed when its kernel ends",
     "tmp*wandb-*": "so does wandb with the folders that it makes when it is imported",
     "__autograph_generated_file*": "so does TensorFlow with its generated code",
+    "__pycache__": "Python's bytecode of that code",
     "wandb-*": "the folder of wandb's service, which ends by itself",
 }
 """Names that others leave, with the reason."""
