@@ -7,7 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -141,20 +141,28 @@ def shared_states() -> list[tuple[str, str]]:
     ]
 
 
-def sent_forms() -> dict[type, Callable[[Any], tuple[Any, ...]]]:
+_Form = Callable[[Any], tuple[Any, ...]]
+
+
+def sent_forms() -> dict[type, _Form]:
     """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank."""
-    forms: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-        f"{module}:{name}": _refused for module, name in shared_states()
-    }
-    for library in LIBRARIES:
-        forms |= library.sent
-        forms |= {name: partial(_stays, reason) for name, reason in library.stays.items()}
-    found = {}
-    for name, form in forms.items():
-        module, _, cls = name.partition(":")
-        if isinstance(loaded := getattr(sys.modules.get(module), cls, None), type):
-            found[loaded] = form
+    modules, found = sys.modules, dict[type, _Form]()
+    for module, name, form in _forms():
+        if module in modules and isinstance(cls := getattr(modules[module], name, None), type):
+            found[cls] = form
     return found
+
+
+@cache
+def _forms() -> tuple[tuple[str, str, _Form], ...]:
+    """Return the same as module, name of the class, and function, for all libraries."""
+    forms: dict[tuple[str, str], _Form] = dict.fromkeys(shared_states(), _refused)
+    for library in LIBRARIES:
+        stay: dict[str, _Form] = {name: partial(_stays, reason) for name, reason in library.stays.items()}
+        for place, form in {**library.sent, **stay}.items():
+            module, _, name = place.partition(":")
+            forms[module, name] = form
+    return tuple((*place, form) for place, form in forms.items())
 
 
 def _stays(reason: str, _: object) -> tuple[Any, ...]:

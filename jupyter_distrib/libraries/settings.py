@@ -220,13 +220,13 @@ SETTINGS = (
     # Python
     LOGGING,
     WARNINGS,
+    function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
     LibrarySetting(
         name="recursion limit",
         library="sys",
         read=_read_recursion,
         write=lambda _, value: sys.setrecursionlimit(value or _RECURSION[0]),
     ),
-    function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
     LibrarySetting(
         name="fields of csv",
         library="csv",

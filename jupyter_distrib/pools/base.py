@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
@@ -185,18 +185,18 @@ def capabilities_of(kind: str) -> Capabilities:
     return getattr(_class_of(kind), "capabilities", Capabilities()) if known else Capabilities()
 
 
-def usable(kind: str, options: Mapping[str, str]) -> bool:
-    """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, for
-    instance, or its engine is installed. A built-in kind answers by a function `usable` of its folder, so that its
-    module is not imported."""
-    return kind not in _built_in() or _is_usable(kind, tuple(options.items()), int(time.monotonic() / LOOK_ROUND_S))
+def usable_kinds() -> Collection[str]:
+    """Return the kinds of pools that work without options: a kind whose engine is not installed, or that must be given
+    hosts, does not. A function `usable` of a built-in kind's folder answers, so that its module is not imported."""
+    return _usable_kinds(int(time.monotonic() / LOOK_ROUND_S))
 
 
-@lru_cache(maxsize=64)
-def _is_usable(kind: str, options: tuple[tuple[str, str], ...], when: int) -> bool:
-    """Return whether a built-in kind is usable; `when` only makes cached results expire."""
-    folder = importlib.import_module(f"{_PACKAGE}.{kind}")
-    return bool(getattr(folder, "usable", lambda options: True)(dict(options)))
+@lru_cache(maxsize=1)
+def _usable_kinds(when: int) -> frozenset[str]:
+    """Return the same; `when` only makes the cached result expire."""
+    folders = {kind: importlib.import_module(f"{_PACKAGE}.{kind}") for kind in _built_in()}
+    usable = [kind for kind, folder in folders.items() if getattr(folder, "usable", lambda options: True)({})]
+    return frozenset([*usable, *_brought()])
 
 
 def summary_of(kind: str) -> str:

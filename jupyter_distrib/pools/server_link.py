@@ -54,10 +54,10 @@ class LocalNode(Node):
 
     def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Send as much of a command as the socket accepts now; a thread sends the rest."""
-        frame = encode(command, len(descriptors))
         with interrupts.Uninterrupted(), self._sending, descriptors:
+            fds = tuple(descriptors)
             if self._link.fileno() >= 0:
-                self._link.post(frame, tuple(descriptors))
+                self._link.post(encode(command, len(fds)), fds)
                 self._flush()
 
     def has_ended(self) -> bool:

@@ -19,6 +19,10 @@ class Identities:
         self._inputs = inputs
         self._sent: dict[int, object] = {}
 
+    def sent_inputs(self) -> dict[str, object]:
+        """Return what to send for each input."""
+        return {name: self.sent(value) for name, value in self._inputs.items()}
+
     def sent(self, value: Any) -> object:
         """Return what to send for a value: itself, or a stand-in for a collection with ids of these objects."""
         if type(value) not in (list, tuple, set, frozenset, dict) or not value:

@@ -105,17 +105,10 @@ def pack_inputs(
     Raises:
         PayloadError: A value cannot be pickled; `problem` then describes it.
     """
-
-    def pickler(*arguments: Any) -> InputPickler:
-        made = InputPickler(namespace, *arguments)
-        made.shared = shared or {}
-        made.identities = identities
-        return made
-
     identities = Identities(inputs)
-    sent = {name: identities.sent(value) for name, value in inputs.items()}
+    pickler = partial(InputPickler, namespace, identities=identities, shared=shared or {})
     try:
-        return _packed(pickler, inputs_in_order(sent), results=False)
+        return _packed(pickler, inputs_in_order(identities.sent_inputs()), results=False)
     except Exception as error:  # foreign code
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 

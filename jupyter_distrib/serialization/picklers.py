@@ -157,12 +157,21 @@ class InputPickler(_Pickler):
 
     dispatch_table = _Pickler.dispatch_table.new_child(standard_objects.FORMS)
 
-    def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
+    def __init__(
+        self,
+        namespace: dict[str, object],
+        file: Any,
+        tensors: Tensors,
+        buffers: list[memoryview],
+        *,
+        identities: Identities | None = None,
+        shared: Mapping[int, tuple[str, str]] = types.MappingProxyType({}),
+    ) -> None:
+        """Prepare to write to `file`; the objects of `shared`, by identity, which ranks have from a set-up, are sent by
+        their names."""
         super().__init__(file, tensors, buffers)
-        self._namespace = namespace
-        self.shared: Mapping[int, tuple[str, str]] = {}
-        """The objects that ranks have from a set-up, by identity; they are sent by their names."""
-        self.identities = Identities({})
+        self._namespace, self._shared = namespace, shared
+        self._identities = identities or Identities({})
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self._of_modules: dict[str, ModuleGlobals] = {}
         self.sent: list[object] = []
@@ -192,7 +201,7 @@ class InputPickler(_Pickler):
             )
         if issubclass(type(obj), BaseException) and (form := exception_form.sent_form(obj)) is not None:
             return form
-        if self.shared and (place := self.shared.get(id(obj))) is not None:
+        if self._shared and (place := self._shared.get(id(obj))) is not None:
             return definitions.shared_value, place
         if type(obj) is self._memmap and (form := self._tensors.arrays.reduce(obj)) is not NotImplemented:
             return form
@@ -209,7 +218,7 @@ class InputPickler(_Pickler):
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
             used = reduced[2][1]["__globals__"]
             _leave_out_shell(used)
-            used |= {name: self.identities.sent(value) for name, value in used.items()}
+            used |= {name: self._identities.sent(value) for name, value in used.items()}
         elif isinstance(obj, types.FunctionType) and (module := definitions.module_of_globals(obj)) is not None:
             make, (code, _, *others), (attributes, slots), *rest = reduced
             stand_in = self._of_modules.setdefault(module.__name__, ModuleGlobals(module))

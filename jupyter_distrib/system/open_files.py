@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from jupyter_distrib.errors import PoolError
 
@@ -51,15 +49,10 @@ def typed_reason(error: BaseException) -> str:
     return told(error).rstrip(".") or f"{type(error).__name__}: {error}"
 
 
-@contextmanager
-def as_pool_error() -> Iterator[None]:
-    """Turn an error caused by the limit into a `PoolError` with the sentence."""
-    try:
-        yield
-    except OSError as error:
-        if limit := told(error):
-            raise PoolError(limit) from error
-        raise
+def raise_if_full(error: OSError) -> None:
+    """Raise a `PoolError` with the sentence in place of an error that the limit has caused."""
+    if limit := told(error):
+        raise PoolError(limit) from error
 
 
 def error() -> OSError:

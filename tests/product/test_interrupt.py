@@ -467,8 +467,8 @@ def test_a_library_whose_import_does_not_end_is_stopped(book: Notebook) -> None:
 
 LEFT = """
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.settings.cell_options import Options
-group = session.current().pools._choose(Options(ranks=8, pool="local", strategy="none"))
+current = session.current()
+group = current.pools._choose(current.settings.options("--ranks 8"))
 """
 """Ranks that were asked for by a cell which an interrupt then ended."""
 

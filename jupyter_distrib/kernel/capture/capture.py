@@ -120,6 +120,7 @@ def capture(
     body, timed = without_time(body, first_line)
     source, program = program_of(body, filename, first_line, transform)
     inherited = namespace.get("annotations") is __future__.annotations  # IPython compiles all later cells that way
+    imports = frozenset(imported(program))
     if "get_ipython" in source:
         program = MagicsRead(transform).visit(program)
     names = analyse(program, future_annotations=inherited)
@@ -133,7 +134,7 @@ def capture(
         cell=m.Cell(source=source, filename=filename, future_annotations=inherited, timed=timed),
         inputs=tuple(inputs.values()),
         defines=names.defines,
-        imports=frozenset(imported(program)),
+        imports=imports,
         reads=frozenset(need.name for need in names.needs),
         missing=tuple(
             (need.name, need.line)

@@ -15,7 +15,7 @@ import builtins
 import functools
 import linecache
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +84,10 @@ def pack(
     namespace: dict[str, object],
     *,
     most_bytes: int | None = None,
-    shared: Mapping[int, tuple[str, str]] | None = None,
+    shared: Callable[[], Mapping[int, tuple[str, str]]] = dict,
 ) -> PackedInputs:
     """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it. If something cannot be
-    pickled, objects that ranks have from a set-up (`shared`) are sent by their names.
+    pickled, objects that ranks have from a set-up (which `shared` returns) are sent by their names.
 
     Raises:
         PayloadError: It names the variable, the part that cannot be pickled, and the line that reads the variable.
@@ -101,8 +101,7 @@ def pack(
         try:
             packed = payload.pack_inputs(_with_submodules(travelling, by_name), namespace, by_name_of_setup)
         except PayloadError as error:
-            if shared and not by_name_of_setup:
-                by_name_of_setup = shared
+            if not by_name_of_setup and (by_name_of_setup := shared()):
                 continue
             problem = payload.problem(travelling, namespace)
             if problem is None or problem.name not in travelling:

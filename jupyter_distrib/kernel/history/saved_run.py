@@ -131,6 +131,7 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
     state = _state(record)
     cause = failures.cause(record) if state != "done" else None
     shares = Shares.of(record)
+    meaningful = shares.is_meaningful
     last: dict[str, float] = {}
     for rank in record.ranks.values():
         last = {**rank.metrics, **last}
@@ -147,8 +148,8 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,
         not_finite=phrases_on_not_finite(record),
-        shares=dict(shares.mean()) if shares.is_meaningful else {},
-        sentence=shares.sentence,
+        shares=dict(shares.mean()) if meaningful else {},
+        sentence=shares.sentence if meaningful else "",
         peak_rss_bytes=record.peak_rss_bytes,
         peak_gpu_memory_bytes=record.peak_gpu_memory_bytes,
         peak_tensor_bytes=record.peak_tensor_bytes,

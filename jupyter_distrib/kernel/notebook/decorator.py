@@ -31,9 +31,9 @@ from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, OF_CELLS, Options
-from jupyter_distrib.kernel.settings.keywords import from_keywords, with_options
+from jupyter_distrib.kernel.settings.keywords import from_keywords, in_call, with_options
 from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings.settings import CellOptions, Settings
 from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts
 from jupyter_distrib.wire import messages as m
 
@@ -232,13 +232,13 @@ class DistributedFunction(Generic[P, R]):
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
         current, namespace = session.current(), _namespace()
-        settings = current.settings
-        options = self.options if self.choose_pool is None else replace(self.options, pool=self.choose_pool())
+        given = self.options if self.choose_pool is None else replace(self.options, pool=self.choose_pool())
+        options = self._completed(current.settings, given)
         pack = functools.partial(
             _packed,
             namespace=namespace,
-            most_bytes=settings.max_capture(options),
-            shared=current.setups.shared(namespace),
+            most_bytes=options.filled.max_capture,
+            shared=functools.partial(current.setups.shared, namespace),
         )
         packed_inputs = pack(inputs)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
@@ -253,13 +253,11 @@ class DistributedFunction(Generic[P, R]):
             sources=packed_inputs.sources(),
         )
         notes = list[str]()
-        if settings.needs_dry_run(options):
+        if options.needs_dry_run:
             from jupyter_distrib.kernel.notebook import dry_choice
 
             packed = pack(dry_choice.with_shapes(current, inputs)).packed if handles else packed_inputs.packed
-            decided = dry_choice.decided(
-                dry_choice.Asked(current=current, cell=cell, packed=packed, options=options, settings=settings)
-            )
+            decided = dry_choice.decided(dry_choice.Asked(current=current, cell=cell, packed=packed, options=options))
             if not isinstance(decided, tuple):
                 return decided
             options, notes = decided
@@ -270,7 +268,6 @@ class DistributedFunction(Generic[P, R]):
             label=self.label or (_call(self.function, name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
             cell_id=_running_cell(),
-            settings=settings,
             notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
             shown=_source_of(self.subject) or _call(self.function, name, args, kwargs),
             arguments=self._arguments_shown(args, kwargs),
@@ -278,8 +275,14 @@ class DistributedFunction(Generic[P, R]):
             keywords=self.names,
         )
         run = current.submit(request) if submitted else current.start(request)
-        run.program = current.setups.before(_program(self._name, cell, inputs, options, settings, namespace))
+        run.program = current.setups.before(_program(self._name, cell, inputs, options, namespace))
         return run
+
+    def _completed(self, settings: Settings, given: Options) -> CellOptions:
+        try:
+            return settings.completed(given)
+        except OptionsError as error:
+            raise OptionsError(in_call(str(error), self.names)) from None
 
     def _arguments_shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the numbers and strings among the arguments that the subject will have, by parameter."""
@@ -298,12 +301,11 @@ class DistributedFunction(Generic[P, R]):
         return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
 
 
-def _program(  # noqa: PLR0917 - the parts of a program
+def _program(
     name: str,
     cell: m.Cell,
     inputs: tuple[Input, ...],
-    options: Options,
-    settings: Settings,
+    options: CellOptions,
     namespace: dict[str, Any],
 ) -> Program:
     """Return the program of a call as one would write it, for an export: with names that the notebook does not have."""
@@ -315,7 +317,7 @@ def _program(  # noqa: PLR0917 - the parts of a program
         names[call_parts.FUNCTION] = name
     source = _awaited(function) + "{}(*{}, **{})".format(*names.values())
     renamed = tuple(dataclasses.replace(each, name=names[each.name]) for each in inputs)
-    return Program.of(dataclasses.replace(cell, source=source), renamed, options, settings)
+    return Program.of(dataclasses.replace(cell, source=source), renamed, options)
 
 
 def _packed(inputs: tuple[Input, ...], **how: Any) -> inputs_module.PackedInputs:

@@ -20,9 +20,8 @@ from jupyter_distrib.kernel.notebook.dry_run import Forkserver, Play, World
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.session import Session
-from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import AUTO_STRATEGY, DEFAULT_STRATEGY, Options
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES, FAILS, NO_FIT, TIGHT, DryRun, DryRuns, LargestBatch
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.data_class import data_class
@@ -46,8 +45,7 @@ class Asked:
     current: Session
     cell: m.Cell
     packed: payload.Packed
-    options: Options
-    settings: Settings
+    options: CellOptions
 
     def plays(self, *, none: bool) -> list[Play]:
         """Return the dry runs to make: one if a strategy was written, else one for each candidate.
@@ -58,18 +56,17 @@ class Asked:
         Raises:
             OptionsError, DistributedError: The strategy refuses the run.
         """
-        filled = self.settings.filled(self.options)
-        node_range.check(self.options, filled)
-        started = self.options.dry_run == FIRST or not self.options.dry_run
+        given, filled = self.options.given, self.options.filled
+        started = given.dry_run == FIRST or not given.dry_run
         world = World.of(self.current, filled, asks=started)
-        written = self.options.strategy if self.options.strategy != AUTO_STRATEGY else None
+        written = given.strategy if given.strategy != AUTO_STRATEGY else None
         if written or filled.strategy not in (DEFAULT_STRATEGY, AUTO_STRATEGY):
             return [self._play(filled, world)]
         as_it_is: Candidates = ((DEFAULT_STRATEGY, {}),) if none and filled.strategy == DEFAULT_STRATEGY else ()
         return [self._play(with_strategy(filled, name, own), world) for name, own in (*as_it_is, *CANDIDATES)]
 
     def _play(self, options: Options, world: World) -> Play:
-        options = cell_order.for_strategy(options)
+        options = cell_order.for_strategy(options, self.options.size)
         setting = dry_run.setting(self.cell, options)
         return Play(
             cell=self.cell,
@@ -179,7 +176,7 @@ def check(answer: DryRun | DryRuns, options: Options) -> None:
         )
 
 
-def chosen(asked: Asked) -> tuple[Options, str]:
+def chosen(asked: Asked) -> tuple[CellOptions, str]:
     """Return the options with the first strategy that fits in place of `auto`, and a sentence that says why.
 
     Raises:
@@ -190,12 +187,8 @@ def chosen(asked: Asked) -> tuple[Options, str]:
         runs = _played(asked, plays, forkserver)
     for play, run in zip(plays, runs, strict=True):
         if run.fits:
-            options = replace(
-                asked.options,
-                strategy=play.setting.strategy,
-                strategy_options={**asked.options.strategy_options, **play.setting.strategy_options},
-            )
-            return options, f"--strategy auto took {run.strategy}: {_reason(runs, run)}"
+            given = with_strategy(asked.options.given, play.setting.strategy, play.setting.strategy_options)
+            return asked.options.settings.completed(given), f"--strategy auto took {run.strategy}: {_reason(runs, run)}"
     show(DryRuns(tuple(runs)))
     verdicts = "; ".join(f"{run.strategy}: {run.verdict}" for run in runs)
     raise DistributedError(
@@ -209,19 +202,19 @@ def _reason(runs: Sequence[DryRun], taken: DryRun) -> str:
     return "; ".join([*before, f"its peak {taken.memory_sentence()}"])
 
 
-def decided(asked: Asked) -> tuple[Options, list[str]] | DryRun | DryRuns:
+def decided(asked: Asked) -> tuple[CellOptions, list[str]] | DryRun | DryRuns:
     """Return the options with which the cell is to be started, and sentences for the head of its run; or the answer of
     a dry run, after which nothing is started.
 
     Raises:
         DistributedError: The cell is not to be started.
     """
-    if asked.options.dry_run:
+    if dry_run := asked.options.given.dry_run:
         told = answer(asked)
-        if asked.options.dry_run != FIRST:
+        if dry_run != FIRST:
             return told
-        check(told, asked.options)
-    if (asked.options.strategy or asked.settings.filled(asked.options).strategy) != AUTO_STRATEGY:
+        check(told, asked.options.given)
+    if asked.options.filled.strategy != AUTO_STRATEGY:
         return asked.options, []
     options, why = chosen(asked)
     return options, [why]

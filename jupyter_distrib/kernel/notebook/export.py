@@ -156,7 +156,9 @@ class _Script:
                 f"a cell with --strategy {name} cannot become a script for torchrun, whose ranks compute with torch: "
                 "run its text with the launcher of its own library"
             )
-        return name, dict(cell_order.for_strategy(self.program.options).strategy_options)
+        return name, dict(
+            cell_order.for_strategy(self.program.options, self.program.cell_options.size).strategy_options
+        )
 
     def _names_of_ranks(self) -> list[str]:
         """Return the lines that define the names that ranks provide and the program reads."""

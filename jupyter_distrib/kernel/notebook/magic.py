@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -32,9 +33,8 @@ from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
-from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts, open_files
 from jupyter_distrib.wire import messages as m
@@ -90,46 +90,61 @@ class CellMagics(Magics):
 
     def _run(self, line: str, cell: str) -> Any:
         current = session.current()
-        settings = current.settings
-        options = settings.options(line)
-        swept = _configurations(options, self.shell.user_ns) if options.sweep else []
-        with open_files.as_pool_error():
-            captured = self._capture(current, options, cell, swept[0] if swept else {})
-        if options.explain:
-            return self._explain(current, captured, options, settings)
+        options = current.settings.options(line)
+        try:
+            begun = self._begin(current, options, cell)
+        except OSError as error:
+            open_files.raise_if_full(error)
+            raise
+        return begun()
+
+    def _begin(self, current: Session, options: CellOptions, cell: str) -> Callable[[], Any]:
+        """Start the cell. Return a function that waits for its value.
+
+        That function has no values of the notebook: IPython keeps the frames of an exception, which must keep none, nor
+        handles to values on ranks.
+        """
+        given = options.given
+        swept = _configurations(given, self.shell.user_ns) if given.sweep else []
+        captured = self._capture(current, given, cell, swept[0] if swept else {})
+        if given.explain:
+            explanation = self._explain(current, captured, options)
+            return lambda: explanation
         notes: list[str] = []
-        if settings.needs_dry_run(options):
+        if options.needs_dry_run:
             from jupyter_distrib.kernel.notebook import dry_choice
 
-            decided = dry_choice.decided(self._asked(current, captured, options, settings, swept))
+            decided = dry_choice.decided(self._asked(current, captured, options, swept))
             if not isinstance(decided, tuple):
-                return decided
+                return lambda: decided
             options, notes = decided
         if swept:
-            made = self._sweep(current, captured, options, settings, swept)
-            del captured  # IPython keeps the frames of an exception, which must keep no values
-            return made if options.detach else made.wait(halt_on_failure=options.halt_on_failure)
-        with open_files.as_pool_error():
-            run = self._start(current, captured, options, settings, notes=notes)
-        if options.detach:
-            show_detached(run)
-            if options.out:
-                self.shell.user_ns[options.out] = run
-            return run
-        del captured  # as above: nor handles to values on ranks
+            made = self._sweep(current, captured, options, swept)
+            if given.detach:
+                return lambda: made
+            return partial(made.wait, halt_on_failure=given.halt_on_failure)
+        run = self._start(current, captured, options, notes=notes)
+        return partial(self._detached if given.detach else self._wait, current, run, options.filled)
+
+    def _detached(self, current: Session, run: Run, options: Options) -> Run:
+        show_detached(run)
+        if options.out:
+            self.shell.user_ns[options.out] = run
+        return run
+
+    def _wait(self, current: Session, run: Run, options: Options) -> Any:
         results = current.wait(run, LiveView(run), options)
         if options.out:
             self.shell.user_ns[options.out] = results or run.all_none()
         return results
 
-    def _explain(self, current: Session, captured: Captured, options: Options, settings: Settings) -> Explanation:
-        filled = settings.filled(options)
-        node_range.check(options, filled)
+    def _explain(self, current: Session, captured: Captured, options: CellOptions) -> Explanation:
+        filled = options.filled
         strategy = filled.strategy or "none"
         with interrupts.WholeImports():
             from jupyter_distrib.kernel.notebook.explain import Explanation
 
-            effects = load_strategy(strategy).effects(options.strategy_options)
+            effects = load_strategy(strategy).effects(options.given.strategy_options)
         return Explanation.of(
             captured,
             self.shell.user_ns,
@@ -142,8 +157,7 @@ class CellMagics(Magics):
         self,
         current: Session,
         captured: Captured,
-        options: Options,
-        settings: Settings,
+        options: CellOptions,
         swept: list[sweep.Configuration],
     ) -> Asked:
         """Return the cell as a dry run needs it; for a sweep, with the first configuration."""
@@ -153,16 +167,15 @@ class CellMagics(Magics):
         if swept:
             captured = replace(captured, inputs=sweep.inputs_with(captured, swept[0]))
         captured = replace(captured, inputs=with_shapes(current, captured.inputs))
-        packed_inputs = self._pack(current, captured, options, settings)
+        packed_inputs = self._pack(current, captured, options)
         cell = self._cell(current, captured, packed_inputs)
-        return Asked(current=current, cell=cell, packed=packed_inputs.packed, options=options, settings=settings)
+        return Asked(current=current, cell=cell, packed=packed_inputs.packed, options=options)
 
     def _sweep(
         self,
         current: Session,
         captured: Captured,
-        options: Options,
-        settings: Settings,
+        options: CellOptions,
         swept: list[sweep.Configuration],
     ) -> sweep.SweepRuns:
         """Submit the cell once for each configuration, and return the runs."""
@@ -173,13 +186,13 @@ class CellMagics(Magics):
             for configuration in swept:
                 given = replace(captured, inputs=sweep.inputs_with(captured, configuration))
                 label = f"{captured.cell.filename}, {sweep.label_of(configuration)}"
-                run = self._start(current, given, options, settings, label=label, swept=configuration, submitted=True)
+                run = self._start(current, given, options, label=label, swept=configuration, submitted=True)
                 run.group = f"Sweep of {captured.cell.filename}"
                 runs.append(run)
             made = sweep.SweepRuns(swept, runs)
-            if options.out:
-                self.shell.user_ns[options.out] = made
-            if options.detach:
+            if options.given.out:
+                self.shell.user_ns[options.given.out] = made
+            if options.given.detach:
                 runs_view.show(runs, [runs_view.texts(each) for each in swept])
             return made
         except BaseException:
@@ -209,47 +222,43 @@ class CellMagics(Magics):
         self,
         current: Session,
         captured: Captured,
-        options: Options,
-        settings: Settings,
+        options: CellOptions,
         *,
         label: str = "",
         swept: sweep.Configuration | None = None,
         submitted: bool = False,
         notes: Sequence[str] = (),
     ) -> Run:
-        notebook = self.shell.user_ns
-        packed_inputs = self._pack(current, captured, options, settings)
-        if options.keep and (
-            (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None
-        ):
+        notebook, keep = self.shell.user_ns, options.given.keep
+        packed_inputs = self._pack(current, captured, options)
+        if keep and ((unknown := handles_module.explain_unknown(keep, captured, packed_inputs, notebook)) is not None):
             raise unknown
         source = captured.cell.source
         request = CellRequest(
-            cell=self._cell(current, captured, packed_inputs),
-            inputs=packed_inputs.packed,
             options=options,
             label=label or captured.cell.filename,
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
-            on_ended=self._taking_over(current, captured, options),
+            on_ended=self._taking_over(current, captured, options.given),
+            cell=self._cell(current, captured, packed_inputs),
+            inputs=packed_inputs.packed,
+            uses=packed_inputs.uses(source),
             cell_id=cell_outputs.cell_id(self.shell),
-            settings=settings,
             notes=[*notes, *current.changes_for(source, captured.inputs, notebook)],
             arguments=swept or {},
-            uses=packed_inputs.uses(source),
         )
-        concurrent = submitted or options.detach
+        concurrent = submitted or options.given.detach
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)
-        run.program = current.setups.before(Program.of(captured.cell, captured.inputs, options, settings))
+        run.program = current.setups.before(Program.of(captured.cell, captured.inputs, options))
         return run
 
-    def _pack(self, current: Session, captured: Captured, options: Options, settings: Settings) -> inputs.PackedInputs:
+    def _pack(self, current: Session, captured: Captured, options: CellOptions) -> inputs.PackedInputs:
         notebook = self.shell.user_ns
         with interrupts.WholeImports() if captured.inputs else nullcontext():
             return inputs.pack(
                 captured.inputs,
                 notebook,
-                most_bytes=settings.max_capture(options),
-                shared=current.setups.shared(notebook),
+                most_bytes=options.filled.max_capture,
+                shared=partial(current.setups.shared, notebook),
             )
 
     def _cell(self, current: Session, captured: Captured, packed_inputs: inputs.PackedInputs) -> m.Cell:

@@ -87,17 +87,16 @@ def run(
     with interrupts.WholeImports():
         packed = payload.pack_inputs({}, {})
     notes: list[str] = []
-    if current.settings.needs_dry_run(options):
+    completed = current.settings.completed(options)
+    if completed.needs_dry_run:
         from jupyter_distrib.kernel.notebook import dry_choice
 
-        decided = dry_choice.decided(
-            dry_choice.Asked(current=current, cell=cell, packed=packed, options=options, settings=current.settings)
-        )
+        decided = dry_choice.decided(dry_choice.Asked(current=current, cell=cell, packed=packed, options=completed))
         if not isinstance(decided, tuple):
             return decided
-        options, notes = decided
+        completed, notes = decided
     label = outside_text.shown(line_without_secrets((path, *arguments)), LABEL_CHARACTERS)
-    request = CellRequest(cell=cell, inputs=packed, options=options, label=label, notes=notes)
+    request = CellRequest(cell=cell, inputs=packed, options=completed, label=label, notes=notes)
     if not options.detach:
         from jupyter_distrib.kernel.notebook.live_view import LiveView
 

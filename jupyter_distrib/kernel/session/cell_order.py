@@ -20,9 +20,9 @@ from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGr
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, GroupSize, Options
 from jupyter_distrib.kernel.settings.keywords import in_call
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.libraries import mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload
@@ -83,8 +83,7 @@ class CellRequest:
     cell: m.Cell
     inputs: payload.Packed | WrittenInputs
     """The notebook's values that the cell reads; copies of them if the cell is queued."""
-    options: Options
-    """The options that were given."""
+    options: CellOptions
     label: str
     """The name of the run in views."""
     cell_id: str = ""
@@ -93,8 +92,6 @@ class CellRequest:
     """The kept values that the cell reads."""
     on_ended: Callable[[Run], object] | None = None
     """Called in the node's thread when the run has ended, before any waiting thread is woken."""
-    settings: Settings | None = None
-    """The settings with which the options were read; None for the present ones."""
     observed: bool = True
     """Whether observers may follow the run."""
     notes: Sequence[str] = ()
@@ -124,12 +121,8 @@ class Order:
     """A requested cell with everything that it needs to be run."""
 
     request: CellRequest
-    options: Options
-    """The options of the cell, completed with all defaults."""
-    settings: Settings
-    """The settings with which they were completed."""
-    origins: str
-    """The origins of pool, strategy and size that the cell does not name."""
+    options: CellOptions
+    """The options of the cell, with those of its strategy in the form that ranks get."""
     setups: tuple[m.Setup, ...] = ()
     """The set-ups of the notebook."""
     process_state: ProcessState | None = None
@@ -147,7 +140,7 @@ class Order:
             self,
             request=replace(self.request, inputs=WrittenInputs(outgoing=outgoing, sent=packed.sent)),
             process_state=ProcessState.now(remote=remote),
-            context=trackers.context(self.options.track, self.request.uses),
+            context=trackers.context(self.options.filled.track, self.request.uses),
         )
 
     def outgoing(self, cache: ValueCache) -> Outgoing:
@@ -155,7 +148,7 @@ class Order:
         inputs = self.request.inputs
         if isinstance(inputs, WrittenInputs):
             return inputs.outgoing
-        return Outgoing(inputs, cache, self.options.cache)
+        return Outgoing(inputs, cache, self.options.filled.cache)
 
     def drop(self) -> None:
         """Free the copies of an order that will not run."""
@@ -168,7 +161,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
     """Return the command to execute an order on a worker group; `options` include the observers' variables."""
     if trackers.NONE not in options.track and order.request.observed:
         options = with_variables(options, {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))})
-    size, settings = options.size, order.settings
+    size, settings = order.options.size, order.options.settings
     return m.Execute(
         run=run.record.run,
         group=group.name,
@@ -184,7 +177,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
         hang_timeout_s=options.hang_timeout_s,
         max_restarts=options.max_restarts or 0,
         min_ranks=options.min_ranks or size.least,
-        most_ranks=max(size.several, default=0),
+        most_ranks=max(size.several) if size.least else 0,
         rank_unit=size.step,
         grow_after_s=options.grow_after_s or GROW_AFTER_S,
         restart_on_error=options.restart_on == "error",
@@ -198,7 +191,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
 
 def _unanswered(run: Run, order: Order) -> str:
     """Return the reason why nobody can answer a rank's debugger during this run; empty if somebody can."""
-    if order.options.detach:
+    if order.options.filled.detach:
         return "the run is detached"
     if run.concurrent or not order.request.observed:
         return "the notebook does not wait for this run"
@@ -237,7 +230,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
     )
 
 
-def for_strategy(options: Options) -> Options:
+def for_strategy(options: Options, size: GroupSize) -> Options:
     """Return the options with those of their strategy in the form that ranks get, and with the strategy's variables.
 
     Raises:
@@ -245,9 +238,9 @@ def for_strategy(options: Options) -> Options:
     """
     from jupyter_distrib.kernel.settings.available import StrategyStart, strategy_environment, strategy_ready
 
-    name, given, size = options.strategy or "none", options.strategy_options, options.size
+    name, given = options.strategy or "none", options.strategy_options
     start = StrategyStart(names=vars(sys.modules["__main__"]), ranks=size.count, on_cpu=not size.gpus)
-    for ranks in size.several[:_SIZES]:
+    for ranks in size.several[:_SIZES] if size.least else ():
         try:
             strategy_ready(name, given, replace(start, ranks=ranks))
         except DistributedError as error:

@@ -73,7 +73,8 @@ class KeptValues:
 
     def __init__(self, fetch: Callable[[WorkerGroup, str, int], Any]) -> None:
         self._fetch = fetch
-        self._forgotten: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
+        self.dropped: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
+        """The values to which the notebook has no handle any more, and that their ranks still have."""
 
     def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Return handles to the kept values, for each name that at least one rank defined."""
@@ -85,7 +86,7 @@ class KeptValues:
         return out
 
     def _handle(self, group: WorkerGroup, run: Run, name: str, types: dict[int, str]) -> RankValue:
-        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(group)
+        key, forgotten, held = f"{run.id}/{name}", self.dropped, weakref.ref(group)
 
         def drop(key: str) -> None:
             if (group := held()) is not None:
@@ -110,8 +111,8 @@ class KeptValues:
     def pass_on(self) -> None:
         """Tell the ranks which values have no handle any more; handles are collected at any time, in any thread."""
         keys: dict[str, tuple[WorkerGroup, list[str]]] = {}
-        while not self._forgotten.empty():
-            group, key = self._forgotten.get()
+        while not self.dropped.empty():
+            group, key = self.dropped.get()
             keys.setdefault(group.name, (group, []))[1].append(key)
         for group, dropped in keys.values():
             if group.state is GroupState.OPEN:

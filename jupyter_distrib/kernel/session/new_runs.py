@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import filterfalse
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.observer import ObservedRun
@@ -22,8 +23,8 @@ from jupyter_distrib.wire import messages as m
 
 def queued(order: Order, run_id: str) -> Run:
     """Return a run that has no ranks yet."""
-    request, options = order.request, order.options
-    count = options.size.count or 0
+    request, options = order.request, order.options.filled
+    count = order.options.size.count or 0
     ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(count))
     record = RunRecord(
         run=run_id, label=request.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
@@ -52,10 +53,14 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
     Raises:
         PoolError: `--on` names ranks that the group does not have.
     """
-    request, options, size = order.request, order.options, group.size
+    request, options, size = order.request, order.options.filled, len(group.workers)
     ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(size))
     if missing := set(ranks) - set(range(size)):
         raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(size))} only.")
+    stay = [*filterfalse(group.announced.__contains__, settings.that_stay())]
+    group.announced.update(stay)
+    link = replace(_link(group.connection, run_id), debug=_debug(group, run_id))
+    cell, in_words = _lines(request.cell), request.in_words
     record = RunRecord(
         run=run_id,
         label=request.label,
@@ -64,29 +69,24 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
         gpus=group.gpus,
         strategy=options.strategy or "none",
         workers=group.workers,
-        remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
+        remark="; ".join(filter(None, (order.options.origins, group.connection.versions.remark))),
     )
     if options.gpus is not None and not group.gpus:
         text = f"no GPU here: {size} CPU rank{'s' * (size > 1)} (gloo)"
         record.apply(m.Noted(run=record.run, rank=None, text=text))
-    stay = [text for text in settings.that_stay() if text not in group.announced]
-    group.announced.update(stay)
-    for text in (*request.notes, *stay):
-        record.apply(m.Noted(run=record.run, rank=None, text=text))
-    for text in group.notes:
+    for text in (*request.notes, *stay, *group.notes):
         record.apply(m.Noted(run=record.run, rank=None, text=text))
     group.notes = ()
-    link = replace(_link(group.connection, record.run), debug=_debug(group, record.run))
     if queued is not None:
         queued.begin(record, link)
         return queued
     return Run(
         record,
         link,
-        cell=_lines(request.cell),
+        cell=cell,
         detached=options.detach,
         cell_id=request.cell_id,
-        in_words=request.in_words,
+        in_words=in_words,
     )
 
 

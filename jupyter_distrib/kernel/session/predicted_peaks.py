@@ -20,22 +20,22 @@ class PredictedPeaks:
     """The peaks of dry runs, in bytes of tensors on each GPU."""
 
     def __init__(self) -> None:
-        self._found: dict[_Key, dict[int, int]] = {}
+        self.found: dict[_Key, dict[int, int]] = {}
 
     def put(self, cell: m.Cell, inputs: payload.Packed, setting: m.Setting, ranks: int, peak_bytes: int) -> None:
         """Remember the peak of a cell with these inputs, under a strategy on this many ranks."""
-        if len(self._found) >= MOST:
-            self._found.pop(next(iter(self._found)))
+        if len(self.found) >= MOST:
+            self.found.pop(next(iter(self.found)))
         key = _key(cell, inputs, setting.strategy, setting.strategy_options)
-        self._found.setdefault(key, {})[ranks] = peak_bytes
+        self.found.setdefault(key, {})[ranks] = peak_bytes
 
     def of(
         self, cell: m.Cell, inputs: payload.Packed | WrittenInputs, strategy: str, options: Mapping[str, str]
     ) -> Mapping[int, int]:
         """Return the peak by number of ranks; empty if the cell was not played with these inputs."""
-        if not self._found or isinstance(inputs, WrittenInputs):
+        if isinstance(inputs, WrittenInputs):
             return {}
-        return self._found.get(_key(cell, inputs, strategy, options), {})
+        return self.found.get(_key(cell, inputs, strategy, options), {})
 
 
 def _key(cell: m.Cell, inputs: payload.Packed, strategy: str, options: Mapping[str, str]) -> _Key:

@@ -14,6 +14,7 @@ from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.wire import messages as m
 
@@ -30,12 +31,15 @@ class RankQueries:
 
     Args:
         start: Starts a cell, as `Session.start` does.
+        choices: The pools that exist.
         runs: The history of the kernel, in which queries do not stay.
         pools: The ranks.
     """
 
-    def __init__(self, start: Callable[[CellRequest], Run], runs: RunHistory, pools: PoolManager) -> None:
-        self._start, self._runs, self._pools = start, runs, pools
+    def __init__(
+        self, start: Callable[[CellRequest], Run], choices: Choices, runs: RunHistory, pools: PoolManager
+    ) -> None:
+        self._start, self._choices, self._runs, self._pools = start, choices, runs, pools
 
     def fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
         """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each holds a shard."""
@@ -101,7 +105,8 @@ class RankQueries:
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
     ) -> Results | None:
         cell, packed = m.Cell(source=source, filename=label), payload.pack_inputs(values, {})
-        request = CellRequest(cell=cell, inputs=packed, options=options, label=label, handles=handles, observed=False)
+        completed = self._choices.settings.completed(options)
+        request = CellRequest(cell=cell, inputs=packed, options=completed, label=label, handles=handles, observed=False)
         run = self._start(request)
         self._runs.remove(run)
         found: Results | None = run.wait()

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib.errors import OptionsError, PayloadError, PoolError
+from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.capture.capture import Dropped, Input
 from jupyter_distrib.kernel.capture.module_changes import ModuleChanges
@@ -28,7 +28,14 @@ from jupyter_distrib.kernel.session.notifier import Notifier
 from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
-from jupyter_distrib.kernel.session.pools.pool_manager import PATIENCE_S, ConcurrentStart, PoolManager, once_more
+from jupyter_distrib.kernel.session.pools.pool_manager import (
+    PATIENCE_S,
+    ConcurrentStart,
+    PoolManager,
+    RankStart,
+    StartCut,
+    once_more,
+)
 from jupyter_distrib.kernel.session.predicted_peaks import PredictedPeaks
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
 from jupyter_distrib.kernel.session.runs.observers import Observers
@@ -37,15 +44,14 @@ from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
 from jupyter_distrib.kernel.session.runs.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.setups import Setups
-from jupyter_distrib.kernel.settings import node_range
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
 from jupyter_distrib.libraries import known
-from jupyter_distrib.pools.base import capabilities_of, usable
+from jupyter_distrib.pools.base import capabilities_of, usable_kinds
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
-from jupyter_distrib.system import interrupts, paths, queue_list
+from jupyter_distrib.system import interrupts, open_files, paths, queue_list
 from jupyter_distrib.system.queue_list import QueuedRun
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
@@ -76,7 +82,7 @@ class Session:
         self.notifier = Notifier(lambda: self.identity.notebook)
         self.queue = RunQueue(self.pools.capacity, self.changed, self._list_queued)
         self._numbers = itertools.count(1)
-        self.queries = RankQueries(self.start, self.runs, self.pools)
+        self.queries = RankQueries(self.start, self.choices, self.runs, self.pools)
         self._kept_values = KeptValues(self.queries.fetch)
 
     @property
@@ -87,11 +93,12 @@ class Session:
     def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: all that somebody has defined, and the built-in ones that can be reached."""
         held = {connection.facts.pool for connection in self.pools.connections if connection.groups}
-        held |= {start.pool for start in self.pools.starts}
+        held |= {settings.pool, *(start.pool for start in self.pools.starts)}
+        usable = usable_kinds()
         return [
             pool
             for name, pool in settings.pools.items()
-            if pool.origin != BUILT_IN or name == settings.pool or name in held or usable(pool.kind, pool.options)
+            if pool.origin != BUILT_IN or name in held or pool.kind in usable
         ]
 
     @property
@@ -123,7 +130,8 @@ class Session:
     def submit(self, request: CellRequest, *, here: bool = False) -> Run:
         """Queue the cell, which then runs without the notebook waiting for it, and return its run at once."""
         order = self._order(request)
-        capabilities = capabilities_of(self.settings.pools[order.options.pool or ""].kind)
+        filled = order.options.filled
+        capabilities = capabilities_of(self.settings.pools[filled.pool or ""].kind)
         if capabilities.runs_in_send:
             return self._begin(order)
         order = order.as_it_is_now(self.sent_values, remote=capabilities.remote)
@@ -131,20 +139,19 @@ class Session:
         self._remember(run)
 
         def begin(patient: bool) -> None:
-            wait_s = order.options.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
+            wait_s = filled.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
             try:
                 self._begin(order, run, ConcurrentStart(wait_s=wait_s, say=run.wait_for))
             except PoolError as error:
                 error.args = tuple(request.in_words(str(each)) for each in error.args)
                 raise
 
-        filled = order.options
         self.queue.submit(
             Submission(
                 run=run,
                 pool=run.pool,
                 pool_options=filled.pool_options,
-                size=filled.size,
+                size=order.options.size,
                 start=begin,
                 drop=order.drop,
             ),
@@ -153,28 +160,20 @@ class Session:
         return run
 
     def _order(self, request: CellRequest) -> Order:
-        """Return the order for a request, whose options are completed with all defaults."""
-        settings = request.settings or self.settings
-        for text in self.choices.unannounced(settings):
+        """Return the order for a request, with its strategy's answers."""
+        options = request.options
+        for text in self.choices.unannounced(options.settings) if options.settings.ignored else ():
             print(text)
-        origins = settings.origins(request.options)
-        filled = settings.filled(request.options)
-        try:
-            node_range.check(request.options, filled)
-        except OptionsError as error:
-            raise OptionsError(request.in_words(str(error))) from None
-        filled = cell_order.for_strategy(filled)
+        filled = cell_order.for_strategy(options.filled, options.size)
         if filled.track:
             trackers.check_installed(filled.track)
+        strategy, own = filled.strategy or "none", filled.strategy_options
+        predicted = self.predicted_peaks
         return Order(
             request=request,
-            options=filled,
-            settings=settings,
-            origins=origins,
+            options=replace(options, filled=filled),
             setups=self.setups.to_send(),
-            predicted=self.predicted_peaks.of(
-                request.cell, request.inputs, filled.strategy or "none", filled.strategy_options
-            ),
+            predicted=predicted.of(request.cell, request.inputs, strategy, own) if predicted.found else {},
         )
 
     def unchanged_bytes(self, packed: payload.Packed, options: Options) -> int:
@@ -189,44 +188,61 @@ class Session:
     def _begin(self, order: Order, queued: Run | None = None, concurrent: ConcurrentStart | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses, on its fallback."""
         try:
-            return once_more(lambda: self._begin_here(order, queued, concurrent))
+            return self._begin_on_ranks(order, queued, concurrent)
         except PoolError as error:
             fallback = self._fallback(order)
             if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
                 raise
-            refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
+            refused = f"on the pool {fallback}, since {order.options.filled.pool} refused: {error}"
             request = replace(order.request, notes=(*order.request.notes, refused))
-        settings = self.settings
-        options = settings.filled(replace(order.request.options, pool=fallback, pool_options={}))
-        order = replace(order, request=request, options=cell_order.for_strategy(options), origins="")
+        given = replace(order.request.options.given, pool=fallback, pool_options={})
+        options = self.settings.completed(given)
+        filled = cell_order.for_strategy(options.filled, options.size)
+        order = replace(order, request=request, options=replace(options, filled=filled, origins=""))
         patient = replace(concurrent, wait_s=PATIENCE_S) if concurrent else None
-        return once_more(lambda: self._begin_here(order, queued, patient))
+        return self._begin_on_ranks(order, queued, patient)
+
+    def _begin_on_ranks(self, order: Order, queued: Run | None, concurrent: ConcurrentStart | None) -> Run:
+        """Begin the run; a second time if the process that looks after its ranks ends while they start."""
+        try:
+            try:
+                return self._begin_here(order, queued, concurrent)
+            except StartCut:
+                return once_more(lambda: self._begin_here(order, queued, concurrent))
+        except OSError as error:
+            open_files.raise_if_full(error)
+            raise
 
     def _fallback(self, order: Order) -> str:
         """Return the fallback pool; empty for a cell that needs these particular ranks."""
-        pool = self.settings.pools.get(order.options.pool or "")
-        return "" if pool is None or order.request.handles or order.options.on is not None else pool.fallback
+        filled = order.options.filled
+        pool = self.settings.pools.get(filled.pool or "")
+        return "" if pool is None or order.request.handles or filled.on is not None else pool.fallback
 
     def _begin_here(self, order: Order, queued: Run | None, concurrent: ConcurrentStart | None) -> Run:
         """Claim ranks and send them the cell; a queued run becomes the run of it."""
-        request, options, say = order.request, order.options, concurrent.say if concurrent else print
-        self.pass_on()
+        request, options, say = order.request, order.options.filled, concurrent.say if concurrent else print
+        if not self._kept_values.dropped.empty():
+            self.pass_on()
         takes_new = not (options.warm or request.handles) and options.on is None
         first = known.first_imported(request.sources()) if takes_new else ""
         unused = takes_new and bool(request.cell.script or first)
-        start = self.pools.starting(
-            options.pool or "", label=request.label, cell=request.cell_id, run=queued.id if queued else ""
+        start = RankStart(
+            pool=options.pool or "", label=request.label, cell=request.cell_id, run=queued.id if queued else ""
         )
-        with start, self.pools.claiming(options, request.handles, concurrent=concurrent, unused=unused) as group:
+        claim = self.pools.claiming(order.options, start, request.handles, concurrent=concurrent, unused=unused)
+        with claim as group:
             for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             outgoing = order.outgoing(self.sent_values)
             with outgoing if queued is None else nullcontext():
                 if not group.connection.facts.capabilities.streams_content:
                     outgoing.fill()
+                parcel = outgoing.parcel
                 if queued is not None:
                     queued.stop_by(lambda force: self._give_up_starting(group))
-                self.pools.wait_open(group, say)
+                if group.state is not GroupState.OPEN or group.connection.versions.refusal:
+                    self.pools.wait_open(group, say)
                 if first:
                     group.notes = (*group.notes, first)
                 run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
@@ -240,10 +256,10 @@ class Session:
                         run, request, options, context=order.context, predicted=order.predicted
                     )
                     given = self.observers.follow(facts, run) if request.observed else {}
-                    if order.settings.notify and request.observed and not run.detached:
-                        run.observers.add(self.notifier.of(facts, order.settings))
+                    if (settings := order.options.settings).notify and request.observed and not run.detached:
+                        run.observers.add(self.notifier.of(facts, settings))
                     options = cell_order.with_variables(options, given)
-                    command = cell_order.command(order, options, outgoing.parcel, run, group)
+                    command = cell_order.command(order, options, parcel, run, group)
                     self._send(run, group, command, outgoing)
         return run
 
@@ -277,7 +293,8 @@ class Session:
                 descriptors = NO_DESCRIPTORS if outgoing.in_parcel else outgoing.descriptors()
                 group.run = run
                 if run not in self.runs.all:
-                    self._remember(run)
+                    self.runs.add(run)
+                    self.on_change()
                 connection.add_run(run)
                 connection.node.send(command, descriptors)
                 run.sent()

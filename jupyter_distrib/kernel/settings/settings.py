@@ -16,7 +16,7 @@ from jupyter_distrib.kernel.settings.cell_options import (
     parse_command,
     parse_line,
 )
-from jupyter_distrib.kernel.settings.node_range import in_ranks
+from jupyter_distrib.kernel.settings.node_range import check, in_ranks
 from jupyter_distrib.options import Declared, DeclaredOnDemand
 from jupyter_distrib.system.data_class import data_class
 
@@ -109,7 +109,7 @@ class Settings:
     """The project's file, if something of it waits for trust."""
     ignored: tuple[str, ...] = ()
     """A sentence on each file that was not read, and on the parts of files that were not accepted."""
-    _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read: dict[str, CellOptions] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def declared(self) -> Declared:
@@ -126,14 +126,28 @@ class Settings:
             "pool": self.pool,
         }
 
-    def options(self, line: str) -> Options:
-        """Return the options of a magic line, parsed only once, since cells are run repeatedly. Raises
+    def options(self, line: str) -> CellOptions:
+        """Return the options of a magic line, read only once, since cells are run repeatedly. Raises
         `OptionsError`."""
         if line not in self._read:
             if len(self._read) == REMEMBERED:
                 self._read.clear()
-            self._read[line] = parse_line(line, **self.possible)
+            self._read[line] = self.completed(parse_line(line, **self.possible))
         return self._read[line]
+
+    def completed(self, given: Options) -> CellOptions:
+        """Return the options of a cell, completed with all defaults. Raises `OptionsError` for a number of ranks that
+        does not suit its nodes."""
+        filled = self.filled(given)
+        check(given, filled)
+        return CellOptions(
+            given=given,
+            filled=filled,
+            size=filled.size,
+            settings=self,
+            origins=self.origins(given),
+            needs_dry_run=bool(given.dry_run) or filled.strategy == AUTO_STRATEGY,
+        )
 
     @property
     def saves_runs(self) -> bool:
@@ -159,15 +173,6 @@ class Settings:
         own = self.pools[pool or self.pool].defaults.get("strategy")
         here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
-
-    def needs_dry_run(self, options: Options) -> bool:
-        """Return whether a dry run is asked for, or is to choose the strategy."""
-        return bool(options.dry_run) or (options.strategy or self.strategy_for(options.pool)) == AUTO_STRATEGY
-
-    def max_capture(self, options: Options) -> int | None:
-        """Return the maximum size in bytes of captured values for a cell with these options; None for no limit."""
-        given: int | None = self.pools[options.pool or self.pool].defaults.get("max_capture")
-        return options.max_capture or given
 
     def filled(self, options: Options) -> Options:
         """Return the options, completed with all defaults."""
@@ -201,6 +206,23 @@ class Settings:
         if pool.sized_by and not options.sized:
             parts.setdefault(pool.sized_by, []).append("number of ranks")
         return ", ".join(f"{' and '.join(what)} from {origin}" for origin, what in parts.items())
+
+
+@data_class
+class CellOptions:
+    """The options of a cell, with the settings that complete them."""
+
+    given: Options
+    """The options that the cell gives."""
+    filled: Options
+    """The same, completed with all defaults."""
+    size: GroupSize
+    """The size of the worker group that these ask for."""
+    settings: Settings
+    origins: str
+    """The origins of pool, strategy and size that the cell does not name."""
+    needs_dry_run: bool
+    """Whether a dry run is asked for, or is to choose the strategy."""
 
 
 def built_in(kinds: Declared) -> dict[str, NamedPool]:

@@ -44,6 +44,9 @@ class UnchangedParts:
     settings: Settings | None = None
     next: dict[str, Any] = field(default_factory=dict)
     """Options of the next run under these settings."""
+    strategies: list[str] = field(default_factory=list)
+    pools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The parts of each pool that follow from these settings, by name."""
     ended: dict[Run, dict[str, Any]] = field(default_factory=dict)
     """The runs that have ended."""
 
@@ -64,7 +67,8 @@ def overview(
     """
     unchanged = UnchangedParts() if unchanged is None else unchanged
     if unchanged.settings is not settings:
-        unchanged.settings, unchanged.next = settings, _next(settings)
+        unchanged.settings, unchanged.next, unchanged.pools = settings, _next(settings), {}
+        unchanged.strategies = list(settings.strategies)
     groups: dict[str, list[dict[str, Any]]] = {}
     for group in session.pools.groups():
         groups.setdefault(group.connection.facts.pool, []).append(_group(group))
@@ -74,9 +78,16 @@ def overview(
         "label": session.identity.label,
         "pid": session.identity.pid,
         "next": unchanged.next,
-        "strategies": list(settings.strategies),
+        "strategies": unchanged.strategies,
         "pools": [
-            _pool(session, pool, pools.get(pool.name), groups.get(pool.name, []))
+            {
+                **(unchanged.pools.get(pool.name) or unchanged.pools.setdefault(pool.name, _pool(pool))),
+                "groups": groups.get(pool.name, []),
+                "machines": machines.of_pool(pool) if "up" in pool.options else "",
+                "node": _node(session, status)
+                if (status := pools.get(pool.name)) and status.server.nodes is not None
+                else None,
+            }
             for pool in session.usable_pools(settings)
         ],
         "starts": [m.fields_of(start) for start in session.pools.starts if _is_start(groups.get(start.pool, []))],
@@ -106,9 +117,7 @@ def _next(settings: Settings) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- pools
 
 
-def _pool(
-    session: Session, pool: NamedPool, status: PoolStatus | None, groups: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def _pool(pool: NamedPool) -> dict[str, Any]:
     return {
         "name": pool.name,
         "kind": pool.kind,
@@ -116,10 +125,7 @@ def _pool(
         "where": _where(pool),
         "editable": pool.origin not in (BUILT_IN, NOTEBOOK),
         "waits": pool.project_file and _waits(pool.project_file),
-        "groups": groups,
-        "machines": machines.of_pool(pool),
         "no_gpu": not capabilities_of(pool.kind).remote and not gpu_devices.may_exist(),
-        "node": _node(session, status) if status and status.server.nodes is not None else None,
     }
 
 

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 
 from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
-from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options
 from jupyter_distrib.kernel.settings.settings import without_files
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
@@ -19,13 +19,14 @@ from jupyter_distrib.wire import messages as m
 def test_a_queued_order_has_copies_and_keeps_no_value_of_the_notebook() -> None:
     value, cache = np.zeros(1_000_000), ValueCache()
     released = weakref.ref(value)
+    options = without_files({DEFAULT_POOL: []}, {}).completed(Options())
     request = CellRequest(
         cell=m.Cell(source="x", filename="Cell In[1]"),
         inputs=payload.pack_inputs({"x": value}, {}),
-        options=Options(),
+        options=options,
         label="Cell In[1]",
     )
-    order = Order(request=request, options=Options(track=()), settings=without_files({}, {}), origins="")
+    order = Order(request=request, options=options)
     queued = order.as_it_is_now(cache, remote=False)
     del value, request, order
     gc.collect()

@@ -123,8 +123,8 @@ def test_a_pool_may_limit_what_its_cells_send(place: Place) -> None:
     place.write(place.user, '[pools.lab]\nkind = "local"\nmax_capture = "1GB"\n')
     settings = place.load()
 
-    assert settings.max_capture(Options(pool="lab")) == 10**9
-    assert settings.max_capture(Options(pool="lab", max_capture=5)) == 5
+    assert settings.filled(Options(pool="lab")).max_capture == 10**9
+    assert settings.filled(Options(pool="lab", max_capture=5)).max_capture == 5
 
 
 def test_a_pool_has_a_limit_for_values_that_were_sent_and_a_cell_another(place: Place) -> None:
@@ -133,7 +133,7 @@ def test_a_pool_has_a_limit_for_values_that_were_sent_and_a_cell_another(place: 
     assert settings.filled(Options(pool="lab")).cache == 10**9
     assert settings.filled(Options(pool="lab", cache=0)).cache == 0
     assert settings.filled(Options(pool="local")).cache is None
-    assert settings.max_capture(Options(pool="local")) is None
+    assert settings.filled(Options(pool="local")).max_capture is None
 
 
 def test_the_cells_own_line_wins(place: Place) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.pools.pool_manager import RankStart
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
@@ -113,7 +114,7 @@ def test_a_start_is_listed_from_the_search_for_its_pool_on_and_not_when_ranks_ar
     def starts() -> Any:
         return overview(session, session.settings, {})["starts"]
 
-    with session.pools.starting("local", label="Cell In[3]", cell="c-3"):
+    with session.pools.starting(RankStart(pool="local", label="Cell In[3]", cell="c-3")):
         (start,) = starts()
         assert (start["pool"], start["label"], start["cell"], start["run"]) == ("local", "Cell In[3]", "c-3", "")
     assert starts() == []

@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import field, replace
 from typing import TypeVar
 
 from jupyter_distrib.errors import DistributedError, PoolError
@@ -32,7 +32,7 @@ from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, GroupSize, Options
 from jupyter_distrib.kernel.settings.choices import Choices
-from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, CellOptions, NamedPool
 from jupyter_distrib.pools.local import RunningServer
 from jupyter_distrib.pools.machines.machine import end_left
 from jupyter_distrib.pools.server_home import AGENT_NAME
@@ -90,8 +90,11 @@ class Connections:
                 return self.connect(pool, named.options, group)
             self._choices.check_trusted(named)
             address = PoolAddress(name=pool, kind=named.kind, options=dict(options))
-            with open_files.as_pool_error():
+            try:
                 connection = Connection(address, self._identity.hello(), on_lost=self._drop, on_change=self._on_change)
+            except OSError as error:
+                open_files.raise_if_full(error)
+                raise
             self._open.append(connection)
             return connection
 
@@ -172,7 +175,7 @@ class RankStart:
     """The id of that cell in its notebook; empty if it is not known."""
     run: str = ""
     """The id of the submitted run that waits for them; empty if none does."""
-    began_at_s: float
+    began_at_s: float = field(default_factory=time.time)
     """Time since the epoch."""
 
 
@@ -181,10 +184,8 @@ class StartCut(PoolError):
 
 
 def once_more(start: Callable[[], T]) -> T:
-    """Return the result of a start of ranks. If the process that looks after them ends meanwhile, start it again,
-    once."""
-    with suppress(StartCut), open_files.as_pool_error():
-        return start()
+    """Return the result of a start of ranks that is repeated because the process that looks after them has ended
+    meanwhile."""
     try:
         return start()
     except StartCut as error:
@@ -204,7 +205,7 @@ class PoolManager:
         self.connections = Connections(identity, choices, on_change)
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self.starts: list[RankStart] = []
-        """The starts in progress; a cell that gets warm ranks has one until it has been sent."""
+        """The starts in progress; also of cells that are about to get warm ranks."""
         self._turns = threading.Condition(threading.RLock())
         """The condition on which threads wait for ranks that another thread has claimed."""
         self._numbers = itertools.count(1)
@@ -236,9 +237,8 @@ class PoolManager:
     # ------------------------------------------------------------------------------------------------ for a cell
 
     @contextmanager
-    def starting(self, pool: str, *, label: str = "", cell: str = "", run: str = "") -> Iterator[None]:
+    def starting(self, start: RankStart) -> Iterator[None]:
         """List a start of ranks within the block."""
-        start = RankStart(pool=pool, label=label, cell=cell, run=run, began_at_s=time.time())
         self.starts = [*self.starts, start]
         self._on_change()
         try:
@@ -250,7 +250,8 @@ class PoolManager:
     @contextmanager
     def claiming(
         self,
-        options: Options,
+        options: CellOptions,
+        start: RankStart,
         handles: Sequence[RankValue] = (),
         *,
         concurrent: ConcurrentStart | None = None,
@@ -260,7 +261,8 @@ class PoolManager:
         thread gets them until the cell has been sent or has failed to start.
 
         Args:
-            options: The cell's options, completed with all defaults.
+            options: The cell's options.
+            start: Its start, which is listed meanwhile unless the pool has ranks that are up.
             handles: The kept values that the cell reads.
             concurrent: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
             unused: Whether to claim ranks that have run nothing yet, if possible.
@@ -268,26 +270,31 @@ class PoolManager:
         Raises:
             PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
         """
-        waiting_s = concurrent.wait_s if concurrent else options.wait_s or 0.0
+        waiting_s = concurrent.wait_s if concurrent else options.filled.wait_s or 0.0
         say = concurrent.say if concurrent else print
         until_s = time.monotonic() + waiting_s
-        while (
-            group := self._claim(options, handles, concurrent, unused=unused)
-        ).claimed_by is not threading.current_thread():
-            if waiting_s and until_s > time.monotonic():
-                label = group.executing.record.label if group.executing else "another cell"
-                say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
-                waiting_s = 0.0
-            selection.wait_or_refuse(group, until_s, self._turns)
-        try:
-            yield group
-        finally:
-            with self._turns:
-                group.claimed_by = None
-                self._turns.notify_all()
+        with ExitStack() as listed:
+            if not any(group.state is GroupState.OPEN for group in self.groups(start.pool)):
+                listed.enter_context(self.starting(start))
+            while (
+                group := self._claim(options, handles, concurrent, unused=unused)
+            ).claimed_by is not threading.current_thread():
+                if waiting_s and until_s > time.monotonic():
+                    label = group.executing.record.label if group.executing else "another cell"
+                    say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
+                    waiting_s = 0.0
+                selection.wait_or_refuse(group, until_s, self._turns)
+            try:
+                if group.state is GroupState.OPENING and start not in self.starts:
+                    listed.enter_context(self.starting(start))
+                yield group
+            finally:
+                with self._turns:
+                    group.claimed_by = None
+                    self._turns.notify_all()
 
     def _claim(
-        self, options: Options, handles: Sequence[RankValue], concurrent: ConcurrentStart | None, *, unused: bool
+        self, options: CellOptions, handles: Sequence[RankValue], concurrent: ConcurrentStart | None, *, unused: bool
     ) -> WorkerGroup:
         """Choose ranks, and claim them for this thread's cell unless they are busy."""
         with self._turns:
@@ -298,24 +305,25 @@ class PoolManager:
 
     def _choose(
         self,
-        options: Options,
+        options: CellOptions,
         handles: Sequence[RankValue] = (),
         concurrent: ConcurrentStart | None = None,
         *,
         unused: bool = False,
     ) -> WorkerGroup:
+        filled, size = options.filled, options.size
         keeps = handles[0].group if handles else ""
         visible = _visible()
-        connection = self.connections.connect(options.pool or self._choices.pool, options.pool_options, keeps)
+        connection = self.connections.connect(filled.pool or self._choices.pool, filled.pool_options, keeps)
         connection.gpus.update(visible)
         request = _request(options, connection, connection.packages())
         if handles:
-            group = selection.of_handles(handles, connection, options.size, options.on)
+            group = selection.of_handles(handles, connection, size, filled.on)
             return selection.with_notes_on_changes(group, request)
-        if options.on is not None and options.size.count is None:
+        if filled.on is not None and size.count is None:
             return selection.newest(connection)
         fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
-        if not (fitting or options.fresh):
+        if not (fitting or filled.fresh):
             fitting = [
                 selection.with_notes_on_changes(group, request)
                 for group in connection.groups.values()
@@ -328,7 +336,7 @@ class PoolManager:
                 self.close_group(group)
             elif concurrent is None and not group.busy_concurrently:
                 busy.append(group)
-        if options.fresh and not busy:
+        if filled.fresh and not busy:
             while fitting:
                 self.close_group(fitting.pop())
         elif unused and not busy:
@@ -337,7 +345,7 @@ class PoolManager:
             return free[-1]
         if not connection.is_current(surely=True):
             return self._choose(options, handles, concurrent, unused=unused)  # on another process, which is here
-        wait_s = concurrent.wait_s if concurrent else options.wait_s or (PATIENCE_S if options.size.least else 0.0)
+        wait_s = concurrent.wait_s if concurrent else filled.wait_s or (PATIENCE_S if size.least else 0.0)
         return self._open(connection, request, wait_s)
 
     def _unused(self, groups: list[WorkerGroup]) -> list[WorkerGroup]:
@@ -436,11 +444,14 @@ class PoolManager:
     def _start(self, options: Options) -> None:
         def start() -> None:
             with self._turns:
-                group = self._choose(self._choices.settings.filled(options))
+                group = self._choose(self._choices.settings.completed(options))
             self.wait_open(group)
 
-        with self.starting(options.pool or self._choices.pool):
-            once_more(start)
+        with self.starting(RankStart(pool=options.pool or self._choices.pool)):
+            try:
+                start()
+            except StartCut:
+                once_more(start)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """End the ranks of a pool and the runs on them; the values that they keep are lost."""
@@ -498,18 +509,19 @@ _ON_KEEPING_RANKS = (
 )
 
 
-def _request(options: Options, connection: Connection, packages: m.Packages | None) -> GroupRequest:
+def _request(options: CellOptions, connection: Connection, packages: m.Packages | None) -> GroupRequest:
     """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or refuses with the
     reason."""
     size = options.size
     # Nodes with GPUs may join a cluster.
-    may_come = size.count is not None and connection.facts.remote and (bool(options.wait_s) or not connection.groups)
+    may_come = size.count is not None and connection.facts.remote
+    may_come = may_come and (bool(options.filled.wait_s) or not connection.groups)
     refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
     if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
         size = size.on_cpus()
     has_gpus = size.gpus and connection.gpus.exist is not False and not connection.facts.remote
     changed = connection.gpu_variables.changed() if has_gpus else {}
-    load_env = {**changed, **process_environment.load_time_changes(options.env)}
+    load_env = {**changed, **process_environment.load_time_changes(options.filled.env)}
     return GroupRequest(
         size=size,
         load_env=load_env,

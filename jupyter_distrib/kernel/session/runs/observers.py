@@ -106,7 +106,8 @@ class Observers:
 
     def __init__(self) -> None:
         self.own: list[Follow] = []
-        """Functions called in the thread that begins a run; each call of their observers returns at once."""
+        """Functions called in the thread that begins a run; each call of their observers returns at once. `begin` is
+        not called."""
         self._hung: dict[str, ObserverThread] = {}
         """Observers that have hung in an earlier run, by name."""
         self._behind: list[ObserverThread] = []
@@ -116,11 +117,12 @@ class Observers:
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
         """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
         run.observers.facts = facts
-        own = [observer for follow in self.own if (observer := follow(facts)) is not None]
-        for observer in own:
-            observer.begin()
-        run.observers.add(*own)
         tracking = trackers.wanted(facts.trackers, facts.uses, attached=facts.attached)
+        own = []
+        for follow in self.own:
+            if (observer := follow(facts)) is not None:
+                own.append(observer)
+        run.observers.add(*own)
         tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
         given: list[Mapping[str, str]] = []

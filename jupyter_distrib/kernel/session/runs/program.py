@@ -11,7 +11,7 @@ from types import FunctionType, ModuleType
 
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -31,9 +31,7 @@ class Program:
     """The names that it captured."""
     values: Mapping[str, object]
     """The captured values that are code, or short and plain, as they were."""
-    given: Options
-    """The options as given by the cell."""
-    settings: Settings
+    cell_options: CellOptions
     setups: tuple[str, ...] = ()
     """The sources of the set-ups that each rank runs before it."""
     of_setups: frozenset[str] = frozenset()
@@ -42,7 +40,7 @@ class Program:
     @property
     def options(self) -> Options:
         """The options with all defaults."""
-        return self.settings.filled(self.given)
+        return self.cell_options.filled
 
     def after(self, setup: m.Setup, inputs: tuple[Input, ...]) -> Program:
         """Return the program with one more set-up and the values that it had captured."""
@@ -52,9 +50,9 @@ class Program:
         return replace(self, names=names, values={**before, **values}, setups=sources, of_setups=bound)
 
     @classmethod
-    def of(cls, cell: m.Cell, inputs: tuple[Input, ...], given: Options, settings: Settings) -> Program:
+    def of(cls, cell: m.Cell, inputs: tuple[Input, ...], options: CellOptions) -> Program:
         names = tuple(each.name for each in inputs)
-        return cls(source=cell.source, names=names, values=_kept(inputs), given=given, settings=settings)
+        return cls(source=cell.source, names=names, values=_kept(inputs), cell_options=options)
 
 
 def _kept(inputs: tuple[Input, ...]) -> dict[str, object]:

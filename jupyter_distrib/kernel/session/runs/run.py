@@ -506,9 +506,12 @@ class Run:
         succeeded = self.record.ok and not self.interrupted
         try:
             imports = nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports()
-            with imports, open_files.as_pool_error():
+            with imports:
                 results = self.values.unpacked(returned, keep=self.concurrent)
                 exception = None if succeeded else self._exception()
+        except OSError as error:
+            open_files.raise_if_full(error)
+            raise
         except KeyboardInterrupt:
             results = Results({})
             exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)
