@@ -268,11 +268,11 @@ class DistributedFunction(Generic[P, R]):
             label=self.label or (_call(self.function, name, args, kwargs) if submitted else f"{name}()"),
             handles=handles,
             cell_id=_running_cell(),
-            notes=[*notes, *current.changes_for(_CALL, inputs, namespace)],
+            notes=[*notes, *current.module_changes.sentences(_CALL, inputs, namespace, current.setups.sources)],
             shown=_source_of(self.subject) or _call(self.function, name, args, kwargs),
             arguments=self._arguments_shown(args, kwargs),
             uses={**dict.fromkeys(self.tracked_by), **packed_inputs.uses("")},
-            keywords=self.names,
+            in_words=functools.partial(in_call, names=self.names),
         )
         run = current.submit(request) if submitted else current.start(request)
         run.program = current.setups.before(_program(self._name, cell, inputs, options, namespace))

@@ -243,7 +243,10 @@ class CellMagics(Magics):
             inputs=packed_inputs.packed,
             uses=packed_inputs.uses(source),
             cell_id=cell_outputs.cell_id(self.shell),
-            notes=[*notes, *current.changes_for(source, captured.inputs, notebook)],
+            notes=[
+                *notes,
+                *current.module_changes.sentences(source, captured.inputs, notebook, current.setups.sources),
+            ],
             arguments=swept or {},
         )
         concurrent = submitted or options.given.detach

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
@@ -21,7 +21,6 @@ from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, GroupSize, Options
-from jupyter_distrib.kernel.settings.keywords import in_call
 from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.libraries import mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
@@ -102,18 +101,12 @@ class CellRequest:
     """The plain values of the function's call, or of the sweep, by name."""
     uses: Mapping[str, object] = field(default_factory=dict)
     """The trackers that the code itself uses, by name, with what it says about them."""
-    keywords: Mapping[str, str] | None = None
-    """The caller's names for keywords, for advice in a caller's words; None for a cell or script, which has flags."""
+    in_words: Callable[[str], str] = str
+    """Returns a sentence about options in the words of the caller that began the run."""
 
     def sources(self) -> tuple[str, ...]:
         """Return the sources of the cell, and of the cells and functions that it calls."""
         return (self.cell.source, self.shown, *self.cell.sources.values())
-
-    @property
-    def in_words(self) -> Callable[[str], str]:
-        """A function of a sentence about options: the sentence in the words of the caller that began the run. It does
-        not hold the request, whose values are to be freed."""
-        return str if self.keywords is None else partial(in_call, names=self.keywords)
 
 
 @data_class

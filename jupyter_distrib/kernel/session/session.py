@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel import trackers
-from jupyter_distrib.kernel.capture.capture import Dropped, Input
+from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.capture.module_changes import ModuleChanges
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
@@ -110,10 +110,6 @@ class Session:
         if not any(connection.groups for connection in list(self.pools.connections)):
             self.sent_values.clear()  # no ranks hold them any more
         self.on_change()
-
-    def changes_for(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> list[str]:
-        """Return a sentence on each change that the notebook has made to modules which matters to this cell."""
-        return self.module_changes.sentences(source, inputs, namespace, self.setups.sources)
 
     def start(self, request: CellRequest) -> Run:
         """Send the cell to its ranks. Returns as soon as the order is sent.

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.kernel.session.pools import selection
 from jupyter_distrib.kernel.session.pools.connection import GroupRequest, GroupState, WorkerGroup
-from jupyter_distrib.kernel.session.pools.selection import fits
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.wire import messages as m
 
 TWO_CPUS = GroupSize(count=2, gpus=False)
+
+
+def fits(ranks: WorkerGroup, wanted: GroupRequest) -> bool:
+    return selection.fitting([ranks], wanted) == ([ranks], [])
 
 
 def request(size: GroupSize, **more: Any) -> GroupRequest:

@@ -315,10 +315,9 @@ class Connection:
         self.node.give_up(pids)
         self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
 
-    def wait_if_gone(self) -> None:
-        """If the process at the other end has ended, wait until this connection has noticed it."""
-        if self.node.has_ended():
-            interrupts.wait(self._known_lost, GONE_S)
+    def wait_lost(self) -> None:
+        """Wait, for a bounded time, until this connection has noticed that the process at the other end has ended."""
+        interrupts.wait(self._known_lost, GONE_S)
 
     def _lose(self, reason: str) -> None:
         """End all requests, worker groups and runs: the agent is gone, and every rank with it."""

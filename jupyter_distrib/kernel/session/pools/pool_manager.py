@@ -79,7 +79,8 @@ class Connections:
             group: The name of the worker group that is wanted, for which a pool that has moved since counts as well.
         """
         for connection in list(self._open):
-            connection.wait_if_gone()  # the connection is dropped then, and the cell gets another agent
+            if connection.node.has_ended():
+                connection.wait_lost()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
                 is_meant = connection.facts.pool == pool and connection.facts.options == options
@@ -322,16 +323,15 @@ class PoolManager:
             return selection.with_notes_on_changes(group, request)
         if filled.on is not None and size.count is None:
             return selection.newest(connection)
-        fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
-        if not (fitting or filled.fresh):
+        fitting, in_use = selection.fitting(connection.groups.values(), request)
+        if not (fitting or in_use or filled.fresh):
             fitting = [
                 selection.with_notes_on_changes(group, request)
                 for group in connection.groups.values()
                 if group.kept and not group.busy and selection.fits_if_kept(group, request)
             ]
         busy = []
-        for group in [group for group in fitting if group.busy]:
-            fitting.remove(group)
+        for group in in_use:
             if group.executing is not None and group.executing.abandoned:
                 self.close_group(group)
             elif concurrent is None and not group.busy_concurrently:

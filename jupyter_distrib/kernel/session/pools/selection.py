@@ -15,9 +15,13 @@ from jupyter_distrib.kernel.settings.cell_options import GroupSize
 from jupyter_distrib.system.formatting import rank_list
 
 
-def fits(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Return whether these ranks meet the request and have the packages as they are now."""
-    return _meets(group, request) and not group.packages.changes
+def fitting(groups: Iterable[WorkerGroup], request: GroupRequest) -> tuple[list[WorkerGroup], list[WorkerGroup]]:
+    """Return the groups whose ranks meet the request and have the packages as they are now: idle ones and busy ones."""
+    idle, busy = list[WorkerGroup](), list[WorkerGroup]()
+    for group in groups:
+        if _meets(group, request) and not group.packages.changes:
+            (busy if group.busy else idle).append(group)
+    return idle, busy
 
 
 def fits_if_kept(group: WorkerGroup, request: GroupRequest) -> bool:
