@@ -30,8 +30,10 @@ def _read(_: Any) -> list[list[Any]] | None:
     """Return the filters that users set: action, message, category, module and line of each."""
     found = []
     for action, message, category, module, line in warnings.filters:
+        if not isinstance(category, type) or (action, category) in _OF_PYTHON:
+            continue
         text, where = _text(message), _text(module)
-        if not isinstance(category, type) or (action, category) in _OF_PYTHON or text.startswith(_OF_LIBRARIES):
+        if text.startswith(_OF_LIBRARIES):
             continue
         pythons = getattr(builtins, category.__name__, None) is category
         top = category.__module__.partition(".")[0]

@@ -25,8 +25,13 @@ def on_path() -> tuple[str, ...]:
 
 def added_first() -> tuple[str, ...]:
     """Return the folders of packages that this process has put on its path before those of its interpreter."""
+    return _added_first(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _added_first(path: tuple[str, ...]) -> tuple[str, ...]:
     own = _of_interpreter()
-    before = itertools.takewhile(lambda folder: folder not in own, sys.path)
+    before = itertools.takewhile(lambda folder: folder not in own, path)
     return tuple(each for each in before if _has_packages(each))
 
 
