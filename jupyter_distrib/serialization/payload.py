@@ -93,7 +93,10 @@ class Unreturned:
 
 
 def pack_inputs(
-    inputs: Mapping[str, object], namespace: dict[str, object], shared: Mapping[int, tuple[str, str]] | None = None
+    inputs: Mapping[str, object],
+    namespace: dict[str, object],
+    shared: Mapping[int, tuple[str, str]] | None = None,
+    reads_files: Callable[[], bool] = bool,
 ) -> Packed:
     """Pickle captured variables together, so that a shared object or storage stays shared.
 
@@ -101,12 +104,13 @@ def pack_inputs(
         inputs: The values by name.
         namespace: The names of the notebook; functions defined in it bring along the globals that they use.
         shared: The objects that ranks have from a set-up, by identity, if they are to be sent by their names.
+        reads_files: Returns whether the ranks have the files of this machine, so that mapped ones need not be copied.
 
     Raises:
         PayloadError: A value cannot be pickled; `problem` then describes it.
     """
     identities = Identities(inputs)
-    pickler = partial(InputPickler, namespace, identities=identities, shared=shared or {})
+    pickler = partial(InputPickler, namespace, identities=identities, shared=shared or {}, reads_files=reads_files)
     try:
         return _packed(pickler, inputs_in_order(identities.sent_inputs()), results=False)
     except Exception as error:  # foreign code
@@ -209,18 +213,24 @@ def _set(variable: ContextVar[Any], value: object) -> Iterator[None]:
         variable.reset(token)
 
 
-def sizes(inputs: Mapping[str, object], namespace: dict[str, object] | None = None) -> dict[str, int]:
+def sizes(
+    inputs: Mapping[str, object],
+    namespace: dict[str, object] | None = None,
+    reads_files: Callable[[], bool] = bool,
+) -> dict[str, int]:
     """Return the approximate number of bytes that each input alone would take; 0 if it cannot be pickled."""
-    return {name: _size_bytes(value, {} if namespace is None else namespace) for name, value in inputs.items()}
+    known = {} if namespace is None else namespace
+    return {name: _size_bytes(value, known, reads_files) for name, value in inputs.items()}
 
 
-def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
+def _size_bytes(value: Any, namespace: dict[str, object], reads_files: Callable[[], bool]) -> int:
     if isinstance(value, (bytes, bytearray, str, int, float, type(None))):
         return sys.getsizeof(value)
     try:
-        if type(value).__module__.partition(".")[0] == "numpy" and value.dtype.kind != "O":
+        kind = type(value)
+        if kind.__module__.partition(".")[0] == "numpy" and kind.__name__ != "memmap" and value.dtype.kind != "O":
             return int(value.nbytes)
-        return pack_inputs({"": value}, namespace).size_bytes
+        return pack_inputs({"": value}, namespace, reads_files=reads_files).size_bytes
     except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of all inputs reports it
         return 0
 

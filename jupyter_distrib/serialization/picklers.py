@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from jupyter_distrib.libraries import known
-from jupyter_distrib.serialization import definitions, exception_form, standard_objects
+from jupyter_distrib.serialization import definitions, exception_form, mapped_files, standard_objects
 from jupyter_distrib.serialization.identities import Identities
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import private_torch
@@ -166,11 +166,21 @@ class InputPickler(_Pickler):
         *,
         identities: Identities | None = None,
         shared: Mapping[int, tuple[str, str]] = types.MappingProxyType({}),
+        reads_files: Callable[[], bool] = bool,
     ) -> None:
-        """Prepare to write to `file`; the objects of `shared`, by identity, which ranks have from a set-up, are sent by
-        their names."""
+        """Prepare to write to `file`.
+
+        Args:
+            namespace: The names of the notebook.
+            file: Takes the pickle.
+            tensors: The tensors of this pickle.
+            buffers: Takes the large buffers.
+            identities: The tensors and modules by whose ids collections are sent.
+            shared: The objects that ranks have from a set-up, by identity; they are sent by their names.
+            reads_files: Returns whether the ranks have the files of this machine.
+        """
         super().__init__(file, tensors, buffers)
-        self._namespace, self._shared = namespace, shared
+        self._namespace, self._shared, self._reads_files = namespace, shared, reads_files
         self._identities = identities or Identities({})
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self._of_modules: dict[str, ModuleGlobals] = {}
@@ -203,15 +213,20 @@ class InputPickler(_Pickler):
             return form
         if self._shared and (place := self._shared.get(id(obj))) is not None:
             return definitions.shared_value, place
-        if type(obj) is self._memmap and (form := self._tensors.arrays.reduce(obj)) is not NotImplemented:
-            return form
         if type(obj) is self._memmap:
-            return rebuild_memmap, (self._tensors.arrays.alone(obj.view(sys.modules["numpy"].ndarray)),)
+            return self._mapped(obj)
         if self._of_libraries and issubclass(type(obj), self._of_libraries):
             self.last = obj
             return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
         form = super().reducer_override(obj)
         return standard_objects.with_getattr(obj, self.dispatch_table) if form is NotImplemented else form
+
+    def _mapped(self, array: Any) -> Any:
+        if (form := mapped_files.form(array, self._reads_files)) is not NotImplemented:
+            return form
+        if (form := self._tensors.arrays.reduce(array)) is not NotImplemented:
+            return form
+        return rebuild_memmap, (self._tensors.arrays.alone(array.view(sys.modules["numpy"].ndarray)),)
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         self.sent.append(obj)

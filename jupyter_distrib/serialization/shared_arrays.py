@@ -52,7 +52,7 @@ class SharedArrays:
             return NotImplemented
         if self._numpy is None or type(obj) not in (self._numpy.ndarray, self._numpy.memmap) or obj.dtype.hasobject:
             return NotImplemented
-        begin, end = _bounds(obj)
+        begin, end = bounds(obj)
         if begin == end:
             return NotImplemented
         region = self._region(begin, end)
@@ -108,7 +108,7 @@ def _shared_by(group: list[tuple[int, int, int, bool, Any]], end: int) -> dict[i
     return {address: region for address, *_ in group}
 
 
-def _bounds(array: Any) -> tuple[int, int]:
+def bounds(array: Any) -> tuple[int, int]:
     """Return the addresses of an array's first byte and of the one behind its last."""
     begin = end = array.__array_interface__["data"][0]
     if array.size == 0:

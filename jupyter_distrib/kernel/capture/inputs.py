@@ -85,9 +85,16 @@ def pack(
     *,
     most_bytes: int | None = None,
     shared: Callable[[], Mapping[int, tuple[str, str]]] = dict,
+    reads_files: Callable[[], bool] = bool,
 ) -> PackedInputs:
-    """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it. If something cannot be
-    pickled, objects that ranks have from a set-up (which `shared` returns) are sent by their names.
+    """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it.
+
+    Args:
+        inputs: The inputs.
+        namespace: The names of the notebook.
+        most_bytes: The limit of their size.
+        shared: Returns the objects that ranks have from a set-up: sent by name if something cannot be pickled.
+        reads_files: Returns whether the ranks have the files of this machine, and map them as the notebook has.
 
     Raises:
         PayloadError: It names the variable, the part that cannot be pickled, and the line that reads the variable.
@@ -99,7 +106,9 @@ def pack(
     by_name_of_setup: Mapping[int, tuple[str, str]] = {}
     while True:
         try:
-            packed = payload.pack_inputs(_with_submodules(travelling, by_name), namespace, by_name_of_setup)
+            packed = payload.pack_inputs(
+                _with_submodules(travelling, by_name), namespace, by_name_of_setup, reads_files
+            )
         except PayloadError as error:
             if not by_name_of_setup and (by_name_of_setup := shared()):
                 continue
@@ -114,18 +123,23 @@ def pack(
         else:
             if packed.size_bytes > min(_LARGE_BYTES, most_bytes or _LARGE_BYTES):
                 sent = tuple(item for item in inputs if item.name in travelling)
-                _check_size(sent, namespace, packed.size_bytes, most_bytes)
+                _check_size(sent, namespace, packed.size_bytes, most_bytes, reads_files)
             return PackedInputs(values=travelling, packed=packed, left_out=left_out)
 
 
 def _check_size(
-    inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, most_bytes: int | None
+    inputs: tuple[Input, ...],
+    namespace: dict[str, object],
+    total_bytes: int,
+    most_bytes: int | None,
+    reads_files: Callable[[], bool],
 ) -> None:
     """Raise `CaptureError` for inputs larger than `most_bytes`, and print a warning about large ones."""
+    largest = functools.partial(_largest, inputs, namespace, total_bytes, reads_files)
     if most_bytes is not None and total_bytes > most_bytes:
-        raise CaptureError(_refusal(inputs, namespace, total_bytes, most_bytes))
+        raise CaptureError(_refusal(largest, total_bytes, most_bytes))
     if total_bytes > _LARGE_BYTES:
-        print(_warning(inputs, namespace, total_bytes))
+        print(_warning(largest))
 
 
 def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:
@@ -201,16 +215,20 @@ def _sentence(problem: PickleProblem, item: Input) -> str:
     return sentence
 
 
-def _warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:
+_Largest = Callable[[int], tuple[str, bool]]
+"""Returns the variables of at least this many bytes, largest first, and whether this is singular."""
+
+
+def _warning(largest: _Largest) -> str:
     """Return a warning that names the variables which make the inputs large, the largest first."""
-    what, one = _largest(inputs, namespace, total_bytes, _NAMED_BYTES)
+    what, one = largest(_NAMED_BYTES)
     are, them = ("is", "it") if one else ("are", "them")
     return f"{what} {are} captured and sent once per node. Load {them} in the cell to avoid this."
 
 
-def _refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, most_bytes: int) -> str:
+def _refusal(largest: _Largest, total_bytes: int, most_bytes: int) -> str:
     """Return a sentence on inputs that are larger than `most_bytes`; it names the largest of them first."""
-    what, one = _largest(inputs, namespace, total_bytes, min(most_bytes // 10, _NAMED_BYTES))
+    what, one = largest(min(most_bytes // 10, _NAMED_BYTES))
     are, them = ("is", "it") if one else ("are", "them")
     return (
         f"{what} {are} captured, {size(total_bytes)} with everything else, and no more than {size(most_bytes)} may be "
@@ -219,12 +237,15 @@ def _refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_byte
 
 
 def _largest(
-    inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, named_bytes: int
+    inputs: tuple[Input, ...],
+    namespace: dict[str, object],
+    total_bytes: int,
+    reads_files: Callable[[], bool],
+    named_bytes: int,
 ) -> tuple[str, bool]:
-    """Return the variables of at least `named_bytes`, largest first, and whether this is singular."""
     ways = reachable(inputs, namespace)
     values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
-    weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
+    weights = sorted(_weights(values, namespace, reads_files).items(), key=lambda item: -item[1])
     named: list[str] = []
     one = True
     for name, weight in weights:
@@ -235,13 +256,15 @@ def _largest(
     return what or f"{len(values)} variables ({size(total_bytes)})", one and len(named) == 1
 
 
-def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict[str, int]:
+def _weights(
+    values: Mapping[str, object], namespace: dict[str, object], reads_files: Callable[[], bool]
+) -> dict[str, int]:
     ordered = dict(sorted(values.items(), key=lambda item: bool(global_names(item[1]) & values.keys())))
-    meter = _Meter(namespace, Tensors(results=False))
+    meter = _Meter(namespace, Tensors(results=False), reads_files)
     try:
         meter.dump(inputs_in_order(ordered))
         if compact := meter.tensors.wasteful():
-            meter = _Meter(namespace, Tensors(results=False, compact=compact))
+            meter = _Meter(namespace, Tensors(results=False, compact=compact), reads_files)
             meter.dump(inputs_in_order(ordered))
     except Exception:  # noqa: BLE001 - foreign code, which pickled well a moment ago
         return {}
@@ -251,10 +274,10 @@ def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict
 class _Meter(InputPickler):
     """A pickler that keeps no data and records its position at each name."""
 
-    def __init__(self, namespace: dict[str, object], tensors: Tensors) -> None:
+    def __init__(self, namespace: dict[str, object], tensors: Tensors, reads_files: Callable[[], bool]) -> None:
         self.tensors = tensors
         self._stream, self._buffers, self._marks = _Counter(), list[memoryview](), dict[str, int]()
-        super().__init__(namespace, self._stream, tensors, self._buffers)
+        super().__init__(namespace, self._stream, tensors, self._buffers, reads_files=reads_files)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:

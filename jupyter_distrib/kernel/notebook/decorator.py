@@ -239,6 +239,7 @@ class DistributedFunction(Generic[P, R]):
             namespace=namespace,
             most_bytes=options.filled.max_capture,
             shared=functools.partial(current.setups.shared, namespace),
+            reads_files=functools.partial(current.reads_files, options),
         )
         packed_inputs = pack(inputs)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]

@@ -49,6 +49,7 @@ class Explanation:
         strategy: str = "none",
         effects: tuple[str, str] = ("", ""),
         unchanged_bytes: Callable[[payload.Packed], int] = lambda packed: 0,
+        reads_files: Callable[[], bool] = bool,
     ) -> Explanation:
         """Explain a captured cell.
 
@@ -58,17 +59,18 @@ class Explanation:
             strategy: The name of its strategy.
             effects: Descriptions of what the strategy does with a model and with a data loader.
             unchanged_bytes: Returns how much of the inputs the machines of the ranks have already.
+            reads_files: Returns whether the ranks have the files of this machine, so that mapped ones are not copied.
         """
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))
-        sizes = payload.sizes({name: value for name, (value, _) in names.items()}, dict(namespace))
+        sizes = payload.sizes({name: value for name, (value, _) in names.items()}, dict(namespace), reads_files)
         return cls(
             rows=tuple(
                 (name, type(value).__name__, size(sizes[name]) if sizes[name] else "cannot be sent", reason)
                 for name, (value, reason) in names.items()
             ),
-            sent=_sent(captured, dict(namespace), unchanged_bytes),
+            sent=_sent(captured, dict(namespace), unchanged_bytes, reads_files),
             strategy=strategy,
             changes=tuple((each.where, each.what, each.effect) for each in _preview(captured, namespace, *effects)),
         )
@@ -90,9 +92,15 @@ class Explanation:
         ]
 
 
-def _sent(captured: Captured, namespace: dict[str, Any], unchanged_bytes: Callable[[payload.Packed], int]) -> str:
+def _sent(
+    captured: Captured,
+    namespace: dict[str, Any],
+    unchanged_bytes: Callable[[payload.Packed], int],
+    reads_files: Callable[[], bool],
+) -> str:
+    inputs = {item.name: item.value for item in captured.inputs}
     try:
-        packed = payload.pack_inputs({item.name: item.value for item in captured.inputs}, namespace)
+        packed = payload.pack_inputs(inputs, namespace, reads_files=reads_files)
     except PayloadError:  # the table names the value
         return ""
     if packed.size_bytes < LARGE_BYTES:

@@ -151,6 +151,7 @@ class CellMagics(Magics):
             strategy=strategy,
             effects=effects,
             unchanged_bytes=lambda packed: current.unchanged_bytes(packed, filled),
+            reads_files=partial(current.reads_files, options),
         )
 
     def _asked(
@@ -262,6 +263,7 @@ class CellMagics(Magics):
                 notebook,
                 most_bytes=options.filled.max_capture,
                 shared=partial(current.setups.shared, notebook),
+                reads_files=partial(current.reads_files, options),
             )
 
     def _cell(self, current: Session, captured: Captured, packed_inputs: inputs.PackedInputs) -> m.Cell:

@@ -46,7 +46,7 @@ from jupyter_distrib.kernel.session.runs.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.setups import Setups
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
-from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, CellOptions, NamedPool, Settings
 from jupyter_distrib.libraries import known
 from jupyter_distrib.pools.base import capabilities_of, usable_kinds
 from jupyter_distrib.serialization import payload
@@ -171,6 +171,11 @@ class Session:
             setups=self.setups.to_send(),
             predicted=predicted.of(request.cell, request.inputs, strategy, own) if predicted.found else {},
         )
+
+    def reads_files(self, options: CellOptions) -> bool:
+        """Return whether the ranks of a cell are sure to have the files of this machine."""
+        pool = options.settings.pools[options.filled.pool or ""]
+        return not (capabilities_of(pool.kind).remote or pool.fallback)
 
     def unchanged_bytes(self, packed: payload.Packed, options: Options) -> int:
         """Return how much of the inputs of a cell the machines of its ranks have already; `options` are complete."""
