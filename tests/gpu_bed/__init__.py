@@ -71,6 +71,7 @@ STATE: dict[str, Any] = {
     "torch": "12.8",  # the CUDA that it is built for; or cpu, rocm
     "driver": "580.65.06",
     "cuda_driver": 13000,
+    "compiler": True,  # whether forkservers get on with importing torch's compiler, or wait in it
     "pids": True,  # whether the driver tells processes, as it does outside of containers
 }
 """The fields of a machine beside its `gpus`."""

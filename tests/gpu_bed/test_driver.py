@@ -71,26 +71,26 @@ def test_a_rank_that_is_replaced_after_a_gpu_was_lost_is_on_its_own_gpu(bed: Gpu
 
 
 @pytest.mark.parametrize("error", ["LIB_RM_VERSION_MISMATCH", "NO_PERMISSION", "UNKNOWN"])
-def test_a_broken_driver_means_cpu_ranks_that_are_reported(bed: GpuBed, book: Notebook, error: str) -> None:
+def test_a_broken_driver_means_cpu_ranks_that_are_reported(bed: GpuBed, error: str) -> None:
     bed.state["init"]["error"] = error
     bed.write()
+    with bed.notebook() as book:
+        outcome = book.ok("%%distributed\nstr(device)")
+        assert outcome.result == "ranks 0-1: 'cpu'"
+        assert "CPU ranks: the GPU driver does not work (" in outcome.view
+        assert book.fails("%%distributed --gpus 1 --fresh\n1").evalue.startswith(
+            "--gpus 1, but the GPU driver does not work ("
+        )
+        assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
 
-    outcome = book.ok("%%distributed\nstr(device)")
-    assert outcome.result == "ranks 0-1: 'cpu'"
-    assert "CPU ranks: the GPU driver does not work (" in outcome.view
-    assert book.fails("%%distributed --gpus 1 --fresh\n1").evalue.startswith(
-        "--gpus 1, but the GPU driver does not work ("
-    )
-    assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
 
-
-def test_no_driver_means_cpu_ranks(bed: GpuBed, book: Notebook) -> None:
+def test_no_driver_means_cpu_ranks(bed: GpuBed) -> None:
     bed.state["init"]["error"] = "DRIVER_NOT_LOADED"
     bed.write()
-
-    outcome = book.ok("%%distributed --gpus 2\nstr(device)")
-    assert outcome.result == "ranks 0-1: 'cpu'"
-    assert "no GPU here: 2 CPU ranks (gloo)" in outcome.view
+    with bed.notebook() as book:
+        outcome = book.ok("%%distributed --gpus 2\nstr(device)")
+        assert outcome.result == "ranks 0-1: 'cpu'"
+        assert "no GPU here: 2 CPU ranks (gloo)" in outcome.view
 
 
 def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:

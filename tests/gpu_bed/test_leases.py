@@ -33,10 +33,14 @@ def test_a_rank_has_a_context_on_its_own_gpu_only(bed: GpuBed) -> None:
 def test_the_first_ranks_with_gpus_are_not_replaced_by_preloaded_ones(bed: GpuBed) -> None:
     """CPU ranks are, after their first cell; a second context would need memory beside the first."""
     preloaded = "%%distributed --ranks 1 --fresh\nimport sys\n'torch._dynamo' in sys.modules"
+    bed.state["compiler"] = False
+    bed.write()
     with bed.notebook() as book, bed.notebook() as other:
-        before = pids(book.cell(f"%%distributed --gpus 2\n{WHERE}"))
-        assert "False" in book.ok("%%distributed --gpus 2\nimport sys\n'torch._dynamo' in sys.modules").result
-        wait_until(lambda: "True" in other.ok(preloaded).result)
+        first = "%%distributed --gpus 2\nimport os, sys\nassert 'torch._dynamo' not in sys.modules\n(os.getpid(),)"
+        before = pids(book.cell(first))
+        bed.state["compiler"] = True
+        bed.write()
+        assert wait_until(lambda: "True" in other.ok(preloaded).result)
         for _ in range(2):
             assert pids(book.cell(f"%%distributed --gpus 2\n{WHERE}")) == before
 

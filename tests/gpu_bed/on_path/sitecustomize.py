@@ -1,5 +1,5 @@
 """Python imports this when it starts, in every process of a test bed: stand-ins come behind `pynvml` and into `torch`
-when somebody imports them."""
+when somebody imports them. And nobody but a rank with a GPU imports torch's compiler before the bed lets them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import time
 from collections.abc import Sequence
 from types import ModuleType
 
 STAND_INS = {"pynvml": "feigned_nvml", "torch": "feigned_cuda"}
+COMPILER = "torch._dynamo"
+"""What a forkserver imports after torch, and takes long."""
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -19,6 +22,8 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if name == COMPILER:
+            wait_for_compiler()
         if name not in STAND_INS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -49,6 +54,14 @@ class Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         importlib.import_module(self._stand_in).install(module)
+
+
+def wait_for_compiler() -> None:
+    """Wait until the bed has a compiler; not in a rank with a GPU, which would keep its next cell waiting."""
+    from feigned_nvml import FOLDER, bed
+
+    while not bed()["compiler"] and not (FOLDER / "groups" / str(os.getpid())).exists():
+        time.sleep(0.01)
 
 
 if "CUDA_GPU_BED" in os.environ:
