@@ -74,8 +74,9 @@ def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(
     assert [*folder.iterdir()] == []
 
 
-def test_an_agent_in_another_control_group_is_not_used(start: Start) -> None:
+def test_an_agent_in_another_control_group_is_not_used(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where two containers have the same address and the same folder for temporary files."""
+    monkeypatch.setattr(relay, "KEPT_S", 0.1)  # the control group waits for the end of the agent in it
     with memory_group("jd-relay", 1 << 30) as group:
         first = start("a")
         (group / "cgroup.procs").write_text(str(agent_of(first)))
