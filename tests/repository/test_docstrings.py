@@ -6,11 +6,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent.parent / "jupyter_distrib"
+from tests.repository.package_code import trees, walked
 
 BAD_BEGINNING = re.compile(
     r"(Of|Those|Who|Whom|Whose|Whoever|What|Which|How|Why|Where|Until|As|From|(By|With|In|On|To|For) (which|whom))\b"
@@ -27,16 +26,16 @@ UNSPOKEN = re.compile(
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Constant]]:
     """Yield each string that stands alone, with what it stands in: docstrings, and those under attributes."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
+    for node in walked(tree):
+        for child in ast.iter_child_nodes(node) if hasattr(node, "body") else ():
             match child:
                 case ast.Expr(value=ast.Constant(value=str()) as text):
                     yield node, text
 
 
-def bad_beginnings(source: str) -> list[str]:
+def bad_beginnings(tree: ast.AST) -> list[str]:
     bad = []
-    for node, text in docstrings(ast.parse(source)):
+    for node, text in docstrings(tree):
         first = text.value.strip().partition("\n")[0]
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0].lineno == text.lineno
         if BAD_BEGINNING.match(first) or (is_function and BAD_BEGINNING_OF_FUNCTION.match(first)):
@@ -44,26 +43,22 @@ def bad_beginnings(source: str) -> list[str]:
     return bad
 
 
-def unspoken(source: str) -> list[str]:
-    firsts = (
-        (text.lineno, " ".join(text.value.partition("\n\n")[0].split())) for _, text in docstrings(ast.parse(source))
-    )
+def unspoken(tree: ast.AST) -> list[str]:
+    firsts = ((text.lineno, " ".join(text.value.partition("\n\n")[0].split())) for _, text in docstrings(tree))
     return [f"line {line}: {first}" for line, first in firsts if UNSPOKEN.search(first)]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     bad = []
-    for file in sorted(FOLDER.rglob("*.py")):
-        name = file.relative_to(FOLDER).as_posix()
-        bad += [f"{name}, {each}" for each in bad_beginnings(file.read_text(encoding="utf-8"))]
+    for name, tree in trees().items():
+        bad += [f"{name}, {each}" for each in bad_beginnings(tree)]
     assert bad == []
 
 
 def test_docstrings_are_said_as_one_would_say_them_aloud() -> None:
     bad = []
-    for file in sorted(FOLDER.rglob("*.py")):
-        name = file.relative_to(FOLDER).as_posix()
-        bad += [f"{name}, {each}" for each in unspoken(file.read_text(encoding="utf-8"))]
+    for name, tree in trees().items():
+        bad += [f"{name}, {each}" for each in unspoken(tree)]
     assert bad == []
 
 
@@ -81,7 +76,7 @@ def test_docstrings_are_said_as_one_would_say_them_aloud() -> None:
     ],
 )
 def test_a_bad_beginning_is_found(source: str) -> None:
-    assert len(bad_beginnings(source)) == 1
+    assert len(bad_beginnings(ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,7 +91,7 @@ def test_a_bad_beginning_is_found(source: str) -> None:
     ],
 )
 def test_other_strings_pass(source: str) -> None:
-    assert bad_beginnings(source) == []
+    assert bad_beginnings(ast.parse(source)) == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,7 @@ def test_other_strings_pass(source: str) -> None:
     ],
 )
 def test_grammar_that_nobody_would_say_is_found(source: str) -> None:
-    assert len(unspoken(source)) == 1
+    assert len(unspoken(ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize(
@@ -122,4 +117,4 @@ def test_grammar_that_nobody_would_say_is_found(source: str) -> None:
     ],
 )
 def test_plain_grammar_passes(source: str) -> None:
-    assert unspoken(source) == []
+    assert unspoken(ast.parse(source)) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent.parent / "jupyter_distrib"
+from tests.repository.package_code import trees, walked
+
 GIVES_FOLDERS = {"paths", "run_list", "queue_list", "last_seen", "record_file"}
 """The modules of `system/` that give the folders, or read from them. Who imports one handles such files."""
 READS = (".read_text", ".read_bytes", ".open", "json.load", "json.loads", "gzip.open", "pickle.load", "pickle.loads")
@@ -28,18 +28,17 @@ OTHER_FILES = {
 """What else these modules open, and why that is no reading of a kept file."""
 
 
-def opened_in(file: Path, name: str) -> Iterator[str]:
+def opened_in(tree: ast.AST, name: str) -> Iterator[str]:
     """The calls in a file that open or read something, if it imports a module that gives the folders."""
-    tree = ast.parse(file.read_text("utf-8"))
     imported = {
         alias.name
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "jupyter_distrib.system"
         for alias in node.names
     }
     if name == "system/record_file.py" or not (imported & GIVES_FOLDERS or name == "system/paths.py"):
         return
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             is_method_of_ours = function.endswith(".open") and function.split(".")[0] in ("self", "group")
@@ -48,7 +47,7 @@ def opened_in(file: Path, name: str) -> Iterator[str]:
 
 
 def test_kept_files_are_read_in_one_place() -> None:
-    found = {call for file in FOLDER.rglob("*.py") for call in opened_in(file, file.relative_to(FOLDER).as_posix())}
+    found = {call for name, tree in trees().items() for call in opened_in(tree, name)}
     assert found - OTHER_FILES.keys() == set(), "read it by `system/record_file.py`, or say here what it is"
     assert OTHER_FILES.keys() - found == set(), "these are no more"
 
@@ -63,6 +62,6 @@ def test_kept_files_are_read_in_one_place() -> None:
         ("record_file.text_of(path)", False),
     ],
 )
-def test_a_reading_in_another_way_is_found(tmp_path: Path, line: str, is_found: bool) -> None:
-    (tmp_path / "module.py").write_text(f"from jupyter_distrib.system import paths, record_file\n{line}\n")
-    assert bool(list(opened_in(tmp_path / "module.py", "kernel/module.py"))) is is_found
+def test_a_reading_in_another_way_is_found(line: str, is_found: bool) -> None:
+    tree = ast.parse(f"from jupyter_distrib.system import paths, record_file\n{line}\n")
+    assert bool(list(opened_in(tree, "kernel/module.py"))) is is_found

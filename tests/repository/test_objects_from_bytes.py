@@ -6,12 +6,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.repository.package_code import trees, walked
+
 ROOT = Path(__file__).parent.parent.parent
-PACKAGE = ROOT / "jupyter_distrib"
 TABLE = ROOT / "docs" / "security.md"
 
 MODULES = {
@@ -51,6 +53,7 @@ IN_TEXT = re.compile(r"\b(exec|eval|(?:pickle|cloudpickle|marshal)\.loads?|runpy
 """Programs that the package writes for other processes."""
 
 
+@cache
 def loaders() -> frozenset[str]:
     return frozenset(f"{module}.{name}" for module, names in MODULES.items() for name in names.split())
 
@@ -60,7 +63,7 @@ def found_in(tree: ast.Module) -> set[str]:
     names = local_names(tree)
     documentation = {id(text) for text in docstrings(tree)}
     found = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Load()) if name in BUILT_IN and name not in names:
                 found.add(name)
@@ -82,7 +85,7 @@ def found_in(tree: ast.Module) -> set[str]:
 def local_names(tree: ast.Module) -> dict[str, str]:
     """What each imported name stands for."""
     names = {}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             names |= {each.asname: each.name for each in node.names if each.asname}
             tops = [each.name.partition(".")[0] for each in node.names if not each.asname]
@@ -102,16 +105,13 @@ def dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
 
 
 def in_the_package() -> dict[str, set[str]]:
-    every = {
-        str(path.relative_to(PACKAGE)): found_in(ast.parse(path.read_text("utf-8")))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
+    every = {path: found_in(tree) for path, tree in trees().items()}
     return {path: found for path, found in every.items() if found}
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from jupyter_distrib.system import private_names
 from jupyter_distrib.system.private_names import LIBRARIES, Library
+from tests.repository.package_code import trees, walked
 
-PACKAGE = Path(__file__).parent.parent.parent / "jupyter_distrib"
+ROOT = Path(__file__).parent.parent.parent
 TABLE = "system/private_names.py"
 DOCUMENTED = {
     "_current_frames", "_exit", "_fields", "_getframe", "_make", "_thread",  # Python
@@ -27,17 +28,10 @@ PRIVATE = re.compile(r"_(?!jupyter_distrib)[a-zA-Z]\w*")
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    return {
-        file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
-        for file in sorted(PACKAGE.rglob("*.py"))
-    }
-
-
 def ours(tree: ast.Module) -> set[str]:
     """The names that a module gives to something itself."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 found.add(node.name)
@@ -56,11 +50,11 @@ def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of everything private that is not certainly the module's own."""
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jupyter_distrib")
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in imported:
                 continue
@@ -80,6 +74,14 @@ def names_of(library: Library) -> set[str]:
     return {part for full in private_names.every(library) for part in re.findall(r"\w+", full)}
 
 
+def is_own_object(node: ast.expr) -> bool:
+    """Whether this is `self`, `cls` or `super()`."""
+    match node:
+        case ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"), args=[]):
+            return True
+    return False
+
+
 def unlisted(file: str, tree: ast.Module, everywhere: set[str]) -> list[str]:
     """The uses of private names that no library lists for this file.
 
@@ -88,9 +90,7 @@ def unlisted(file: str, tree: ast.Module, everywhere: set[str]) -> list[str]:
     allowed = DOCUMENTED.union(*(names_of(each) for each in LIBRARIES if any(fnmatch(file, one) for one in each.files)))
     own = ours(tree)
     inherited = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"self", "cls", "super()"}
+        node.attr for node in walked(tree) if isinstance(node, ast.Attribute) and is_own_object(node.value)
     } & everywhere
     return [f"{file}, line {line}: {name}" for line, name in uses(tree) if name not in allowed | own | inherited]
 
@@ -145,6 +145,6 @@ def test_the_files_of_the_table_are_there(library: Library) -> None:
 
 
 def test_the_map_of_the_code_names_the_files_for_those_of_torch() -> None:
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     (sentence,) = re.findall(r"those of torch are used in (.*?)\. ", page, re.DOTALL)
     assert set(re.findall(r"`(.*?)`", sentence)) == set(private_names.TORCH.files)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -410,6 +411,7 @@ def statements(page: str) -> Iterator[str]:
             yield from filter(None, re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\[])", item.replace("\n", " ")))
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
