@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -233,6 +234,14 @@ def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:
     return seen, torch.rand(1).item()
 
 
+@functools.cache
+def undisturbed(kind: str) -> tuple[list[Any], float]:
+    torch.manual_seed(1)
+    whole = reading(kind)
+    shutil.rmtree("ckpt")
+    return whole
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -248,9 +257,7 @@ def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:
 )
 @pytest.mark.parametrize("stop_at", [1, 7, 10, 13, 24])
 def test_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_reads(kind: str, stop_at: int):
-    torch.manual_seed(1)
-    whole, end = reading(kind)
-    shutil.rmtree("ckpt")
+    whole, end = undisturbed(kind)
 
     torch.manual_seed(1)
     first, _ = reading(kind, stop_at)

@@ -81,6 +81,7 @@ def test_functions_that_share_a_variable_of_another_function_share_it_on_the_ran
     assert (add(), both(1)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_compiled_on_the_rank(kernel: Kernel) -> None:
     kernel.cell("""
         import torch

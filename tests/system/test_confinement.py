@@ -237,7 +237,17 @@ def fingerprint(*below: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     if done.returncode and below:
         pytest.skip(f"not here: {done.stderr}")
+    assert done.stdout, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def here() -> str:
+    return fingerprint()
+
+
+def test_kernels_with_the_same_namespaces_and_rights_share_an_agent(here: str) -> None:
+    assert fingerprint() == here
 
 
 @pytest.mark.parametrize(
@@ -255,5 +265,5 @@ def fingerprint(*below: str) -> str:
     ],
     ids=lambda below: below[1],
 )
-def test_kernels_with_other_namespaces_or_rights_have_agents_of_their_own(below: tuple[str, ...]) -> None:
-    assert fingerprint(*below) != fingerprint() == fingerprint()
+def test_kernels_with_other_namespaces_or_rights_have_agents_of_their_own(below: tuple[str, ...], here: str) -> None:
+    assert fingerprint(*below) != here

@@ -67,6 +67,7 @@ def test_bytecode_of_a_library_is_left_alone(module: Path, monkeypatch: pytest.M
     assert imported() == 1
 
 
+@pytest.mark.slow
 def test_a_module_that_is_edited_twice_in_a_second_is_imported_again(tmp_path: Path) -> None:
     with Notebook(tmp_path, {"PYTHONDONTWRITEBYTECODE": ""}) as book:
         book.ok("%load_ext jupyter_distrib")
