@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jupyter_distrib.pools.machines.record import ENDED, STARTING, UP, Record, known
@@ -24,7 +26,11 @@ def opened(folder: Path, cloud: Cloud, **options: str) -> Notebook:
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f'pool = "rented"\n\n{cloud.settings(**options)}ranks = 2\n')
     book = Notebook(folder, {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")})
-    assert book.cell("%load_ext jupyter_distrib").status == "ok"
+    try:
+        book.ok("%load_ext jupyter_distrib")
+    except BaseException:
+        book.close()
+        raise
     return book
 
 
@@ -40,8 +46,21 @@ def record() -> Record:
 
 
 def coordinator() -> int:
-    runtime = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
-    return max(pid for pid in agents(runtime) if b"pools.command" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """The newest one; a child of it that is about to be a command has its command line for a moment."""
+    runtime, found = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"]), {}
+    for pid in agents(runtime):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if "jupyter_distrib.pools.command" in process.cmdline():
+                found[pid] = process.ppid()
+    return max(pid for pid, parent in found.items() if parent not in found)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill them at the same moment: none of them sees that another has ended, and ends in order."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
 
 
 def ended(cloud: Cloud, limit_s: float = 30) -> bool:
@@ -121,8 +140,7 @@ def test_whoever_is_killed_while_up_runs_nothing_is_left(tmp_path: Path, cloud: 
         pids = {"kernel": [book.pid], "coordinator": [coordinator()]}
         pids["both"] = pids["kernel"] + pids["coordinator"]
         pids["all"] = [record().keeper, *pids["both"]]
-        for pid in pids[killed]:
-            os.kill(pid, signal.SIGKILL)
+        kill(pids[killed])
         if killed == "coordinator":  # the cell asks another one for its ranks, which waits for the same `up`
             book.manager.interrupt_kernel()
         if killed != "all":
@@ -140,8 +158,7 @@ def test_whoever_is_killed_while_it_is_up_it_is_ended(tmp_path: Path, cloud: Clo
         pids = {"kernel": [book.pid], "coordinator": [coordinator()]}
         pids["both"] = pids["kernel"] + pids["coordinator"]
         pids["all"] = [record().keeper, *pids["both"]]
-        for pid in pids[killed]:
-            os.kill(pid, signal.SIGKILL)
+        kill(pids[killed])
         if killed != "all":
             assert ended(cloud)
     if killed == "all":
