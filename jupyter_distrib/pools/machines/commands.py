@@ -109,6 +109,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def end_left(pid: int, began_at: str) -> None:
     """End the command of a killed keeper, with everything that it has started."""
     if pid and began_at and began(pid) in (began_at, ""):
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # all at once: a script whose `sleep` was killed first would go on
         reap.kill_left([pid], ())
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.machines import commands
 from jupyter_distrib.pools.machines import machine as machines
 from jupyter_distrib.pools.machines.machine import Machine
 from jupyter_distrib.pools.machines.record import ENDED, ENDING, STARTING, UP, Record, Use
 from jupyter_distrib.system import reap
+from jupyter_distrib.system.launch import began
 from tests.pools.machines.cloud import Cloud, needs_namespaces
 from tests.processes import is_alive, wait_until
 
@@ -146,6 +149,24 @@ def test_a_keeper_that_is_killed_while_up_runs_leaves_nothing_once_it_is_found(c
 
     assert wait_until(lambda: "down" in cloud.calls(), 20)
     assert wait_until(lambda: not session(record.up_pid), 5)
+
+
+def test_a_command_of_a_killed_keeper_does_not_go_on_when_what_it_waits_for_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would start machines that nobody knows."""
+    after, others = tmp_path / "after", reap._others
+
+    def children_first(chosen: Callable[[int], bool]) -> Iterator[int]:
+        for pid in sorted(others(chosen), reverse=True):
+            yield pid
+            wait_until(after.exists, 1)
+
+    monkeypatch.setattr(reap, "_others", children_first)
+    with subprocess.Popen(["sh", "-c", "sleep 1000; touch after"], cwd=tmp_path, start_new_session=True) as up:
+        assert wait_until(lambda: len(session(up.pid)) == 2)
+        commands.end_left(up.pid, began(up.pid))
+    assert not after.exists()
 
 
 @pytest.mark.slow
