@@ -94,7 +94,8 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
     found = agents(folder / "run")
     for pid in found:
-        os.kill(pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGTERM)
     left = wait_until_gone(found, 60)
     assert not left, f"they outlive SIGTERM: {left}"
     assert not agents(folder / "run"), "begun while the others were ending"

@@ -73,7 +73,10 @@ def test_a_cell_is_the_users_and_code_without_a_file_is_nobodys() -> None:
     assert not file_owner.is_library("None")
 
 
-@pytest.mark.parametrize(("origin", "expected"), [(json.__file__, True), ("/home/me/mine.py", False), (None, False)])
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [pytest.param(json.__file__, True, id="of Python"), ("/home/me/mine.py", False), (None, False)],
+)
 def test_an_import_goes_on_until_its_module_is_kept(
     monkeypatch: pytest.MonkeyPatch, origin: str | None, expected: bool
 ) -> None:

@@ -28,3 +28,4 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
             os.kill(pid, signal.SIGTERM)
     assert wait_until(lambda: not any(map(is_alive, keepers)), 60), "the keeper goes on"
     one.crash()
+    assert wait_until(lambda: not one.processes(), 10), one.processes()
