@@ -90,6 +90,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    os.environ["IPYTHONDIR"] = str(folder / "ipython")  # else the cells of the tests go into the user's history
     os.environ["JUPYTER_DISTRIB_IDLE_S"] = "120"
     yield folder
     found = agents(folder / "run")
