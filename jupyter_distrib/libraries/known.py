@@ -18,6 +18,7 @@ from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.lmdb import LMDB
 from jupyter_distrib.libraries.mlflow import MLFLOW
+from jupyter_distrib.libraries.numpy_archives import NUMPY
 from jupyter_distrib.libraries.pydantic import PYDANTIC
 from jupyter_distrib.libraries.rich import RICH
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
@@ -41,6 +42,13 @@ LIBRARIES = (
     ),
     Library(modules=("composer",), divides_data=True),
     Library(
+        modules=("concurrent",),
+        stays={
+            "concurrent.futures:Executor": "its threads or processes belong to the notebook: make it in the cell",
+            "concurrent.futures:Future": "its call runs in the notebook: take its result() in an earlier cell",
+        },
+    ),
+    Library(
         modules=("duckdb",),
         stays={
             "duckdb:DuckDBPyConnection": "a connection belongs to its process: connect in the cell",
@@ -63,10 +71,15 @@ LIBRARIES = (
     Library(modules=("litdata",), divides_data=True),
     LMDB,
     MLFLOW,
+    NUMPY,
     Library(modules=("petastorm",), divides_data=True),
     PYDANTIC,
     RICH,
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
+    Library(
+        modules=("subprocess",),
+        stays={"subprocess:Popen": "a process belongs to the program that started it: start it in the cell"},
+    ),
     Library(
         modules=("sqlite3",), stays={"sqlite3:Connection": "a connection belongs to its process: connect in the cell"}
     ),
@@ -78,6 +91,9 @@ LIBRARIES = (
         },
     ),
     TENSORFLOW,
+    Library(
+        modules=("threading",), stays={"threading:Thread": "a thread belongs to its process: start it in the cell"}
+    ),
     TORCH,
     TORCHMETRICS,
     TQDM,

@@ -1,11 +1,13 @@
 """The forms of objects of the standard library that pickle refuses, and of objects whose own `__getattr__` would be
-asked before they have attributes. The kernel's pickler uses them. Standard library only."""
+asked before they have attributes. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import ctypes
+import io
+import os
 import pickle
 import threading
 import types
@@ -55,12 +57,48 @@ def load_library(cls: Callable[[str | None], Any], name: str | None, functions: 
     return library
 
 
+def _lock(lock: Any) -> Reduced:
+    """Return the form of a free lock: the threads of each process have one of their own."""
+    if not lock.acquire(blocking=False):
+        raise pickle.PicklingError("a thread of the notebook holds it: send it when it is free")
+    lock.release()
+    return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
+
+
+def _file(file: io.BufferedReader) -> Reduced:
+    """Return the form of a file that is open for reading: a rank opens it again, at the same place."""
+    if file.closed:
+        raise pickle.PicklingError("the file is closed")
+    if not isinstance(file.raw, io.FileIO) or not isinstance(file.name, (str, bytes)):
+        raise pickle.PicklingError("it does not read a file with a path: read from it in an earlier cell")
+    path = os.path.abspath(os.fsdecode(file.name))
+    try:
+        is_there = os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except OSError:
+        is_there = False
+    if not is_there or not os.path.isfile(path):
+        raise pickle.PicklingError(f"its file is not at {path} any more, where a rank would open it")
+    return open_file, (path, file.tell())
+
+
+def open_file(path: str, position: int) -> io.BufferedReader:
+    """Return a file, open for reading at a position."""
+    file = open(path, "rb")  # noqa: SIM115 - it belongs to the cell
+    file.seek(position)
+    return file
+
+
+_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
+LOCKS: dict[type, Callable[[Any], Any]] = {_LOCK: _lock, _RLOCK: _lock}
+"""The functions that reduce locks, for kernel and ranks."""
 FORMS: dict[type, Callable[[Any], Any]] = {
+    **LOCKS,
+    io.BufferedReader: _file,
     contextvars.ContextVar: _variable,
     threading.local: _local,
     ctypes.CDLL: _shared_library,
 }
-"""The functions that reduce an object, by its class."""
+"""The functions that reduce an object for a rank, by its class."""
 
 
 def with_getattr(obj: Any, others: Mapping[type, object]) -> Any:

@@ -49,7 +49,7 @@ def test_warnings_and_stacks_show_the_call_as_it_is_written(book: Notebook) -> N
         ("work.distributed(Broken())", "the arguments cannot be rebuilt on the rank: ValueError"),
         ("work.distributed(x=Broken())", "the keyword arguments cannot be rebuilt on the rank: ValueError"),
         ("work.distributed(Aborts())", "while it was loading the arguments"),
-        ("work.distributed(threading.Lock())", "`args` holds a _thread.lock"),
+        ("work.distributed((i for i in ()))", "`args` holds a generator"),
     ],
 )
 def test_errors_name_the_parts_of_a_call_in_words(book: Notebook, call: str, told: str) -> None:

@@ -210,7 +210,7 @@ class WithInit(Exception):
 class WithLock(Exception):
     def __init__(self, text):
         super().__init__(text)
-        self.lock = threading.Lock()
+        self.lock = (i for i in ())
 class WithBadStr(Exception):
     def __str__(self):
         raise RuntimeError('no text today')

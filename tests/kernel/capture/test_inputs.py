@@ -26,13 +26,13 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
 WRITER = """
 import threading
 class Writer:
-    def __init__(self): self.lock = threading.Lock()
+    def __init__(self): self.lock = (i for i in ())
     def add(self, x): pass
 writer = Writer()
 """
 SENTENCE = (
-    "`writer` (used on line {line}) holds a _thread.lock at writer.lock, which cannot be sent to the ranks "
-    "(cannot pickle '_thread.lock' object). Build it inside the cell."
+    "`writer` (used on line {line}) holds a generator at writer.lock, which cannot be sent to the ranks "
+    "(cannot pickle 'generator' object). Build it inside the cell."
 )
 
 

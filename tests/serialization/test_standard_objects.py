@@ -1,0 +1,73 @@
+"""Objects of the standard library that pickle refuses: locks, open files, and what runs."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import tarfile
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.errors import PayloadError
+from tests.serialization import payload_ranks
+from tests.serialization.payload_ranks import Kernel
+
+ranks, kernel = payload_ranks.ranks, payload_ranks.kernel
+
+
+def test_a_lock_is_a_new_one_for_each_process_and_one_that_is_held_is_refused(kernel: Kernel) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.lock, self.same, self.again = lock, lock, threading.RLock()
+
+    lock = threading.Lock()
+    cell = "with c.lock, c.again, c.again: held = c.same.locked()\n(held, c.lock.locked(), lock is c.lock)"
+    assert kernel.run(cell, c=Counter(), lock=lock) == (True, False, True)
+    assert kernel.run("import threading\nthreading.Lock()").acquire(blocking=False)
+    jobs: queue.Queue[int] = queue.Queue()
+    jobs.put(3)
+    assert kernel.run("jobs.put(4)\n(jobs.get(), jobs.get(), jobs.qsize())", jobs=jobs) == (3, 4, 0)
+    with lock, pytest.raises(PayloadError, match="a thread of the notebook holds it"):
+        kernel.run("1", lock=lock)
+
+
+def test_a_file_that_is_read_is_opened_again_at_its_place(kernel: Kernel, tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file:
+        file.read(4)
+        assert kernel.run("(file.read(2), file.name)", file=file) == (b"45", str(path))
+        assert file.read(2) == b"45", "the notebook's own stays where it was"
+        path.rename(tmp_path / "other")
+        with pytest.raises(PayloadError, match=r"its file is not at .*data\.bin any more"):
+            kernel.run("1", file=file)
+    with pytest.raises(PayloadError, match="the file is closed"):
+        kernel.run("1", file=file)
+    with path.open("wb") as file, pytest.raises(PayloadError, match="cannot pickle"):
+        kernel.run("1", file=file)
+
+
+def test_archives_that_are_read_are_opened_again(kernel: Kernel, tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    np.savez(tmp_path / "x.npz", a=np.arange(3), b=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("name", "text")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.add(tmp_path / "x.zip", "inside")
+    given = {"x": np.load(tmp_path / "x.npz"), "z": zipfile.ZipFile(tmp_path / "x.zip")}
+    given["t"] = tarfile.open(tmp_path / "x.tar")  # noqa: SIM115
+    cell = "(x['a'].tolist(), sorted(x.files), z.read('name'), t.getnames())"
+    assert kernel.run(cell, **given) == ([0, 1, 2], ["a", "b"], b"text", ["inside"])
+    for each in given.values():
+        each.close()
+
+
+def test_what_runs_in_the_notebook_stays_there(kernel: Kernel) -> None:
+    with ThreadPoolExecutor(1) as threads, subprocess.Popen(["true"]) as process:
+        for value in (threads, threads.submit(int), process, threading.Thread(), threading.Timer(1, print)):
+            with pytest.raises(PayloadError, match=r"in the cell|in an earlier cell"):
+                kernel.run("1", value=value)
