@@ -397,7 +397,8 @@ def test_what_a_cell_has_bound_is_let_go_before_the_next_one(
 ) -> None:
     path = tmp_path / "held"
     path.touch()
-    code = f"import os\nprint('pid', os.getpid(), flush=True)\nfile = open({str(path)!r}){end}"
+    both_run = "import os, torch.distributed as dist\nprint('pid', os.getpid(), flush=True)\ndist.barrier()"
+    code = f"{both_run}\nfile = open({str(path)!r}){end}"
     text = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{code}").text
     ranks = {int(pid) for pid in re.findall(r"pid (\d+)", text)}
     assert len(ranks) == 2
