@@ -316,8 +316,10 @@ def test_a_kept_name_is_a_handle_that_says_where_the_value_lives(book: Notebook)
     book.ok(KEEP)
 
     assert book.ok("step").result.startswith("step: int on ranks 0-1 (local pool, kept since Cell In[")
-    assert book.ok("step[0], step[1], [m.w for m in model]").result == "(3, 3, [[0], [1]])"
+    assert book.ok("step[0], step[1], [model[rank].w for rank in model.ranks]").result == "(3, 3, [[0], [1]])"
     assert "model[0] to fetch" in book.fails("model.w").traceback
+    for use in ("model(1)", "for layer in model: pass", "float(step)"):
+        assert "lives on the ranks: use" in book.fails(use).traceback, use
 
 
 def test_a_later_cell_reads_the_ranks_own_object(book: Notebook) -> None:
@@ -490,7 +492,7 @@ def test_a_name_kept_again_is_the_new_value(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --keep counter\ncounter = 1")
     book.ok("%%distributed --ranks 2 --keep counter\ncounter += 1")
 
-    assert book.ok("list(counter)").result == "[2, 2]"
+    assert book.ok("counter[0], counter[1]").result == "(2, 2)"
 
 
 def test_a_handle_whose_ranks_are_gone_says_so(book: Notebook) -> None:

@@ -9,7 +9,9 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.kernel.session.runs.results import RankValue, Results
@@ -125,7 +127,7 @@ def test_a_kept_value_says_where_it_lives() -> None:
 
 def test_a_kept_value_is_fetched_by_rank() -> None:
     assert a_value()[1] == "copy of 1"
-    assert list(a_value()) == ["copy of 0", "copy of 1"]
+    assert [a_value()[rank] for rank in a_value().ranks] == ["copy of 0", "copy of 1"]
 
 
 def test_a_rank_without_the_value_is_refused() -> None:
@@ -147,6 +149,48 @@ def test_a_lost_value_says_on_which_ranks_and_what_to_do() -> None:
 def test_an_attribute_of_the_value_is_answered_with_how_to_get_it() -> None:
     with pytest.raises(AttributeError, match=r"`model` lives on the ranks: use model\[0\] to fetch rank 0's copy"):
         a_value().weight  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "model(1)",
+        "model.training = False",
+        "model['weight']",
+        "model[np.arange(2)]",
+        "model[:, 0]",
+        "model['lr'] = 1",
+        "list(model)",
+        "len(model)",
+        "bool(model)",
+        "'a' in model",
+        "float(model)",
+        "range(model)",
+        "round(model, 2)",
+        "f'{model:.2f}'",
+        "model < 1",
+        "1 - model",
+        "np.array(model)",
+        "np.ones(2) * model",
+        "np.asarray(model, float)",
+        "torch.tensor(model)",
+        "torch.ones(2) @ model",
+        "model + torch.ones(2)",
+        "torch.cat([torch.ones(2), model])",
+        "torch.nn.functional.relu(input=model)",
+        "torch.nn.Linear(2, 2)(model)",
+    ],
+)
+def test_using_a_handle_as_the_value_is_answered_with_how_to_get_it(use: str) -> None:
+    with pytest.raises((TypeError, AttributeError), match=r"^`model` lives on the ranks: use model\[0\]"):
+        exec(use, {"model": a_value(), "np": np, "torch": torch})
+
+
+def test_a_handle_is_compared_and_formatted_as_any_object() -> None:
+    value = a_value()
+    assert value in [1, value]
+    assert f"{value}" == repr(value)
+    assert {value: 1}[value] == 1
 
 
 def test_what_ipython_and_pickle_ask_for_is_simply_not_there() -> None:

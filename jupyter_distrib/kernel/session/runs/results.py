@@ -181,9 +181,12 @@ class RankValue:
         """Return a copy of a rank's value.
 
         Raises:
+            TypeError: This is no number of a rank, but a key or a position in the value.
             IndexError: The name was not kept on that rank.
             ValueLost: The rank's process is gone.
         """
+        if not hasattr(type(rank), "__index__") or getattr(rank, "ndim", False):  # arrays have an `__index__` as well
+            raise TypeError(self._advice)
         if rank not in self.ranks:
             raise IndexError(f"`{self.name}` was not kept on rank {rank}: it is on {rank_list(self.ranks)}")
         if rank in self.lost or (self.sharded and self.lost):
@@ -193,18 +196,40 @@ class RankValue:
             )
         return self._fetch(rank)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[rank] for rank in self.ranks)
+    @property
+    def _advice(self) -> str:
+        first = self.ranks[0] if self.ranks else 0
+        return (
+            f"`{self.name}` lives on the ranks: use {self.name}[{first}] to fetch rank {first}'s copy, "
+            "or read it in a %%distributed cell"
+        )
 
     def __getattr__(self, attribute: str) -> NoReturn:
         # IPython and pickle ask for many underscored names; they get the usual answer.
         if attribute.startswith("_"):
             raise AttributeError(f"'RankValue' object has no attribute {attribute!r}")
-        first = self.ranks[0] if self.ranks else 0
-        raise AttributeError(
-            f"`{self.name}` lives on the ranks: use {self.name}[{first}] to fetch rank {first}'s copy, "
-            "or read it in a %%distributed cell"
-        )
+        raise AttributeError(self._advice)
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        if attribute not in _ATTRIBUTES:
+            raise AttributeError(self._advice)
+        object.__setattr__(self, attribute, value)
+
+    def __format__(self, form: str) -> str:
+        if form:
+            raise TypeError(self._advice)
+        return repr(self)
+
+    @classmethod
+    def __torch_function__(cls, function: object, types: object, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse operations of torch; torch finds handles among the arguments, also in lists of them."""
+        given = [*args, *(kwargs or {}).values()]
+        for each in given:
+            if isinstance(each, cls):
+                raise TypeError(each._advice)  # noqa: SLF001 - of this class
+            if isinstance(each, (list, tuple)):
+                given += each
+        raise TypeError(f"{function} was given a value that lives on the ranks")
 
     def __copy__(self) -> RankValue:
         return self
@@ -227,6 +252,27 @@ class RankValue:
         details += [f"kept since {self._since}"] if self._since else []
         details += [f"gone on {rank_list(self.lost)}"] if self.lost else []
         return f"{self.name}: {types} on {rank_list(self.ranks)}" + (f" ({', '.join(details)})" if details else "")
+
+
+_ATTRIBUTES = frozenset(
+    {"name", "key", "group", "ranks", "type_names", "size_bytes", "sharded", "lost", "_pool", "_since", "_fetch"}
+)
+"""The attributes of handles; other assignments are meant for the value."""
+
+_OPERATIONS = """
+    call iter len bool contains setitem delitem enter array int float complex index round neg pos abs invert
+    lt le gt ge add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow
+    and rand or ror xor rxor
+"""
+"""Methods by which a notebook uses its own values; without `eq`, by which dicts and IPython compare."""
+
+
+def _refuse(self: RankValue, *_: object, **__: object) -> NoReturn:
+    raise TypeError(self._advice)
+
+
+for _operation in _OPERATIONS.split():
+    setattr(RankValue, f"__{_operation}__", _refuse)
 
 
 class ReturnedValues:
