@@ -189,8 +189,15 @@ def unpack_inputs(
         if file := _failing_file(error):
             cure = f"Importing {file} fails on the rank, which reads the file as it is now."
         raise PayloadError(f"{what} cannot be rebuilt on the rank: {type(error).__name__}: {error}. {cure}") from error
-    namespace.update(provided)
+    own = {name: value for name, value in provided.items() if _is_the_ranks_own(name, value, namespace[name])}
+    namespace.update(own)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _is_the_ranks_own(name: str, value: object, notebooks: object) -> bool:
+    """Return whether a name is the rank's own where only functions of the notebook read it: names of modules, and a
+    `device` of torch, since that of the notebook may be on another machine."""
+    return name[:2] == "__" or (name == "device" and type(notebooks) in (str, type(value)))
 
 
 def _failing_file(error: BaseException) -> str:

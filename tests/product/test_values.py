@@ -488,6 +488,20 @@ sys.seen_by_test = weakref.ref(big)
     assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None").result == "ranks 0-1: True"
 
 
+def test_functions_read_the_notebooks_own_rank_and_display(book: Notebook) -> None:
+    """`rank` of LoRA, `display` of `from IPython import display`; the device stays that of the rank."""
+    book.ok(
+        "from IPython import display\nrank, world_size, device = 16, 8, 'cuda:7'\n"
+        "def adapter(): return rank, world_size, str(device), display.__name__"
+    )
+    try:
+        assert book.ok(ON_TWO + "adapter()").result == "ranks 0-1: (16, 8, 'cpu', 'IPython.display')"
+        assert book.ok(ON_TWO + "adapter()[:2], rank").result == "ranks 0-1: ((16, 8), 16)"
+    finally:
+        book.forget()
+    assert book.ok(ON_TWO + "rank").result == "rank 0: 0\nrank 1: 1"
+
+
 def test_a_name_kept_again_is_the_new_value(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --keep counter\ncounter = 1")
     book.ok("%%distributed --ranks 2 --keep counter\ncounter += 1")
