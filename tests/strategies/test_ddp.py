@@ -557,6 +557,39 @@ def test_a_model_that_does_not_stay_on_the_ranks_alone_is_not_named(book: Notebo
         book.ok("model = plain")
 
 
+TIED = "`optimizer` belongs to the notebook's own `model`, and the ranks use the `model` that they have kept"
+GO_ON = "\nstep()"
+
+
+@pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "none")])
+def test_an_optimizer_of_the_notebook_beside_a_model_that_was_kept_is_named(book: Notebook, line: str) -> None:
+    """It would train the notebook's own model, of which the ranks use none."""
+    book.ok("plain, before = model, copy.deepcopy(model)")
+    book.ok(
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+        "def step():\n    F.mse_loss(model(features), targets).backward(); optimizer.step(); schedule.step()"
+    )
+    try:
+        assert "belongs to" not in book.ok(f"{line} --keep model{GO_ON}").view
+        assert (
+            f"{TIED}: keep both in the first of these cells, with --keep model,optimizer"
+            in book.ok(f"{line}{GO_ON}").view
+        )
+        assert "belongs to" not in book.ok(f"{line}\nmodel(features).sum().item()").text
+        book.ok("model = plain")
+        assert "belongs to" not in book.ok(f"{line} --keep model,optimizer,schedule{GO_ON}").view
+        assert "belongs to" not in book.ok(f"{line}{GO_ON}").view
+        book.ok(
+            "model = plain\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+            "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)"
+        )
+        book.ok(f"{line} --keep model,optimizer{GO_ON}")
+        assert "`schedule` belongs to the notebook's own `optimizer`" in book.ok(f"{line}{GO_ON}").view
+    finally:
+        book.ok("model = plain\ndel optimizer, schedule, step")
+
+
 NOT_SAID = {
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",

@@ -247,6 +247,7 @@ class CellMagics(Magics):
             notes=[
                 *notes,
                 *current.module_changes.sentences(source, captured.inputs, notebook, current.setups.sources),
+                *handles_module.notes_on_ties(captured, packed_inputs, notebook),
             ],
             arguments=swept or {},
         )
@@ -294,7 +295,7 @@ class CellMagics(Magics):
                 if not run.record.ok and handles_module.covers_more(notebook.get(name), handle):
                     continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
-                    notebook[name] = handle
+                    handles_module.bind(notebook, name, handle)
             for name, dropped in defined.items():
                 if name in notebook:
                     current.dropped.pop(name, None)

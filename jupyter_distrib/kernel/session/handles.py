@@ -5,11 +5,14 @@ The ranks drop a value when the notebook's last handle to it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from types import FunctionType, ModuleType
 from typing import Any
 
 from jupyter_distrib.errors import CaptureError
@@ -52,6 +55,55 @@ def note_missing(run: Run, names: Iterable[str], notebook: Mapping[str, object])
         has = "has this name" if len(missing) == 1 else "has one of these names"
         text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"
         run.note(text)
+
+
+def bind(notebook: dict[str, Any], name: str, handle: RankValue) -> None:
+    """Let a name of the notebook mean a kept value, and remember what it meant before."""
+    before = notebook.get(name)
+    handle.replaced = before.replaced if isinstance(before, RankValue) else _alone(before)
+    notebook[name] = handle
+
+
+def _alone(value: object) -> tuple[weakref.ref[Any], ...]:
+    """Return references to a value and, if it is a model, its parameters: what other values may be tied to."""
+    with contextlib.suppress(TypeError):  # not every class allows weak references
+        parts = list(value.parameters()) if _is_model(value) else []  # type: ignore[attr-defined]
+        return tuple(weakref.ref(each) for each in (value, *parts))
+    return ()
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, getattr(sys.modules.get("torch.nn"), "Module", ()))
+
+
+def notes_on_ties(captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]) -> Iterator[str]:
+    """Yield a sentence for each value of the notebook, such as an optimizer, that the cell sends beside a kept value,
+    although it belongs to the notebook's own value of that name: it would train, or schedule, what nobody uses."""
+    if RankValue not in map(type, notebook.values()):
+        return
+    names = sorted((captured.reads | packed_inputs.names_in_code()) & notebook.keys())
+    kept = {name: value for name in names if isinstance(value := notebook[name], RankValue)}
+    replaced = {
+        id(part): name for name, handle in kept.items() for each in handle.replaced if (part := each()) is not None
+    }
+    for name in names:
+        if tied := next((replaced[id(part)] for part in _parts(notebook[name]) if id(part) in replaced), ""):
+            yield (
+                f"`{name}` belongs to the notebook's own `{tied}`, and the ranks use the `{tied}` that they have kept: "
+                f"keep both in the first of these cells, with --keep {tied},{name}, or make `{name}` in this cell"
+            )
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Yield what an object has as attributes, what is in a model, and what an optimizer trains."""
+    if isinstance(value, (RankValue, type, ModuleType, FunctionType)):
+        return
+    own = getattr(value, "__dict__", {})
+    yield from own.values()
+    if _is_model(value):
+        yield from value.modules()  # type: ignore[attr-defined]
+    if isinstance(groups := own.get("param_groups"), list):
+        yield from (each for group in groups for each in group["params"])
 
 
 def covers_more(before: object, handle: RankValue) -> bool:

@@ -166,6 +166,8 @@ class RankValue:
         self.sharded = sharded
         self.lost: frozenset[int] = frozenset()
         """The ranks whose copy is lost."""
+        self.replaced: tuple[weakref.ref[Any], ...] = ()
+        """The notebook's own value of this name before the handle, and the parameters of a model."""
         self._pool = pool
         self._since = since
         self._fetch = fetch
@@ -211,7 +213,7 @@ class RankValue:
         raise AttributeError(self._advice)
 
     def __setattr__(self, attribute: str, value: object) -> None:
-        if attribute not in _ATTRIBUTES:
+        if attribute not in _ATTRIBUTES.split():
             raise AttributeError(self._advice)
         object.__setattr__(self, attribute, value)
 
@@ -254,9 +256,9 @@ class RankValue:
         return f"{self.name}: {types} on {rank_list(self.ranks)}" + (f" ({', '.join(details)})" if details else "")
 
 
-_ATTRIBUTES = frozenset(
-    {"name", "key", "group", "ranks", "type_names", "size_bytes", "sharded", "lost", "_pool", "_since", "_fetch"}
-)
+_ATTRIBUTES = """
+    name key group ranks type_names size_bytes sharded lost replaced _pool _since _fetch
+"""
 """The attributes of handles; other assignments are meant for the value."""
 
 _OPERATIONS = """
