@@ -4,13 +4,14 @@ kernel's main thread."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import stand_ins
@@ -42,7 +43,7 @@ def load(shell: InteractiveShell) -> None:
     _install_completion(shell)
     bridge.install(shell)
     comment_syntax.install(shell)
-    shell.events.register("post_run_cell", _pass_on)
+    shell.events.register("post_run_cell", _cell_ended)
     _undo.close()
     _undo.callback(interrupts.repeat_swallowed())
     prompts.front_end = partial(cell_outputs.missing_prompt, shell)
@@ -50,9 +51,16 @@ def load(shell: InteractiveShell) -> None:
         stand_ins.enable(session.current().settings.compat)
 
 
-def _pass_on(_: object) -> None:
-    """Free the values on the ranks whose handles a cell of the notebook has dropped, when the cell ends."""
-    session.current().pass_on()
+def _cell_ended(result: ExecutionResult) -> None:
+    """Free the values on the ranks whose handles the cell has dropped. If it failed on a name that only the ranks had,
+    say so below its traceback."""
+    current, error = session.current(), result.error_in_exec
+    current.pass_on()
+    if not isinstance(error, NameError) or hasattr(error, "_render_traceback_"):  # those of ranks say so themselves
+        return
+    name = error.name or ""
+    if (dropped := current.dropped.get(name)) is not None:
+        print(dropped.explained(name), file=sys.stderr)
 
 
 def _home(magic: Callable[..., Any]) -> str:
@@ -67,7 +75,7 @@ def unload(shell: InteractiveShell) -> None:
     prompts.front_end = prompts.terminal
     _remove_completion(shell)
     comment_syntax.remove(shell)
-    shell.events.unregister("post_run_cell", _pass_on)
+    shell.events.unregister("post_run_cell", _cell_ended)
     _undo.close()
     lines, cells = ({*CellMagics.magics[kind], *LineMagics.magics[kind]} for kind in ("line", "cell"))
     for kind, names in {"cell": cells, "line": lines}.items():

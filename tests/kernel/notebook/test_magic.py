@@ -146,6 +146,20 @@ def test_another_extensions_magic_is_taken_and_given_back(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------------------------------------- names
 
 
+def test_a_plain_cell_that_reads_what_only_the_ranks_had_is_told_where_it_is(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2\nhistory = [1]\nimport statistics as stats")
+
+    assert (
+        "defined it on the ranks, where it ended with that run. Add `--keep history`"
+        in book.fails("sum(history)").stderr
+    )
+    assert "imported it on the ranks" in book.fails("def use(): return stats\nuse()").stderr
+    assert book.fails("unheard").stderr == ""
+    assert book.fails("%%distributed --ranks 2\nsum(history)").stderr == ""
+    book.ok("history = [2]")
+    assert book.ok("sum(history)").result == "2"
+
+
 def test_a_name_that_only_an_earlier_cell_defined_is_named_with_that_cell(book: Notebook) -> None:
     book.ok(ON_TWO + "weights = [1, 2]")
     number = int(book.ok("len(In) - 2").result)
