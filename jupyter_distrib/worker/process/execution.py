@@ -34,6 +34,7 @@ from jupyter_distrib.worker.environment import (
     script_end,
 )
 from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
+from jupyter_distrib.worker.environment.changed_values import ChangedValues
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.environment.setups import Setups
 from jupyter_distrib.worker.interrupts import Interrupts
@@ -94,6 +95,7 @@ class CellRunner:
         self._late = LateThreads(order.rank, messenger.send)
         self._setups = Setups(order.device, self._note)
         self._loading = partial(crash_notes.note, loading_fd)
+        self._changed: ChangedValues | None = None
         self._stage = CellStage.IDLE
 
     def _move(self, stage: CellStage) -> None:
@@ -174,6 +176,7 @@ class CellRunner:
                     child_processes.leave_if_forked(self._pid)
                     strategy.returning(value)
                     end_of_cell.run_registered(ok=True)
+                    self._note_changes(command, value)
                     return value, None
                 finally:
                     # First, and not a call, which would raise an interrupt that is due.
@@ -327,6 +330,8 @@ class CellRunner:
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
         self._device.note_torn(command, namespace)
+        if self._order.rank == 0 and not command.cell.script:
+            self._changed = ChangedValues(namespace, payload.kept_values.values())
         cell_environment.resume_singletons(namespace.values(), payload.kept_values.values())
         self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
         self._prober.begin(run, command.cell.filename)
@@ -337,6 +342,11 @@ class CellRunner:
             self._prober.begin(command.run, each.cell.filename)
             self._setups.run(each, command.run)
         self._environment.keep(command.setting)
+
+    def _note_changes(self, command: m.Execute, value: object) -> None:
+        changed, self._changed = self._changed, None
+        if changed and (text := changed.note(command.cell.source, command.setting.keep, value)):
+            self._messenger.send(m.Noted(run=command.run, rank=None, text=text))
 
     def _note(self, run: str, text: str) -> None:
         self._messenger.send(m.Noted(run=run, rank=self._order.rank, text=text))

@@ -1,0 +1,67 @@
+"""Lists, dictionaries and arrays of the notebook that a cell has changed on the ranks only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jupyter_distrib.worker.environment.changed_values import ChangedValues
+from tests.notebook import Notebook
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "list, appended": ([], lambda losses: losses.append(1.5)),
+    "list, an item replaced": ([1, 2], lambda losses: losses.__setitem__(0, object())),
+    "list in a dictionary": ({"train": [], "val": []}, lambda losses: losses["val"].append(1)),
+    "dictionary": ({}, lambda losses: losses.update(a=1)),
+    "set": (set(), lambda losses: losses.add(1)),
+    "deque": (deque(), lambda losses: losses.append(1)),
+    "array": (np.zeros(3), lambda losses: losses.__setitem__(1, 2)),
+    "tensor": (torch.zeros(3), lambda losses: losses[1].add_(2)),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_values_that_were_changed_in_place_are_named(how: str) -> None:
+    value, change = CHANGES[how]
+    name = f"losses_{list(CHANGES).index(how)}"  # a rank has each note once
+    names = {name: value, "_hidden": value}
+    changed, kept = ChangedValues(names, []), ChangedValues(names, [value])
+    assert changed.note(how, (), None) == ""
+
+    change(value)
+
+    for keep, returned in (((name,), None), ((), value), ((), (0, value)), ((), {"a": value})):
+        assert changed.note(how, keep, returned) == ""
+    assert kept.note(how, (), None) == "", "a kept value is changed for good"
+    note = changed.note(how, (), None)
+    assert note.startswith(f"`{name}` of the notebook is as before: the cell has changed copies on the ranks.")
+    assert f"add --keep {name}, and read {name}[0] in the notebook, or end the cell with it" in note
+    assert changed.note(how, (), None) == note, "the cell is run again"
+    assert changed.note("another cell", (), None) == ""
+
+
+def test_values_that_are_not_compared_or_not_left_are_not_named() -> None:
+    weights, large, names = torch.zeros(2, requires_grad=True), [0] * 20_000, {"i": [1]}
+    before = ChangedValues({"weights": weights, "large": large, "nan": np.array([np.nan])}, [])
+    rebound = ChangedValues(names, [])
+    large.append(1)
+    names["i"].append(1)
+    names["i"] = []
+
+    assert before.note("cell", (), None) == rebound.note("cell", (), None) == ""
+
+
+@pytest.mark.slow
+def test_a_list_that_a_cell_has_filled_on_the_ranks_is_named(shared_notebook: Notebook) -> None:
+    shared_notebook.ok("history, seen = [], {}\ndef fit():\n    history.append(1)")
+    left = "`history`, `seen` of the notebook are as before"
+
+    assert left in shared_notebook.ok("%%distributed --ranks 2\nfit(); seen[1] = 2").view
+    assert left in shared_notebook.ok("%%distributed --ranks 2\nfit(); seen[1] = 2").view
+    assert "as before" not in shared_notebook.ok("%%distributed --ranks 2 --keep history,seen\nfit(); seen[1] = 2").view
+    assert "as before" not in shared_notebook.ok("%%distributed --ranks 2\nfit(); seen[1] = 3; history").text
