@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,42 @@ def test_a_command_runs_where_there_are_no_terminals(
     here.system("test -t 1 || echo none; exit 4")
     assert capfd.readouterr().out == "none\n"
     assert here.user_ns["_exit_code"] == 4
+
+
+@pytest.mark.parametrize("method", ["system", "getoutput"])
+@pytest.mark.parametrize(
+    ("command", "stays"),
+    [
+        ("echo $$ > {0}; sleep 100 & echo $! > {1}; sleep 100; echo", True),
+        ("echo $$ > {0}; sh -c 'echo $$ > {1}; sleep 100; :' | cat; echo", False),
+        ("trap '' INT; echo $$ > {0}; sh -c 'echo $$ > {1}; sleep 100; :'; echo", False),
+    ],
+    ids=["background", "pipeline", "ignores interrupts"],
+)
+def test_an_interrupt_reaches_all_that_a_command_has_started(
+    command: str, stays: bool, method: str, tmp_path: Path
+) -> None:
+    """As in a terminal: what runs in the background goes on."""
+    own, started = tmp_path / "own", tmp_path / "started"
+
+    def interrupt() -> None:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waits = threading.Thread(target=interrupt)
+    waits.start()
+    with pytest.raises(KeyboardInterrupt):
+        getattr(shell.RankShell({}), method)(command.format(own, started))
+    waits.join()
+    pids = [int(own.read_text()), int(started.read_text())]
+    try:
+        if stays:
+            assert is_alive(pids.pop())
+        assert wait_until_gone(pids) == []
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("in_background", ["sleep 100", "yes"])

@@ -11,7 +11,6 @@ import getopt
 import os
 import runpy
 import shlex
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -33,10 +32,8 @@ class RankShell:
 
     def getoutput(self, command: str, split: bool = True) -> list[str] | str:
         """Run a shell command and return its output, as lines if `split`."""
-        done = subprocess.run(  # noqa: S602
-            self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        return done.stdout.splitlines() if split else done.stdout
+        printed = terminal.read(self._expand(command))
+        return printed.splitlines() if split else printed
 
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> object:
         magic = getattr(self, f"_magic_{name}", None)

@@ -6,17 +6,23 @@ from __future__ import annotations
 import fcntl
 import os
 import selectors
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+from jupyter_distrib.system import interrupts
 
 LOOK_S = 0.05
 """Seconds between two checks whether a command has ended whose background processes have its terminal."""
 REST_BYTES = 1 << 16
 """Bytes that are still read from those when it has ended: at least what a terminal holds."""
+END_S = 0.5
+"""Maximum seconds that a command has to end after an interrupt."""
 _CHUNK_BYTES = 1 << 16
 _ROWS, _COLUMNS = 24, 80
 
@@ -30,20 +36,13 @@ def run(command: str) -> int:
     try:
         terminal, of_command = _opened()
     except OSError:  # a container without /dev/pts
-        return subprocess.run(command, shell=True, check=False).returncode  # noqa: S602
+        with _process(command) as process:
+            return process.wait()
     out = os.dup(1)
     try:
-        try:
-            process = subprocess.Popen(command, shell=True, stdout=of_command)  # noqa: S602
-        finally:
-            os.close(of_command)
-        try:
+        with _process(command, stdout=of_command, closed=of_command) as process:
             is_held = _pass_on_until_end(terminal, out, process)
             status = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
         if is_held:
             passes_on = threading.Thread(target=_pass_on_rest, args=(os.dup(terminal), os.dup(out)), daemon=True)
             passes_on.start()
@@ -51,6 +50,50 @@ def run(command: str) -> int:
     finally:
         os.close(terminal)
         os.close(out)
+
+
+def read(command: str) -> str:
+    """Run a command in a shell and return what it prints, errors as well."""
+    with (
+        _process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        closing(process.stdout),  # type: ignore[type-var]
+    ):
+        return process.communicate()[0].decode(errors="replace")
+
+
+@contextmanager
+def _process(command: str, closed: int | None = None, **streams: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command, and close a descriptor that it has taken over. If the block is left early, all that the command
+    has started in the foreground is interrupted, as Ctrl+C in a terminal does it; the shell alone would leave it."""
+    process = None
+    try:
+        with interrupts.Uninterrupted():  # an interrupt would leave a command that has just begun
+            try:
+                process = subprocess.Popen(command, shell=True, process_group=0, **streams)  # type: ignore[call-overload]  # noqa: S602
+            finally:
+                if closed is not None:
+                    os.close(closed)
+        yield process
+    except BaseException:
+        if process is not None:
+            _stop(process)
+        raise
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    try:
+        _signal(process, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    finally:  # also after a second interrupt
+        if process.poll() is None:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _opened() -> tuple[int, int]:
