@@ -1,19 +1,21 @@
-"""The facts about LMDB. An environment that is open for reading is opened again on a rank, once: a process may not open
-one twice."""
+"""The facts about LMDB. An environment that is open for reading is opened again on a rank, once for all that hold it: a
+process may not open one twice. What the rank no longer uses is closed, so that a cell can open it itself."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import pickle
+import weakref
 from typing import Any
 
 from jupyter_distrib.libraries.library import Library
 
 _MOST_DATABASES = 64
 """The number of named databases, which cannot be asked for."""
-_opened: dict[str, Any] = {}
-"""The environments that this rank has opened for the notebook's, by path."""
+_opened: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+"""The environments that this rank has opened for the notebook's, by device and number of their file: there may be
+another of this name by now."""
 
 
 def _sent(environment: Any) -> tuple[Any, ...]:
@@ -28,11 +30,14 @@ def _sent(environment: Any) -> tuple[Any, ...]:
 def open_environment(path: str, options: dict[str, Any]) -> Any:
     """Return the environment, open for reading."""
     lmdb: Any = importlib.import_module("lmdb")
+    file = os.stat(os.path.join(path, "data.mdb") if options["subdir"] else path)
+    key = file.st_dev, file.st_ino
+    environment: Any = _opened.get(key)
     try:
-        _opened[path].flags()
-    except (KeyError, lmdb.Error):  # not yet, or the cell has closed it
-        _opened[path] = lmdb.open(path, readonly=True, max_dbs=_MOST_DATABASES, **options)
-    return _opened[path]
+        environment.flags()
+    except (AttributeError, lmdb.Error):  # not yet, or the cell has closed it
+        environment = _opened[key] = lmdb.open(path, readonly=True, max_dbs=_MOST_DATABASES, **options)
+    return environment
 
 
 LMDB = Library(modules=("lmdb",), sent={"lmdb:Environment": _sent})

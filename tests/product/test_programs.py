@@ -192,12 +192,15 @@ def counted(function):
 # ------------------------------------------------------------------------------------------- files of libraries
 
 _FILES = """
+import os, weakref
+open_file = open
 class Error(Exception): pass
-opened = []
+opened = weakref.WeakValueDictionary()
 class Environment:
     def __init__(self, path, readonly=False, **options):
-        if path in opened: raise Error("already open in this process")
-        opened.append(path)
+        with open_file(path + "/data.mdb") as file: self.content, number = file.read(), os.fstat(file.fileno()).st_ino
+        if number in opened: raise Error("already open in this process")
+        opened[number] = self
         self.options = {"readonly": readonly, "subdir": True, "lock": False, "readahead": True, **options}
         self._path = path
     def flags(self): return self.options
@@ -209,7 +212,7 @@ class Group:
     def __getitem__(self, name): return Dataset(self.file, name)
     def __reduce__(self): raise TypeError("cannot be pickled")
 class Dataset(Group):
-    def read(self): return open(self.file.filename).read() + self.name
+    def read(self): return open_file(self.file.filename).read() + self.name
 class File(Group):
     swmr_mode = False
     def __init__(self, filename, mode="r", swmr=False): self.filename, self.mode, self.file = filename, mode, self
@@ -224,6 +227,7 @@ def test_files_of_libraries_that_are_open_for_reading_are_opened_again(book: Not
     with (folder / "lmdb.py").open("a") as file:
         file.write("open = Environment\n")
     (tmp_path / "data").write_text("numbers ")
+    (tmp_path / "data.mdb").write_text("first")
     book.ok(f"import sys; sys.path.append({str(folder)!r})")
     book.ok(f"""
 import h5py, lmdb
@@ -236,11 +240,25 @@ lazy, environment = Lazy(), lmdb.Environment({str(tmp_path)!r}, readonly=True)
 part = h5py.File({str(tmp_path / "data")!r})["y"]
 lazy["x"]
 """)
-    cell = "%%distributed --ranks 1\nlazy['x'], part.read(), environment.options['max_readers'], len(lmdb.opened)"
+    for used in ("environment", f"lmdb.open({str(tmp_path)!r})"):  # a process may not have it twice
+        assert book.ok(f"%%distributed --ranks 1\n{used}.content").result == "rank 0: 'first'"
+    cell = (
+        "%%distributed --ranks 1\nhere, = lmdb.opened.values()\n"
+        "lazy['x'], part.read(), environment.options['max_readers'], here is environment is again, environment.content"
+    )
+    book.ok("again = environment")
     for _ in range(2):
-        assert book.ok(cell).result == "rank 0: ('numbers x', 'numbers y', 2, 1)"
+        assert book.ok(cell).result == "rank 0: ('numbers x', 'numbers y', 2, True, 'first')"
 
-    book.ok(f"written, changed = h5py.File({str(tmp_path / 'data')!r}, 'r+'), lmdb.Environment('other')")
+    (tmp_path / "new").write_text("second")
+    (tmp_path / "new").rename(tmp_path / "data.mdb")  # as a data set that is made anew
+    book.ok(f"environment = again = lmdb.Environment({str(tmp_path)!r}, readonly=True)")
+    assert book.ok(cell).result == "rank 0: ('numbers x', 'numbers y', 2, True, 'second')"
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "data.mdb").write_text("")
+    book.ok(f"written, changed = h5py.File({str(tmp_path / 'data')!r}, 'r+'), lmdb.Environment({str(other)!r})")
     assert "open it with mode 'r', or in the cell" in book.fails("%%distributed --ranks 1\nwritten").evalue
     assert "open it with readonly=True, or in the cell" in book.fails("%%distributed --ranks 1\nchanged").evalue
 
