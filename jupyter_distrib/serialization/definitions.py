@@ -100,10 +100,11 @@ def make_code(filename: str, make: Callable[..., types.CodeType], arguments: tup
     return code if code.co_filename == filename else code.replace(co_filename=filename)
 
 
-def cell_form(cell: types.CellType) -> Reduced:
-    """Return the form of a variable that inner functions share: made empty, since its value may be such a function."""
+def cell_form(cell: types.CellType, sent: Callable[[Any], object] = lambda value: value) -> Reduced:
+    """Return the form of a variable that inner functions share: made empty, since its value may be such a function.
+    `sent` returns what to send for the value."""
     try:
-        value = (cell.cell_contents,)
+        value = (sent(cell.cell_contents),)
     except ValueError:
         return empty_cell, ()
     return empty_cell, (), value, None, None, fill_cell

@@ -3,59 +3,72 @@ copy on a rank has another id, so the objects travel in place of their ids. Kern
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-_LEAST = 1 << 32
-"""A number below is no address of an object."""
+_ADDRESSES = range(1 << 32, 1 << 48)
+"""The numbers that may be ids; timestamps in nanoseconds are larger."""
+_MOST = 100_000
+"""Length from which a collection is data."""
+_MOST_INSIDE = 100
+"""Length from which what a collection holds is not looked at."""
+_DEPTH = 3
+_KINDS = frozenset({list, tuple, set, frozenset, dict})
 
 
 class Identities:
-    """The tensors and modules among the inputs of a cell, by their ids."""
+    """The forms in which collections of ids are sent.
 
-    def __init__(self, inputs: Mapping[str, object]) -> None:
-        self._inputs = inputs
-        self._sent: dict[int, object] = {}
+    Args:
+        objects: The tensors and modules that travel, by their ids; empty as long as they are not known.
+    """
 
-    def sent_inputs(self) -> dict[str, object]:
-        """Return what to send for each input."""
-        return {name: self.sent(value) for name, value in self._inputs.items()}
+    def __init__(self, objects: Mapping[int, object] = MappingProxyType({})) -> None:
+        self._objects = objects
+        self._sent: dict[int, tuple[object, object]] = {}
+        """The stand-ins by the ids of the collections, each with its collection, which has to live as long."""
+        self.may_be_needed = False
+        """Whether there was a collection of what may be ids."""
 
-    def sent(self, value: Any) -> object:
-        """Return what to send for a value: itself, or a stand-in for a collection with ids of these objects."""
-        if type(value) not in (list, tuple, set, frozenset, dict) or not value:
+    def sent(self, value: Any, depth: int = _DEPTH) -> Any:
+        """Return what to send for a value: itself, or a stand-in for a collection that has or holds ids of objects."""
+        if type(value) not in _KINDS or not 0 < len(value) <= _MOST:
             return value
-        first = next(iter(value))
-        if type(first) is not int or first < _LEAST or not any(map(self._is_id, value)):
+        if id(value) in self._sent:
+            return self._sent[id(value)][1]
+        made = self._of_ids(value) if _is_address(next(iter(value))) else self._with_items(value, depth)
+        if made is not value:
+            self._sent[id(value)] = value, made
+        return made
+
+    def changed(self, values: dict[str, Any]) -> dict[str, object]:
+        """Return those of named values for which something else is to be sent."""
+        return {
+            name: made
+            for name, value in values.items()
+            if type(value) in _KINDS and value and (made := self.sent(value)) is not value
+        }
+
+    def _of_ids(self, value: Any) -> Any:
+        self.may_be_needed = True
+        has_ids = any(type(each) is int and each in self._objects for each in value)
+        return _Collection(value, self._objects) if has_ids else value
+
+    def _with_items(self, value: Any, depth: int) -> Any:
+        if not depth or type(value) not in (list, tuple, dict) or len(value) > _MOST_INSIDE:
             return value
-        return self._sent.setdefault(id(value), _Collection(value, self._objects))
-
-    def _is_id(self, number: object) -> bool:
-        return type(number) is int and number in self._objects
-
-    @functools.cached_property
-    def _objects(self) -> dict[int, object]:
-        torch: Any = sys.modules.get("torch")
-        if not hasattr(torch, "nn"):
-            return {}
-        found = dict[int, object]()
-        for value in self._inputs.values():
-            for each in (value, *_items(value)):
-                if isinstance(each, torch.nn.Module):
-                    parts = (*each.modules(), *each.parameters(), *each.buffers())
-                    found |= {id(part): part for part in parts}
-                elif isinstance(each, torch.Tensor):
-                    found[id(each)] = each
-        return found
+        items = list(value.values() if type(value) is dict else value)
+        if _KINDS.isdisjoint(map(type, items)):
+            return value
+        made = [self.sent(item, depth - 1) for item in items]
+        if all(new is old for new, old in zip(made, items, strict=True)):
+            return value
+        return dict(zip(value, made, strict=True)) if type(value) is dict else type(value)(made)
 
 
-def _items(value: Any) -> Iterator[object]:
-    if type(value) in (list, tuple, set):
-        yield from value
-    elif type(value) is dict:
-        yield from value.values()
+def _is_address(number: object) -> bool:
+    return type(number) is int and number in _ADDRESSES
 
 
 class _Collection:

@@ -37,6 +37,7 @@ from jupyter_distrib.serialization.picklers import (
     ResultPickler,
     ShardFinder,
     inputs_in_order,
+    torch_objects_in,
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
 from jupyter_distrib.system import call_parts, file_owner
@@ -109,10 +110,18 @@ def pack_inputs(
     Raises:
         PayloadError: A value cannot be pickled; `problem` then describes it.
     """
-    identities = Identities(inputs)
-    pickler = partial(InputPickler, namespace, identities=identities, shared=shared or {}, reads_files=reads_files)
+    options: dict[str, Any] = {"shared": shared or {}, "reads_files": reads_files}
+
+    def packed(identities: Identities) -> Packed:
+        pickler = partial(InputPickler, namespace, identities=identities, **options)
+        parts = inputs_in_order({name: identities.sent(value) for name, value in inputs.items()})
+        return _packed(pickler, parts, results=False)
+
     try:
-        return _packed(pickler, inputs_in_order(identities.sent_inputs()), results=False)
+        first = packed(identities := Identities())
+        if identities.may_be_needed and (objects := torch_objects_in(inputs, namespace, **options)):
+            return packed(Identities(objects))
+        return first
     except Exception as error:  # foreign code
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 

@@ -23,7 +23,7 @@ from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import definitions, exception_form, mapped_files, standard_objects
 from jupyter_distrib.serialization.identities import Identities
 from jupyter_distrib.serialization.tensors import Tensors, same
-from jupyter_distrib.system import private_torch
+from jupyter_distrib.system import file_owner, private_torch
 
 IN_BAND_BYTES = 4096
 """Largest buffer to put into the pickle stream: this is cheaper, and a small tensor keeps no large mapping alive."""
@@ -175,15 +175,16 @@ class InputPickler(_Pickler):
             file: Takes the pickle.
             tensors: The tensors of this pickle.
             buffers: Takes the large buffers.
-            identities: The tensors and modules by whose ids collections are sent.
+            identities: What is sent for collections of ids.
             shared: The objects that ranks have from a set-up, by identity; they are sent by their names.
             reads_files: Returns whether the ranks have the files of this machine.
         """
         super().__init__(file, tensors, buffers)
         self._namespace, self._shared, self._reads_files = namespace, shared, reads_files
-        self._identities = identities or Identities({})
+        self._identities = identities or Identities()
         self._live = self.globals_ref[id(namespace)] = LiveNamespace()
         self._of_modules: dict[str, ModuleGlobals] = {}
+        self._users: dict[type, bool] = {}
         self.sent: list[object] = []
         self.name = ""
         """Name of the last input reached."""
@@ -218,8 +219,31 @@ class InputPickler(_Pickler):
         if self._of_libraries and issubclass(type(obj), self._of_libraries):
             self.last = obj
             return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
-        form = super().reducer_override(obj)
-        return standard_objects.with_getattr(obj, self.dispatch_table) if form is NotImplemented else form
+        if (form := super().reducer_override(obj)) is not NotImplemented:
+            return form
+        if type(obj) is types.CellType:
+            return definitions.cell_form(obj, self._identities.sent)
+        form = standard_objects.with_getattr(obj, self.dispatch_table)
+        return self._with_identities(obj, form) if self._is_users(type(obj)) else form
+
+    def _is_users(self, cls: type) -> bool:
+        """Return whether a class is the user's, and pickles as objects do that have nothing of their own."""
+        if (found := self._users.get(cls)) is None:
+            file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+            of_user = cls.__module__ == "__main__" or (isinstance(file, str) and file_owner.is_users(file))
+            found = self._users[cls] = of_user and standard_objects.is_plain(cls, self.dispatch_table)
+        return found
+
+    def _with_identities(self, obj: Any, form: Any) -> Any:
+        """Return the form of an object with what is sent for the collections of ids that it holds."""
+        if not type(obj).__dictoffset__ or not self._identities.changed(object.__getattribute__(obj, "__dict__")):
+            return form
+        if form is NotImplemented:
+            form = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
+        make, arguments, state, *rest = form
+        if type(state) is not dict:  # of a class with slots, or of a `__getstate__`
+            return form
+        return make, arguments, {**state, **self._identities.changed(state)}, *rest
 
     def _mapped(self, array: Any) -> Any:
         if (form := mapped_files.form(array, self._reads_files)) is not NotImplemented:
@@ -233,7 +257,7 @@ class InputPickler(_Pickler):
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
             used = reduced[2][1]["__globals__"]
             _leave_out_shell(used)
-            used |= {name: self._identities.sent(value) for name, value in used.items()}
+            used |= self._identities.changed(used)
         elif isinstance(obj, types.FunctionType) and (module := definitions.module_of_globals(obj)) is not None:
             make, (code, _, *others), (attributes, slots), *rest = reduced
             stand_in = self._of_modules.setdefault(module.__name__, ModuleGlobals(module))
@@ -344,6 +368,35 @@ class ShardFinder(pickle.Pickler):
         if issubclass(cls, (*_DEFINITIONS, types.ModuleType)):
             return same, (None,)
         return self._tensors.reduce(obj, cls)
+
+
+class _TorchFinder(InputPickler):
+    """A pickler that collects the tensors and modules that travel, by their ids."""
+
+    def __init__(self, namespace: dict[str, object], torch: Any, **options: Any) -> None:
+        super().__init__(namespace, NullFile(), Tensors(results=False, look_first=True), [], **options)
+        self._torch = torch
+        self.found: dict[int, object] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if issubclass(type(obj), (self._torch.Tensor, self._torch.nn.Module)):
+            self.found[id(obj)] = obj
+            if id(obj) in self._shared and issubclass(type(obj), self._torch.nn.Module):  # its parts do not travel
+                parts = (*obj.modules(), *obj.parameters(), *obj.buffers())
+                self.found |= {id(part): part for part in parts}
+        return super().reducer_override(obj)
+
+
+def torch_objects_in(
+    inputs: Mapping[str, object], namespace: dict[str, object], **options: Any
+) -> Mapping[int, object]:
+    """Return the tensors and modules that travel with inputs, which can be pickled, by their ids."""
+    torch = sys.modules.get("torch")
+    if not hasattr(torch, "nn"):
+        return {}
+    finder = _TorchFinder(namespace, torch, **options)
+    finder.dump(inputs_in_order(inputs))
+    return finder.found
 
 
 class NullFile:

@@ -111,15 +111,23 @@ def with_getattr(obj: Any, others: Mapping[type, object]) -> Any:
     cls: Any = type(obj)
     if (
         not isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
-        or issubclass(cls, type)
-        or cls in others
         or hasattr(cls, "__setstate__")
-        or cls.__reduce__ is not object.__reduce__
-        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or not is_plain(cls, others)
     ):
         return NotImplemented
-    make, arguments, state, items, pairs = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
+    reduced: Any = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
+    make, arguments, state, items, pairs = reduced
     return (make, arguments, state, items, pairs, set_attributes) if state else NotImplemented
+
+
+def is_plain(cls: Any, others: Mapping[type, object]) -> bool:
+    """Return whether objects of a class are pickled as `object` does it; those of `others` are not."""
+    return (
+        not issubclass(cls, type)
+        and cls not in others
+        and cls.__reduce__ is object.__reduce__
+        and cls.__reduce_ex__ is object.__reduce_ex__
+    )
 
 
 def set_attributes(obj: Any, state: Any) -> None:

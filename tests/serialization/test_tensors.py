@@ -226,6 +226,39 @@ def body():
     assert kernel.run(used) == (ours, ours, "1", 0.5, 0.25, [2**40 + 1, [3]], theirs)
 
 
+def test_ids_are_those_of_the_copies_wherever_ids_and_objects_are_held(kernel: Kernel) -> None:
+    kernel.namespace["torch"] = torch
+    kernel.cell("""
+model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+ids = {id(p) for p in model.parameters()}
+def body():
+    return [id(p) in ids for p in model.parameters()]
+
+class Average:
+    def __init__(self, module):
+        self.module = module
+        self.copies = {id(p): p.detach().clone() for p in module.parameters()}
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 1)
+        self.frozen = [id(self.inner.bias)]
+class Odd(torch.nn.Module):
+    def modules(self, needed): raise RuntimeError
+average, outer, odd = Average(other), Outer(), Odd()
+config = {"groups": [{"ids": {id(model.weight)}, "rate": 0.5}], "odd": (id(odd),)}
+def maker(ids):
+    return lambda p: id(p) in ids
+is_head = maker(frozenset({id(other.bias)}))
+times = [1_700_000_000_000 + second for second in range(3)]
+""")
+    assert kernel.run("body()") == [True, True]
+    assert kernel.run("[average.copies[id(p)].shape for p in average.module.parameters()]") == [(2, 2), (2,)]
+    assert kernel.run("outer.frozen == [id(outer.inner.bias)]") is True
+    assert kernel.run("config['groups'][0]['ids'] == {id(model.weight)}, config['odd'] == (id(odd),)") == (True, True)
+    assert kernel.run("[is_head(p) for p in other.parameters()], times") == ([False, True], kernel["times"])
+
+
 def test_a_scheduler_of_the_notebook_goes_on_without_a_warning(kernel: Kernel) -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
