@@ -812,8 +812,8 @@ torch.cat([weights(model.module), torch.tensor([optimizer.param_groups[0]["lr"]]
     ),
     Case(
         title="a moving average of the model",
-        sharded="an error of torch: copy it before there is an optimizer",
-        says="FSDP does not support deepcopy",
+        sharded="refused: copy it before there is an optimizer, and `prepare()` the copy",
+        says="give the copy to jupyter_distrib.prepare()",
         code="""
 torch.manual_seed(1)
 model = Net()

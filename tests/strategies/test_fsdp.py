@@ -628,3 +628,31 @@ def test_what_is_sharded_by_hand_and_cannot_be_taken_is_refused(book: Notebook, 
     refused = book.fails(f"%%distributed --ranks 2 --strategy fsdp{BY_HAND.format(wrap=wrap, use=use)}")
 
     assert refused.evalue == said
+
+
+AVERAGE = """
+import copy
+model, (x, y) = Net(), data().tensors
+average = copy.deepcopy(model)
+average = {prepared}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+nn.functional.cross_entropy(model(x), y).backward()
+optimizer.step()
+with torch.no_grad():
+    {update}
+all(torch.equal(a.full_tensor(), b.full_tensor()) for a, b in zip(average.parameters(), model.parameters()))"""
+UPDATES = {
+    "parameters": "for a, b in zip(average.parameters(), model.parameters()): a.lerp_(b, 1.0)",
+    "weights": "average.load_state_dict(model.state_dict())",
+    "arithmetic": "average.load_state_dict({k: 0 * v + model.state_dict()[k] for k, v in average.state_dict().items()})",
+}
+
+
+@pytest.mark.parametrize("how", UPDATES)
+def test_a_copy_of_a_sharded_model_is_averaged_once_it_is_prepared(book: Notebook, how: str) -> None:
+    line, update = "%%distributed --ranks 2 --strategy fsdp", UPDATES[how]
+    advice = "a moving average or a target network, to jupyter_distrib.prepare(), which shards it, too"
+
+    assert advice in book.fails(line + AVERAGE.format(prepared="average", update=update)).text
+    outcome = book.ok(line + AVERAGE.format(prepared="jupyter_distrib.prepare(average)", update=update))
+    assert outcome.result == "ranks 0-1: True"
