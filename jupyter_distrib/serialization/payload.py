@@ -203,9 +203,15 @@ def unpack_inputs(
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
 
 
+_OF_A_SINGLE_PROCESS = {"rank": 0, "local_rank": 0, "world_size": 1}
+
+
 def _is_the_ranks_own(name: str, value: object, notebooks: object) -> bool:
-    """Return whether a name is the rank's own where only functions of the notebook read it: names of modules, and a
-    `device` of torch, since that of the notebook may be on another machine."""
+    """Return whether a name is the rank's own where only functions of the notebook read it: names of modules, a `rank`
+    or `world_size` that says what a single process is, which a `rank` of LoRA does not, and a `device` of torch, since
+    that of the notebook may be on another machine."""
+    if name in _OF_A_SINGLE_PROCESS:
+        return type(notebooks) is int and notebooks == _OF_A_SINGLE_PROCESS[name]
     return name[:2] == "__" or (name == "device" and type(notebooks) in (str, type(value)))
 
 

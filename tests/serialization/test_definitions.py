@@ -155,10 +155,12 @@ def test_two_names_of_one_object_stay_one_object(kernel: Kernel) -> None:
     assert kernel.run("a is b") is True
 
 
-def test_names_of_the_rank_win_against_globals_of_functions_and_inputs_against_both(kernel: Kernel) -> None:
-    kernel.cell("rank = 'stale'\ndef who(): return rank")
-    assert kernel.run("who()", rank=1) == 1
-    assert kernel.run("who(), rank", rank=1) == ("stale", "stale")
+def test_a_rank_of_a_single_process_gives_way_in_functions_and_any_other_stays(kernel: Kernel) -> None:
+    kernel.cell("rank, world_size, display = 0, 1, 'mine'\ndef who(): return rank, display")
+    assert kernel.run("who()", rank=1) == (1, "mine")
+    assert kernel.run("who()[0], rank", rank=1) == (0, 0), "an input of the cell"
+    kernel.cell("rank = 8  # of LoRA")
+    assert kernel.run("who()[0]", rank=1) == 8
 
 
 def test_recursive_functions_closures_decorators_and_methods_travel(kernel: Kernel) -> None:

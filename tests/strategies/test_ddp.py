@@ -564,7 +564,7 @@ GO_ON = "\nstep()"
 @pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "none")])
 def test_an_optimizer_of_the_notebook_beside_a_model_that_was_kept_is_named(book: Notebook, line: str) -> None:
     """It would train the notebook's own model, of which the ranks use none."""
-    book.ok("plain, before = model, copy.deepcopy(model)")
+    book.ok("plain, own = model, optimizer")
     book.ok(
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
@@ -587,7 +587,7 @@ def test_an_optimizer_of_the_notebook_beside_a_model_that_was_kept_is_named(book
         book.ok(f"{line} --keep model,optimizer{GO_ON}")
         assert "`schedule` belongs to the notebook's own `optimizer`" in book.ok(f"{line}{GO_ON}").view
     finally:
-        book.ok("model = plain\ndel optimizer, schedule, step")
+        book.ok("model, optimizer = plain, own\ndel schedule, step")
 
 
 NOT_SAID = {

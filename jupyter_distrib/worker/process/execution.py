@@ -182,6 +182,7 @@ class CellRunner:
                     # First, and not a call, which would raise an interrupt that is due.
                     self._interrupts.allowed = False
                     self._move(CellStage.ENDING)
+                    self._changed = None  # also of a cell that has failed: it holds the cell's values
                     child_processes.leave_if_forked(self._pid, sys.exception())
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             self._interrupts.allowed = False
@@ -344,8 +345,7 @@ class CellRunner:
         self._environment.keep(command.setting)
 
     def _note_changes(self, command: m.Execute, value: object) -> None:
-        changed, self._changed = self._changed, None
-        if changed and (text := changed.note(command.cell.source, command.setting.keep, value)):
+        if self._changed and (text := self._changed.note(command.cell.source, command.setting.keep, value)):
             self._messenger.send(m.Noted(run=command.run, rank=None, text=text))
 
     def _note(self, run: str, text: str) -> None:
