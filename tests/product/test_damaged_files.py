@@ -196,3 +196,16 @@ def test_two_notebooks_share_an_agent_where_a_stranger_has_made_the_folder_for_s
         os.kill(found[0], signal.SIGTERM)
         assert not wait_until_gone(found, 60)
         assert os.listdir(theirs) == []
+
+
+def test_a_failure_is_shown_although_the_settings_have_got_an_error_meanwhile(tmp_path: Path) -> None:
+    settings = tmp_path / "pools.toml"
+    settings.write_text("")
+    (tmp_path / "fails.py").write_text(f"open({str(settings)!r}, 'w').write('[pools')\nraise ValueError('mine')\n")
+    with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.fails("%distributed_run --ranks 1 fails.py").evalue == "mine"
+        assert "pools.toml: not valid TOML" in book.fails("%%distributed --ranks 1\nrank").text
+        settings.write_text("")
+        failed = book.fails("%%distributed --ranks 1\n" + (tmp_path / "fails.py").read_text())
+        assert (failed.ename, failed.evalue) == ("ValueError", "mine")

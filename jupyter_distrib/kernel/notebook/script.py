@@ -101,7 +101,7 @@ def run(
         from jupyter_distrib.kernel.notebook.live_view import LiveView
 
         begun = current.start(request)
-        current.wait(begun, LiveView(begun), options)
+        current.wait(begun, LiveView(begun), completed.filled)
         return None
     from jupyter_distrib.kernel.notebook import runs_view
 

@@ -343,11 +343,12 @@ class Session:
         return {} if group is None else self._kept_values.handles(group, run, names)
 
     def wait(self, run: Run, view: View, options: Options) -> Any:
-        """Wait for a run, as `Run.wait` does; with `--debug`, examine its failure before its exception is raised."""
+        """Wait for a run, as `Run.wait` does; with `--debug` in its complete options, examine its failure before its
+        exception is raised."""
         try:
             return run.wait(view)
         except Exception:
-            if self.settings.filled(options).debug:
+            if options.debug:
                 from jupyter_distrib.kernel.session import failure_examination
 
                 failure_examination.offer(self.runs, self.pools)
