@@ -101,9 +101,17 @@ def _translate(body: str, transform: Transform) -> str:
     return "\n".join(result) + "\n"
 
 
+_OF_SHELLS = "write !COMMAND to run a command on every rank"
+_INSTEAD = {
+    "timeit": "write %timeit before the statement to time",
+    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "!"), _OF_SHELLS),
+}
+"""Advice in place of a cell magic, by its name."""
+
+
 def _no_cell_magic(text: str, line: int) -> CaptureError:
     name = (text.split() or [""])[0]
-    instead = "write %timeit before the statement to time" if name == "timeit" else "put it in a cell of its own"
+    instead = _INSTEAD.get(name, "put it in a cell of its own")
     return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; {instead}")
 
 

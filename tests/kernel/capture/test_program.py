@@ -71,7 +71,10 @@ def test_indented_and_prompted_cells_are_translated() -> None:
             "%%timeit -n 3\nx",
             "line 2: %%timeit cannot stand inside a distributed cell; write %timeit before the statement to time",
         ),
-        ("x = 1\n%%bash -e\n", "line 3: %%bash cannot stand inside a distributed cell; put it in a cell of its own"),
+        (
+            "x = 1\n%%bash -e\n",
+            "line 3: %%bash cannot stand inside a distributed cell; write !COMMAND to run a command on every rank",
+        ),
     ],
 )
 def test_magics_that_ranks_lack_are_an_error_before_anything_starts(body: str, message: str) -> None:
