@@ -441,7 +441,8 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)"
     )
     assert scalar.evalue == (
-        "Net.scale is a single number without a dimension, which cannot be sharded: give it the shape (1,)."
+        "Net.scale is a single number without a dimension, which cannot be sharded: give it the shape (1,), "
+        "or use --strategy ddp."
     )
     loose = book.fails(
         "%%distributed --ranks 2 --strategy fsdp\nw = torch.zeros(3, requires_grad=True)\ntorch.optim.SGD([w], 0.1)"

@@ -78,13 +78,13 @@ class Dropped:
     """The label of that cell: `Cell In[3]`."""
     imported: bool = False
     kept: bool = False
-    """Whether it was to keep the name, and ended before it had defined it."""
+    """Whether it was to keep the name, and was stopped or failed before its end."""
 
     def explained(self, name: str, place: str = "") -> str:
         if self.kept:
             return (
-                f"`{name}`{place} is not in this notebook: {self.cell} keeps it, but ended before it had defined it. "
-                "Run that cell again."
+                f"`{name}`{place} is not in this notebook: {self.cell} keeps it at its end, and was stopped or failed "
+                "before. Run that cell again."
             )
         did, cure = "defined", f"Add `--keep {name}` to that cell."
         if self.imported:

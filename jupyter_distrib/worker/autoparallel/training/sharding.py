@@ -79,7 +79,8 @@ def check(root: nn.Module) -> None:
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
             raise DistributedError(
-                f"{name}.{key} is a single number without a dimension, which cannot be sharded: give it the shape (1,)."
+                f"{name}.{key} is a single number without a dimension, which cannot be sharded: give it the shape "
+                "(1,), or use --strategy ddp."
             )
         if not parameter.is_contiguous() and not isinstance(parameter, DTensor):
             parameter.data = parameter.data.contiguous()
