@@ -643,3 +643,25 @@ def test_a_run_past_its_timeout_is_stopped_and_ranks_live_on(book: Notebook) -> 
     assert "line 4: time.sleep(100)" in outcome.traceback
     assert outcome.wall_s < SOON_S
     assert pids_in(book.cell(READ)) == before
+
+
+STOPPED_LOADER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+loader = DataLoader(TensorDataset(torch.zeros(4000, 4)), 4, num_workers=2, persistent_workers=True)
+for epoch in range(1000):
+    for i, _ in enumerate(loader):
+        if i == 20:
+            break
+    print("epoch", epoch, flush=True)"""
+
+
+@pytest.mark.slow
+def test_a_stop_while_workers_of_loaders_hand_over_batches_shows_none_of_their_tracebacks(book: Notebook) -> None:
+    for _ in range(4):
+        book.start(f"%%distributed --ranks 2{STOPPED_LOADER}")
+        book.until("epoch 3")
+        book.interrupt()
+        outcome = book.finish()
+        assert outcome.ename == "KeyboardInterrupt"
+        assert "resource_sharer" not in outcome.text

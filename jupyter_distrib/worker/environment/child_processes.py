@@ -25,7 +25,7 @@ import traceback
 import types
 from collections.abc import Iterable, Mapping
 from functools import _lru_cache_wrapper
-from multiprocessing import spawn
+from multiprocessing import resource_sharer, spawn
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -58,9 +58,22 @@ def install() -> None:
         return data
 
     spawn.get_preparation_data = with_definitions
+    _say_nothing_of_stopped_readers()
     if "fork" in multiprocessing.get_all_start_methods():  # only the default: the cell may choose the method itself
         default: Any = multiprocessing.context._default_context  # noqa: SLF001
         default._default_context = multiprocessing.get_context("fork")  # noqa: SLF001
+
+
+def _say_nothing_of_stopped_readers() -> None:
+    """Leave out the traceback that the worker of a loader prints when its reader is stopped while it takes a batch."""
+    original = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        server = trace is not None and trace.tb_frame.f_code.co_filename == resource_sharer.__file__
+        if not (server and isinstance(error, (ConnectionError, EOFError))):
+            original(kind, error, trace)
+
+    sys.excepthook = excepthook
 
 
 def begin_cell() -> None:
