@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,12 @@ def test_values_that_are_not_compared_or_not_left_are_not_named() -> None:
     before = ChangedValues({"weights": weights, "large": large, "nan": np.array([np.nan])}, [])
     rebound = ChangedValues(names, [])
     large.append(1)
+    held = weakref.ref(item := {1})
+    items = {"items": [item]}
+    deleted = ChangedValues(items, [])
+    del items["items"], item
+    assert held() is None, "what the cell deletes is freed"
+    assert deleted.note("cell", (), None) == ""
     names["i"].append(1)
     names["i"] = []
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from operator import is_
 from typing import Any
 
 _CONTAINERS = list, dict, set, deque, defaultdict, OrderedDict, Counter
@@ -31,10 +30,10 @@ class ChangedValues:
     def __init__(self, names: dict[str, object], kept_values: Iterable[object]) -> None:
         kept = {id(each) for each in kept_values}
         self._names = names
-        self._before = [
-            (name, value, unchanged)
+        self._before = [  # by their ids, so that what the cell deletes is freed
+            (name, id(value), content)
             for name, value in names.items()
-            if not name.startswith("_") and id(value) not in kept and (unchanged := _comparison(value)) is not None
+            if not name.startswith("_") and id(value) not in kept and (content := _content(value)) is not None
         ]
 
     def note(self, text: str, keep: Collection[str], returned: object) -> str:
@@ -48,11 +47,11 @@ class ChangedValues:
         """
         left = [
             name
-            for name, value, unchanged in self._before
+            for name, identity, content in self._before
             if name not in keep
-            and self._names.get(name) is value
+            and id(value := self._names.get(name)) == identity
             and not _holds(returned, value)
-            and not unchanged()
+            and _content(value) != content
             and _said.setdefault(name, hash(text)) == hash(text)
         ]
         if not left:
@@ -64,36 +63,20 @@ class ChangedValues:
         )
 
 
-def _comparison(value: Any) -> Callable[[], bool] | None:
-    """Return a function that tells whether a value is still as it is now; None if that is not compared."""
-    kind = type(value)
+def _content(value: Any) -> object:
+    """Return what is compared of a value: the ids of the items of a container, also of lists in a dictionary (`{"loss":
+    [], "accuracy": []}`), or the numbers of a small array or tensor on the CPU. None for anything else."""
+    kind, numpy, torch = type(value), sys.modules.get("numpy"), sys.modules.get("torch")
     if kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
-        before = _parts(value)
-        return lambda: len(before) == len(now := _parts(value)) and all(map(is_, before, now))
-    content = _content(value)
-    return None if content is None else lambda: _content(value) == content
-
-
-def _content(value: Any) -> bytes | None:
-    """Return the numbers of a small array or tensor on the CPU; None for anything else."""
-    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
-    if torch is not None and type(value) is torch.Tensor and value.nbytes <= _MOST_BYTES and not value.requires_grad:
+        items = [*value, *value.values()] if isinstance(value, dict) else list(value)
+        lists = [each for each in items if type(each) in (list, deque)] if isinstance(value, dict) else []
+        return [id(each) for part in (items, *lists) for each in part]
+    if torch is not None and kind is torch.Tensor and value.nbytes <= _MOST_BYTES and not value.requires_grad:
         with suppress(TypeError, RuntimeError):  # bfloat16, a sparse tensor, one on a GPU
             value = value.numpy()
     if numpy is None or type(value) is not numpy.ndarray or value.nbytes > _MOST_BYTES or value.dtype.hasobject:
         return None
     return bytes(value.tobytes())
-
-
-def _parts(value: Any) -> list[object]:
-    """Return what is in a container, and in the lists of a dictionary: `{"loss": [], "accuracy": []}`."""
-    if not isinstance(value, dict):
-        return list(value)
-    parts: list[object] = [*value.keys(), *value.values()]
-    for each in value.values():
-        if type(each) in (list, deque) and len(each) <= _MOST_ITEMS:
-            parts += each
-    return parts
 
 
 def _holds(returned: object, value: object) -> bool:

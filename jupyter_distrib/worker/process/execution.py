@@ -110,6 +110,7 @@ class CellRunner:
         self._messenger.begin(m.Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
         value, error = self._run(command, fds, module)
+        self._changed = None  # also after a failure, whose values are let go
         if error is not None:
             local_modules.drop_orphans()
         if isinstance(error, SystemExit):
@@ -182,7 +183,6 @@ class CellRunner:
                     # First, and not a call, which would raise an interrupt that is due.
                     self._interrupts.allowed = False
                     self._move(CellStage.ENDING)
-                    self._changed = None  # also of a cell that has failed: it holds the cell's values
                     child_processes.leave_if_forked(self._pid, sys.exception())
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             self._interrupts.allowed = False
