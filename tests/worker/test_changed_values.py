@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,25 @@ import torch
 from jupyter_distrib.worker.environment.changed_values import ChangedValues
 from tests.notebook import Notebook
 
+
+class Recorder:
+    """An object of the notebook, such as a trainer."""
+
+    def __init__(self) -> None:
+        self.step, self.history, self.weight = 0, list[int](), torch.zeros(2, requires_grad=True)
+
+    def record(self, count: int) -> None:
+        self.step += count
+
+
+class Samples(torch.utils.data.Dataset[int]):
+    """A data set that opens its file when it is read first."""
+
+    file: object = None
+
+
+Recorder.__module__ = Samples.__module__ = "__main__"
+
 CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "list, appended": ([], lambda losses: losses.append(1.5)),
     "list, an item replaced": ([1, 2], lambda losses: losses.__setitem__(0, object())),
@@ -23,6 +43,13 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "deque": (deque(), lambda losses: losses.append(1)),
     "array": (np.zeros(3), lambda losses: losses.__setitem__(1, 2)),
     "tensor": (torch.zeros(3), lambda losses: losses[1].add_(2)),
+    "tensor that was trained": (torch.zeros(3, requires_grad=True), lambda losses: losses.data.add_(2)),
+    "tensors in a list": ([torch.zeros(3), torch.ones(2, requires_grad=True)], lambda losses: losses[1].data.add_(2)),
+    "parameters in a dictionary": ({"w": torch.nn.Parameter(torch.zeros(3))}, lambda losses: losses["w"].data.add_(2)),
+    "attribute of an object": (Recorder(), lambda losses: losses.record(1)),
+    "list in an object": (Recorder(), lambda losses: losses.history.append(1)),
+    "object in a list": ([Recorder()], lambda losses: losses[0].history.append(1)),
+    "tensor in an object": (Recorder(), lambda losses: losses.weight.data.add_(1)),
 }
 
 
@@ -47,8 +74,10 @@ def test_values_that_were_changed_in_place_are_named(how: str) -> None:
 
 
 def test_values_that_are_not_compared_or_not_left_are_not_named() -> None:
-    weights, large, names = torch.zeros(2, requires_grad=True), [0] * 20_000, {"i": [1]}
-    before = ChangedValues({"weights": weights, "large": large, "nan": np.array([np.nan])}, [])
+    large, names, samples, other = [0] * 20_000, {"i": [1]}, Samples(), Namespace()
+    before = ChangedValues({"large": large, "nan": np.array([np.nan]), "samples": samples, "args": other}, [])
+    samples.file = object()
+    other.total = 1
     rebound = ChangedValues(names, [])
     large.append(1)
     held = weakref.ref(item := {1})

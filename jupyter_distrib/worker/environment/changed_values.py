@@ -1,5 +1,5 @@
-"""Finds lists, dictionaries, sets and arrays of the notebook that a cell has changed on the ranks and left there: the
-notebook's own stay as they were before, and a plot of them is empty. Rank's main thread."""
+"""Finds lists, dictionaries, sets, arrays and objects of the notebook that a cell has changed on the ranks and left
+there: the notebook's own stay as they were before, and a plot of them is empty. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+from jupyter_distrib.system import file_owner
 
 _CONTAINERS = list, dict, set, deque, defaultdict, OrderedDict, Counter
 _MOST_ITEMS = 10_000
 """Number of items up to which a container is compared with what it was."""
 _MOST_BYTES = 1_000_000
-"""Size up to which an array is compared."""
+"""Size up to which arrays are compared."""
+_MOST_PARTS = 200
+"""Number of items up to which what is in them is compared, too."""
+_DEPTH = 2
+"""Depth to which containers and objects in a value are compared."""
 _said: dict[str, int] = {}
 """Digest of the text of the cell that has the note on a value, by the value's name. The same cell gets it again when it
 is run again, since its output is then a new one."""
@@ -33,7 +40,7 @@ class ChangedValues:
         self._before = [  # by their ids, so that what the cell deletes is freed
             (name, id(value), content)
             for name, value in names.items()
-            if not name.startswith("_") and id(value) not in kept and (content := _content(value)) is not None
+            if not name.startswith("_") and id(value) not in kept and (content := _content(value, _Left())) is not None
         ]
 
     def note(self, text: str, keep: Collection[str], returned: object) -> str:
@@ -51,7 +58,7 @@ class ChangedValues:
             if name not in keep
             and id(value := self._names.get(name)) == identity
             and not _holds(returned, value)
-            and _content(value) != content
+            and _content(value, _Left()) != content
             and _said.setdefault(name, hash(text)) == hash(text)
         ]
         if not left:
@@ -63,20 +70,72 @@ class ChangedValues:
         )
 
 
-def _content(value: Any) -> object:
-    """Return what is compared of a value: the ids of the items of a container, also of lists in a dictionary (`{"loss":
-    [], "accuracy": []}`), or the numbers of a small array or tensor on the CPU. None for anything else."""
-    kind, numpy, torch = type(value), sys.modules.get("numpy"), sys.modules.get("torch")
-    if kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
-        items = [*value, *value.values()] if isinstance(value, dict) else list(value)
-        lists = [each for each in items if type(each) in (list, deque)] if isinstance(value, dict) else []
-        return [id(each) for part in (items, *lists) for each in part]
-    if torch is not None and kind is torch.Tensor and value.nbytes <= _MOST_BYTES and not value.requires_grad:
-        with suppress(TypeError, RuntimeError):  # bfloat16, a sparse tensor, one on a GPU
-            value = value.numpy()
-    if numpy is None or type(value) is not numpy.ndarray or value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+@dataclass(slots=True)
+class _Left:
+    """Numbers of items and bytes that may still be compared of one value."""
+
+    items: int = _MOST_ITEMS
+    size_bytes: int = _MOST_BYTES
+
+
+def _content(value: Any, left: _Left, depth: int = _DEPTH) -> object:
+    """Return what is compared of a value: the ids of the items of a container or of the attributes of an object of the
+    user's classes, with what is compared of each (`{"loss": [], "accuracy": []}`), or the numbers of a small array or
+    tensor on the CPU. None for anything else."""
+    if (items := _items(value)) is None:
+        return _numbers(value, left)
+    if len(items) > left.items:
         return None
-    return bytes(value.tobytes())
+    left.items -= len(items)
+    ids = [id(each) for each in items]
+    if depth and len(items) <= _MOST_PARTS and any(map(_is_compared, set(map(type, items)))):
+        return ids, [_content(each, left, depth - 1) for each in items]
+    return ids
+
+
+def _items(value: Any) -> list[object] | None:
+    kind = type(value)
+    if kind in _CONTAINERS:
+        return [*value, *value.values()] if isinstance(value, dict) else list(value)
+    if not _is_own(kind):
+        return None
+    try:
+        attributes = object.__getattribute__(value, "__dict__")  # runs no code of the class
+    except AttributeError:
+        return []
+    return [each for name, each in attributes.items() if not name.startswith("_")]
+
+
+def _is_compared(kind: type) -> bool:
+    return kind in _CONTAINERS or kind in _arrays() or _is_own(kind)
+
+
+def _is_own(kind: type) -> bool:
+    """Return whether a class is the user's, and its objects show results: not a model, of which there is another note,
+    nor a data set, which opens its files when it is read."""
+    if kind.__module__ == "builtins":
+        return False
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if kind.__module__ != "__main__" and (file is None or file_owner.is_library(file)):
+        return False
+    torch = sys.modules.get("torch")
+    return not issubclass(kind, (type, BaseException, *((torch.nn.Module, torch.utils.data.Dataset) if torch else ())))
+
+
+def _arrays() -> tuple[type, ...]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (*((numpy.ndarray,) if numpy else ()), *((torch.Tensor, torch.nn.Parameter) if torch else ()))
+
+
+def _numbers(value: Any, left: _Left) -> bytes | None:
+    if type(value) not in _arrays() or value.nbytes > left.size_bytes:
+        return None
+    left.size_bytes -= value.nbytes
+    with suppress(TypeError, RuntimeError):  # bfloat16, a sparse tensor, one on a GPU, objects
+        array = value.detach().numpy() if hasattr(value, "detach") else value
+        return None if array.dtype.hasobject else bytes(array.tobytes())
+    return None
 
 
 def _holds(returned: object, value: object) -> bool:
