@@ -523,7 +523,7 @@ LEFT = "`model` of the notebook is as it was before"
 TRAIN = "\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
 
 
-@pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "fsdp"), DDP.replace("2", "1")])
+@pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "fsdp"), DDP.replace("2", "1"), NONE])
 def test_a_model_of_the_notebook_that_was_trained_only_on_the_ranks_is_named(book: Notebook, line: str) -> None:
     """A later plain cell would evaluate the untrained one."""
     body = f"{TRAIN}\nloss = 1  # {line}"
@@ -555,6 +555,52 @@ def test_a_model_that_does_not_stay_on_the_ranks_alone_is_not_named(book: Notebo
         assert LEFT not in book.ok(f"{DDP}{NOT_LEFT[how]};").view
     finally:
         book.ok("model = plain")
+
+
+HOLDERS = {
+    "an object": "class Holder:\n    def __init__(self, model): self.model = model\nholder = Holder(Net())",
+    "a dictionary": "holder = {'a': Net(), 'b': [Net()]}",
+}
+
+
+@pytest.mark.parametrize("line", [DDP, NONE])
+@pytest.mark.parametrize("how", HOLDERS)
+def test_what_holds_a_model_that_was_trained_only_on_the_ranks_is_named(book: Notebook, how: str, line: str) -> None:
+    held = "holder.model" if how == "an object" else "holder['b'][0]"
+    body = f"{TRAIN.replace('model', held)}\nloss = 1"
+    left = LEFT.replace("model", "holder")
+    book.ok("%distributed_pool restart")
+    book.ok(HOLDERS[how])
+    try:
+        assert book.ok(f"{line}{body}").view.count(left) == 1
+        assert left not in book.ok(f"{line}{body}\nholder;").view
+        assert left not in book.ok(f"{line} --keep holder{body}").view
+    finally:
+        book.ok("del holder")
+
+
+NO_STRATEGY = "each of the 2 ranks trains by itself, with all of the data: the cell has no strategy"
+BY_ITSELF = "\nmodel = Net()\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
+TOGETHER = {
+    "the rank is read": f"{NONE}{BY_ITSELF}\nif rank == 0: print('done')",
+    "a group of its own": f"{NONE}\nimport torch.distributed as dist\ndist.init_process_group('gloo'){BY_ITSELF}",
+    "one rank": f"{NONE.replace('2', '1')}{BY_ITSELF}",
+    "some of the ranks": f"{NONE} --on 0{BY_ITSELF}",
+    "a strategy": f"{DDP}{BY_ITSELF}",
+    "a sweep": f"{NONE} --sweep lr=[0.1,0.2]{BY_ITSELF}",
+    "nothing is trained": f"{NONE}\nmodel = Net()\ntorch.optim.SGD(model.parameters(), lr=0.1)",
+}
+
+
+def test_training_without_a_strategy_is_said(book: Notebook) -> None:
+    """It takes as long as on one device, and looks as if the ranks had trained together."""
+    assert NO_STRATEGY in book.ok(f"{NONE}{BY_ITSELF};").view
+    assert NO_STRATEGY in book.ok(f"{NONE}{BY_ITSELF};").view, "each time"
+
+
+@pytest.mark.parametrize("how", TOGETHER)
+def test_training_that_is_meant_to_be_separate_is_not_mentioned(book: Notebook, how: str) -> None:
+    assert NO_STRATEGY not in book.ok(f"{TOGETHER[how]};").text
 
 
 TIED = "`optimizer` belongs to the notebook's own `model`, and the ranks use the `model` that they have kept"

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import TypeGuard
 from weakref import ref
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
@@ -51,9 +52,14 @@ class NotebookModels:
         """
         if identity.rank() != 0 or self._run.keep is None or not object_collectives.others.have_values:
             return
-        kept = {id(value) for value in kept_values}
-        found = {name: each for name, each in self._run.names.items() if _is_model(each)}
-        self._names = [(ref(each), name) for name, each in found.items() if id(each) not in kept]
+        seen = {id(model) for value in kept_values for model in _models_in(value)}
+        named = [(name, each) for name, each in self._run.names.items() if name[:1] != "_"]
+        direct = [(name, each) for name, each in named if _is_model(each)]
+        for name, value in (*direct, *named):
+            for model in _models_in(value):
+                if id(model) not in seen:
+                    seen.add(id(model))
+                    self._names.append((ref(model), name))
         if self._names:
             patches.replace(torch, "save", self._saving)
 
@@ -62,18 +68,39 @@ class NotebookModels:
         for root in roots:
             for weak, name in self._names:
                 if weak() is root and name not in self._trained:
-                    self._trained[name] = weak, _version(root)
-                    self._text = "".join(linecache.getlines(self._run.filename))  # gone when the cell has ended
+                    self._train(weak, name, _version(root))
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Record that an optimizer, which no strategy manages, has trained the models that have its parameters."""
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for weak, name in self._names:
+            model = weak()
+            own = ownership.own_parameters(model) if model is not None else ()
+            if name not in self._trained and not trained.isdisjoint(map(id, own)):
+                self._train(weak, name, 0)
 
     def returning(self, value: object) -> None:
         """Record the value that the cell returns."""
         self._returned = bool(self._names) and holds_weights(value)
 
-    def left(self) -> Iterator[str]:
+    def note(self) -> None:
+        """Add a note on each trained model that stays on the ranks; called when the cell has ended well."""
+        for name in self._left():
+            self._run.note(
+                f"`{name}` of the notebook is as it was before: the cell has trained its copies on the ranks. For the "
+                f"trained one add --keep {name}, and read {name}[0] in the notebook, or end the cell with `{name}`"
+            )
+
+    def _train(self, weak: ref[nn.Module], name: str, version: int) -> None:
+        self._trained[name] = weak, version
+        self._text = "".join(linecache.getlines(self._run.filename))  # gone when the cell has ended
+
+    def _left(self) -> Iterator[str]:
         """Yield the name of each trained model that stays on the ranks, unless another cell has a note on it."""
         if self._returned or self._saved or not self._trained:
             return
-        kept = {id(self._run.names.get(name)) for name in self._run.keep or ()}
+        values = [self._run.names.get(name) for name in self._run.keep or ()]
+        kept = {id(model) for value in values for model in _models_in(value)}
         for name, (weak, version) in self._trained.items():
             model, cell = weak(), hash(self._text)
             if model is None or _version(model) == version or id(model) in kept or self._writes():
@@ -86,12 +113,7 @@ class NotebookModels:
         models."""
         if _WRITES.search(self._text):
             return True
-        code = [each for each in self._run.names.values() if issubclass(type(each), (FunctionType, type))]
-        own = [each for each in code if each.__module__ == "__main__"]
-        parts = [part for each in own for part in (vars(each).values() if isinstance(each, type) else (each,))]
-        return any(
-            _WRITES.search(" ".join(names_in(each.__code__))) for each in parts if isinstance(each, FunctionType)
-        )
+        return any(_WRITES.search(" ".join(names_in(each.__code__))) for each in own_functions(self._run.names))
 
     def _saving(self, original: object) -> object:
         def save(*args: object, **keywords: object) -> object:
@@ -101,22 +123,43 @@ class NotebookModels:
         return save
 
 
+def own_functions(names: Mapping[str, object]) -> list[FunctionType]:
+    """Return the functions of the notebook, and those of its classes, among the values of these names."""
+    code = [each for each in names.values() if issubclass(type(each), (FunctionType, type))]
+    own = [each for each in code if each.__module__ == "__main__"]
+    parts = [part for each in own for part in (vars(each).values() if isinstance(each, type) else (each,))]
+    return [each for each in parts if isinstance(each, FunctionType)]
+
+
 def holds_weights(value: object, depth: int = _DEPTH) -> bool:
     """Return whether a value has a model in it, or a dict of tensors, such as a `state_dict`."""
     if _is_model(value):
         return True
     if depth == 0:
         return False
-    parts: list[object] = []
-    if issubclass(type(value), dict):
-        parts = list(value.values())[:_MOST_PARTS]  # type: ignore[attr-defined]
-        if any(issubclass(type(each), torch.Tensor) for each in parts):
-            return True
-    elif issubclass(type(value), (list, tuple)):
-        parts = list(value[:_MOST_PARTS])  # type: ignore[index]
-    elif type(value).__module__ == "__main__":
-        parts = list(getattr(value, "__dict__", {}).values())
+    parts = _parts(value)
+    if issubclass(type(value), dict) and any(issubclass(type(each), torch.Tensor) for each in parts):
+        return True
     return any(holds_weights(each, depth - 1) for each in parts)
+
+
+def _models_in(value: object, depth: int = _DEPTH) -> Iterator[nn.Module]:
+    """Yield a model, or those in a container or in an object of the notebook's classes."""
+    if _is_model(value):
+        yield value
+    elif depth:
+        for each in _parts(value):
+            yield from _models_in(each, depth - 1)
+
+
+def _parts(value: object) -> list[object]:
+    if issubclass(type(value), dict):
+        return list(value.values())[:_MOST_PARTS]  # type: ignore[attr-defined]
+    if issubclass(type(value), (list, tuple)):
+        return list(value[:_MOST_PARTS])  # type: ignore[index]
+    if type(value).__module__ == "__main__" and not issubclass(type(value), type):
+        return list(getattr(value, "__dict__", {}).values())[:_MOST_PARTS]
+    return []
 
 
 def _is_model(value: object) -> TypeGuard[nn.Module]:

@@ -252,11 +252,7 @@ class TrainingHooks:
         if self._in_steps:
             self._checks.end()
             self._note_if_cut_short()
-        for name in self._models.left():
-            self._run.note(
-                f"`{name}` of the notebook is as it was before: the cell has trained its copies on the ranks. For the "
-                f"trained one add --keep {name}, and read {name}[0] in the notebook, or end the cell with `{name}`"
-            )
+        self._models.note()
 
     def _note_if_cut_short(self) -> None:
         ranks = self._loaders.ranks

@@ -1,0 +1,70 @@
+"""Notices training in a cell without a strategy: each rank then trains a model of its own, with all of the data, and
+the notebook's own models stay as they were. Rank's main thread."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from jupyter_distrib.interfaces import identity
+from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system.nested_code import codes_in
+from jupyter_distrib.worker.autoparallel.checks import notebook_models
+from jupyter_distrib.worker.autoparallel.patches import Patches
+
+_RANKS = re.compile(
+    r"\b(local_|node_|group_)?rank\b|get_\w*rank|RANK|world_?size|WORLD_SIZE|\bdist(ributed)?\b|Distributed|distrib\b"
+)
+"""Names by which code tells its ranks apart, or has them work together."""
+
+
+class SeparateTraining:
+    """The training of one run without a strategy."""
+
+    def __init__(self, run: StrategyRun) -> None:
+        self._run = run
+        self._models = notebook_models.NotebookModels(run)
+        self._patches = Patches()
+        self._seen: set[int] = set()
+        """Ids of the optimizers that have made a step."""
+
+    def begin(self) -> None:
+        """Watch the optimizers; called before the cell."""
+        self._models.begin(self._patches, payload.kept_values.values())
+        self._unwatch = register_optimizer_step_post_hook(self._stepped).remove
+
+    def returning(self, value: object) -> None:
+        """Record the value that the cell returns."""
+        self._models.returning(value)
+
+    def end(self, *, ok: bool) -> None:
+        """Add a note on each model of the notebook that was trained on the ranks only."""
+        self._unwatch()
+        self._patches.undo()
+        if ok:
+            self._models.note()
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._seen:
+            return
+        if not self._seen and self._is_alone():
+            self._run.note(
+                f"each of the {identity.world_size()} ranks trains by itself, with all of the data: the cell has no "
+                "strategy. To train one model together, add --strategy ddp to the cell's first line"
+            )
+        self._seen.add(id(optimizer))
+        self._models.stepped(optimizer)
+
+    def _is_alone(self) -> bool:
+        """Return whether nothing shows that the ranks are to differ, or work together by other means."""
+        if not self._run.everyone or identity.world_size() == 1 or dist.is_initialized():
+            return False
+        texts = [line for line in linecache.getlines(self._run.filename) if not line.startswith("%")]
+        codes = [each.__code__ for each in notebook_models.own_functions(self._run.names)]
+        names = [name for each in codes for part in codes_in(each) for name in (*part.co_names, *part.co_consts)]
+        return not any(_RANKS.search(each) for each in (*texts, *names) if isinstance(each, str))
