@@ -79,12 +79,19 @@ class Dropped:
     imported: bool = False
     kept: bool = False
     """Whether it was to keep the name, and was stopped or failed before its end."""
+    failed: bool = False
+    """Whether it was stopped or failed, perhaps before it had defined the name."""
 
     def explained(self, name: str, place: str = "") -> str:
         if self.kept:
             return (
                 f"`{name}`{place} is not in this notebook: {self.cell} keeps it at its end, and was stopped or failed "
                 "before. Run that cell again."
+            )
+        if self.failed and not self.imported:
+            return (
+                f"`{name}`{place} is not in this notebook: {self.cell}, which is to define it on the ranks, was "
+                f"stopped or failed. Run it again with `--keep {name}`."
             )
         did, cure = "defined", f"Add `--keep {name}` to that cell."
         if self.imported:

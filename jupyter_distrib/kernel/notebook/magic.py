@@ -283,10 +283,8 @@ class CellMagics(Magics):
         """
         notebook = self.shell.user_ns
         before = {name: notebook.get(name) for name in options.keep}
-        defined = {  # without `captured`, which holds the values of all that the cell reads
-            name: Dropped(cell=captured.cell.filename, imported=name in captured.imports, kept=name in options.keep)
-            for name in captured.defines
-        }
+        # without `captured`, which holds the values of all that the cell reads
+        label, defines, imports = captured.cell.filename, captured.defines, captured.imports
 
         def take_over(run: Run) -> None:
             handles_module.note_missing(run, options.keep, notebook)
@@ -296,11 +294,13 @@ class CellMagics(Magics):
                     continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
                     handles_module.bind(notebook, name, handle)
-            for name, dropped in defined.items():
+            for name in defines:
                 if name in notebook:
                     current.dropped.pop(name, None)
                 else:
-                    current.dropped[name] = dropped
+                    current.dropped[name] = Dropped(
+                        cell=label, imported=name in imports, kept=name in options.keep, failed=not run.record.ok
+                    )
 
         return take_over
 

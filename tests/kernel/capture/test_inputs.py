@@ -124,6 +124,16 @@ def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebo
     )
 
 
+def test_a_name_of_a_cell_that_has_failed_is_told_so(book: Notebook) -> None:
+    book.fails("%%distributed --ranks 2\n1 / 0\nlater_losses = []\nimport colorsys")
+    number = int(book.ok("len(In) - 2").result)
+    told = f"Cell In[{number}], which is to define it on the ranks, was stopped or failed. "
+
+    assert f"{told}Run it again with `--keep later_losses`." in book.fails("later_losses").stderr
+    assert f"{told}Run it again with `--keep later_losses`." in book.fails(ON_TWO + "later_losses").traceback
+    assert "imported it on the ranks" in book.fails(ON_TWO + "colorsys").traceback
+
+
 def test_with_names_the_cell_that_did_not_keep_it(book: Notebook) -> None:
     book.ok(ON_TWO + "model = 5")
     number = int(book.ok("len(In) - 2").result)
