@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import CodeType
+from collections.abc import Iterator, Mapping
+from dis import get_instructions
+from types import CodeType, FunctionType
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -17,3 +18,16 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 def names_in(code: CodeType) -> set[str]:
     """Return the globals that a code object and its nested ones look up or bind, and the attributes that they use."""
     return {name for each in codes_in(code) for name in each.co_names}
+
+
+def own_functions(names: Mapping[str, object]) -> list[FunctionType]:
+    """Return the functions of the notebook, and those of its classes, among the values of these names."""
+    code = [each for each in names.values() if issubclass(type(each), (FunctionType, type))]
+    own = [each for each in code if each.__module__ == "__main__"]
+    parts = [part for each in own for part in (vars(each).values() if isinstance(each, type) else (each,))]
+    return [each for each in parts if isinstance(each, FunctionType)]
+
+
+def bound_globals(code: CodeType) -> set[str]:
+    """Return the globals that a code object and its nested ones bind."""
+    return {each.argval for part in codes_in(code) for each in get_instructions(part) if each.opname == "STORE_GLOBAL"}

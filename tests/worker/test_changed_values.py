@@ -92,6 +92,24 @@ def test_values_that_are_not_compared_or_not_left_are_not_named() -> None:
     assert before.note("cell", (), None) == rebound.note("cell", (), None) == ""
 
 
+def test_names_that_a_function_binds_by_global_are_named() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "steps": 0, "loss": 0.5, "seen": 0, "kept": 0}
+    exec(
+        "def step():\n    global steps, kept\n    steps += 1\n    kept += 1\n"
+        "class Agent:\n    def act(self):\n        global seen\n        seen += 1",
+        names,
+    )
+    changed = ChangedValues(names, [])
+    assert changed.note("cell", (), None) == ""
+
+    names["loss"] = 0.25  # a loop's variable
+    names["step"]()
+    names["Agent"]().act()
+
+    assert changed.note("cell", ("kept",), None).startswith("`steps`, `seen` of the notebook are as before")
+    assert changed.note("cell", ("kept", "steps", "seen"), None) == ""
+
+
 @pytest.mark.slow
 def test_a_list_that_a_cell_has_filled_on_the_ranks_is_named(shared_notebook: Notebook) -> None:
     shared_notebook.ok("history, seen = [], {}\ndef fit():\n    history.append(1)")

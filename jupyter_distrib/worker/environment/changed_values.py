@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jupyter_distrib.system import file_owner
+from jupyter_distrib.system.nested_code import bound_globals, names_in, own_functions
 
 _CONTAINERS = list, dict, set, deque, defaultdict, OrderedDict, Counter
 _MOST_ITEMS = 10_000
@@ -37,6 +38,7 @@ class ChangedValues:
     def __init__(self, names: dict[str, object], kept_values: Iterable[object]) -> None:
         kept = {id(each) for each in kept_values}
         self._names = names
+        self._ids = {name: id(value) for name, value in names.items() if not name.startswith("_")}
         self._before = [  # by their ids, so that what the cell deletes is freed
             (name, id(value), content)
             for name, value in names.items()
@@ -52,13 +54,16 @@ class ChangedValues:
             keep: The names that the cell keeps.
             returned: The value of the cell.
         """
-        left = [
+        changed = [
             name
             for name, identity, content in self._before
+            if id(value := self._names.get(name)) == identity and _content(value, _Left()) != content
+        ]
+        left = [
+            name
+            for name in (*changed, *self._bound_by_functions())
             if name not in keep
-            and id(value := self._names.get(name)) == identity
-            and not _holds(returned, value)
-            and _content(value, _Left()) != content
+            and not _holds(returned, self._names[name])
             and _said.setdefault(name, hash(text)) == hash(text)
         ]
         if not left:
@@ -68,6 +73,13 @@ class ChangedValues:
             f"{listed} of the notebook {are} as before: the cell has changed copies on the ranks. To have the changes, "
             f"add --keep {','.join(left)}, and read {left[0]}[0] in the notebook, or end the cell with {ones}"
         )
+
+    def _bound_by_functions(self) -> list[str]:
+        """Return the names to which functions of the notebook have bound something else (`global steps`)."""
+        anew = {name for name, identity in self._ids.items() if id(self._names.get(name)) != identity}
+        codes = [each.__code__ for each in own_functions(self._names)] if anew else []
+        bound = {name for code in codes if not anew.isdisjoint(names_in(code)) for name in bound_globals(code)}
+        return [name for name in self._ids if name in anew & bound and name in self._names]
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 from weakref import ref
 
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.system.nested_code import names_in
+from jupyter_distrib.system.nested_code import names_in, own_functions
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private
@@ -121,14 +120,6 @@ class NotebookModels:
             return original(*args, **keywords)  # type: ignore[operator]
 
         return save
-
-
-def own_functions(names: Mapping[str, object]) -> list[FunctionType]:
-    """Return the functions of the notebook, and those of its classes, among the values of these names."""
-    code = [each for each in names.values() if issubclass(type(each), (FunctionType, type))]
-    own = [each for each in code if each.__module__ == "__main__"]
-    parts = [part for each in own for part in (vars(each).values() if isinstance(each, type) else (each,))]
-    return [each for each in parts if isinstance(each, FunctionType)]
 
 
 def holds_weights(value: object, depth: int = _DEPTH) -> bool:

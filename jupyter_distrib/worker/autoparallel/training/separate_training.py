@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.system.nested_code import codes_in
+from jupyter_distrib.system.nested_code import codes_in, own_functions
 from jupyter_distrib.worker.autoparallel.checks import notebook_models
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
@@ -65,6 +65,6 @@ class SeparateTraining:
         if not self._run.everyone or identity.world_size() == 1 or dist.is_initialized():
             return False
         texts = [line for line in linecache.getlines(self._run.filename) if not line.startswith("%")]
-        codes = [each.__code__ for each in notebook_models.own_functions(self._run.names)]
+        codes = [each.__code__ for each in own_functions(self._run.names)]
         names = [name for each in codes for part in codes_in(each) for name in (*part.co_names, *part.co_consts)]
         return not any(_RANKS.search(each) for each in (*texts, *names) if isinstance(each, str))
