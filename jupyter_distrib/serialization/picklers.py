@@ -221,6 +221,8 @@ class InputPickler(_Pickler):
             return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
         if (form := super().reducer_override(obj)) is not NotImplemented:
             return form
+        if (form := standard_objects.of_base(obj, self.dispatch_table)) is not NotImplemented:
+            return form
         if type(obj) is types.CellType:
             return definitions.cell_form(obj, self._identities.sent)
         form = standard_objects.with_getattr(obj, self.dispatch_table)

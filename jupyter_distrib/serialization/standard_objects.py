@@ -9,6 +9,7 @@ import ctypes
 import io
 import os
 import pickle
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ def _variable(variable: contextvars.ContextVar[Any]) -> Reduced:
         values["default"] = contextvars.Context().run(variable.get)
     with contextlib.suppress(KeyError):
         values["now"] = contextvars.copy_context()[variable]
+    if (place := _place(variable)) is not None:
+        return variable_of_module, (*place, values)
     return new_variable, (variable.name, values)
 
 
@@ -34,23 +37,51 @@ def new_variable(name: str, values: dict[str, Any]) -> Any:
     return made
 
 
+def variable_of_module(module: types.ModuleType, name: str, values: dict[str, Any]) -> Any:
+    """Return a module's own variable with its present value: functions of the module read no other."""
+    found = getattr(module, name)
+    if "now" in values:
+        found.set(values["now"])
+    return found
+
+
 def _local(local: threading.local) -> Reduced:
-    """Return the form of a `threading.local` with what this thread has put there."""
-    return threading.local, (), vars(local)
+    """Return the form of a `threading.local` with what this thread has put there. The `__init__` of a subclass has run
+    for this thread."""
+    if (place := _place(local)) is not None:
+        return getattr, place, vars(local)
+    return threading.local.__new__, (type(local),), vars(local)
+
+
+def _place(obj: object) -> tuple[types.ModuleType, str] | None:
+    """Return the module that a rank imports and the name by which it holds an object that has no name of its own."""
+    modules: list[Any] = list(sys.modules.values())  # some libraries put other objects there
+    for module in modules:
+        if isinstance(module, types.ModuleType) and vars(module).get("__spec__") is not None:
+            for name, value in list(vars(module).items()):
+                if value is obj:
+                    return module, name
+    return None
 
 
 def _shared_library(library: ctypes.CDLL) -> Reduced:
     """Return the form of a library of C with the types that functions of it were given."""
-    functions = {
-        name: (function.argtypes, function.restype)
-        for name, function in vars(library).items()
-        if hasattr(function, "argtypes")
-    }
-    return load_library, (type(library), library._name, functions)  # noqa: SLF001 - it is not public otherwise
+    functions, others = {}, {}
+    for name, value in vars(library).items():
+        if hasattr(value, "argtypes") and not isinstance(value, type):
+            functions[name] = value.argtypes, value.restype
+        elif name not in _OF_LIBRARY:
+            others[name] = value
+    return load_library, (type(library), library._name, functions), others  # noqa: SLF001 - it is not public otherwise
 
 
-def load_library(cls: Callable[[str | None], Any], name: str | None, functions: dict[str, tuple[Any, Any]]) -> Any:
-    library = cls(name)
+_OF_LIBRARY = frozenset(vars(ctypes.CDLL(None)))
+"""The attributes of a library that belong to the process."""
+
+
+def load_library(cls: Any, name: str | None, functions: dict[str, tuple[Any, Any]]) -> Any:
+    library = cls.__new__(cls)
+    ctypes.CDLL.__init__(library, name)
     for each, (arguments, result) in functions.items():
         function = getattr(library, each)
         function.argtypes, function.restype = arguments, result
@@ -99,6 +130,16 @@ FORMS: dict[type, Callable[[Any], Any]] = {
     ctypes.CDLL: _shared_library,
 }
 """The functions that reduce an object for a rank, by its class."""
+_BASES = threading.local, ctypes.CDLL
+
+
+def of_base(obj: Any, others: Mapping[type, object]) -> Any:
+    """Return the form of an object whose class is derived from one of these; for other objects, and those of classes
+    that pickle themselves or are in `others`, NotImplemented."""
+    cls = type(obj)
+    if not issubclass(cls, _BASES) or not is_plain(cls, others):
+        return NotImplemented
+    return next(FORMS[base](obj) for base in _BASES if issubclass(cls, base))
 
 
 def with_getattr(obj: Any, others: Mapping[type, object]) -> Any:

@@ -189,6 +189,21 @@ def counted(function):
     assert "(10, 20, 2)" in outcome.result
 
 
+def test_context_variables_and_thread_locals_of_a_module_are_those_that_it_reads(
+    book: Notebook, tmp_path: Path
+) -> None:
+    """`from module import variable` gives the object itself, which has no name by which pickle could find it."""
+    (tmp_path / "with_state.py").write_text(
+        "from contextvars import ContextVar\nimport threading\n"
+        "variable, local = ContextVar('depth', default=0), threading.local()\n"
+        "def told(): return variable.get(), local.x, local.y\n"
+    )
+    book.ok(f"import sys; sys.path.append({str(tmp_path)!r})\nfrom with_state import local, told, variable")
+    book.ok("variable.set(4)\nlocal.x = 6")
+    cell = "%%distributed --ranks 2\nvariable.set(variable.get() + rank)\nlocal.y = rank\ntold()"
+    assert book.ok(cell).result == "rank 0: (4, 6, 0)\nrank 1: (5, 6, 1)"
+
+
 # ------------------------------------------------------------------------------------------- files of libraries
 
 _FILES = """

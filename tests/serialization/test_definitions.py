@@ -593,3 +593,21 @@ libc = ctypes.CDLL(None)
 libc.labs.argtypes, libc.labs.restype = [ctypes.c_long], ctypes.c_long
 """)
     assert kernel.run(f"libc.labs({-(2**40)}), libc.abs(-3)") == (2**40, 3)
+
+
+def test_classes_derived_from_locals_and_libraries_of_c_arrive(kernel: Kernel) -> None:
+    kernel.cell("""
+import ctypes, threading
+class Local(threading.local):
+    kind = "own"
+    def __init__(self, x): self.x = x
+class Library(ctypes.CDLL):
+    def __init__(self, note):
+        super().__init__(None)
+        self.note = note
+    def positive(self, number): return self.abs(number)
+local, library, python = Local(5), Library("mine"), ctypes.PyDLL(None)
+local.y = 6
+""")
+    told = kernel.run("local.x, local.y, local.kind, library.positive(-3), library.note, python.Py_IsInitialized()")
+    assert told == (5, 6, "own", 3, "mine", 1)
