@@ -391,8 +391,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         run = self.run
         if run is None or getattr(event, "run", "") != run.command.run:
             return
-        if isinstance(event, m.Returned):
-            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        if isinstance(event, m.Returned | m.Interrupted) and event.kept:
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept.types}
         run.handle_event(node, event, fds)
 
     def _over(self, run: MultiNodeRun) -> None:

@@ -52,6 +52,8 @@ class StrategyRun:
     """Shows a message about the run in its view; equal messages of several ranks are shown once."""
     keep: Sequence[str] | None = None
     """The names that stay on the ranks after the cell (`--keep`); None: the names do not come from a notebook."""
+    stopped: Callable[[], bool] = bool
+    """Returns whether the cell has been ended by a stop; for `Strategy.end`."""
 
     def release(self) -> None:
         """Drop the names of the cell, so that its values can be freed although torch's compiler caches functions that a

@@ -21,6 +21,7 @@ from jupyter_distrib.wire.messages import (
     Failed,
     Forget,
     Interrupted,
+    KeptNames,
     NotAttached,
     Returned,
     Started,
@@ -195,7 +196,7 @@ def limits_time(open_pool: OpenPool) -> None:
 def keeps_and_forgets(open_pool: OpenPool) -> None:
     with _group(open_pool) as (client, group):
         (first, _) = client.run(group, "mine = [rank]\nother = 1", keep=("mine", "absent")).of(Returned)
-        assert first.kept == {"mine": "list"}
+        assert first.kept == KeptNames(types={"mine": "list"})
         key = f"{first.run}/mine"
         handle = {"mine": _Kept(key)}
         assert client.run(group, "mine.append(7)\nmine", inputs=handle).values == {0: [0, 7], 1: [1, 7]}

@@ -185,7 +185,7 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
     gathering.run()
     assert [node.last(m.Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
     assert [node.last(m.Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
-    gathering.group.handle_event(0, m.Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
+    gathering.group.handle_event(0, m.Returned(run="r", rank=0, value=None, kept=m.KeptNames(types={"model": "Net"})))
     gathering.end(0, log_directory="/there")
     gathering.end(1)
     assert gathering.ends() == []

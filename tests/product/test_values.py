@@ -531,7 +531,10 @@ def test_a_handle_on_a_rank_that_died_says_so_and_the_others_stay(book: Notebook
 
 
 def test_what_a_rank_kept_in_a_run_that_it_did_not_survive_is_not_a_handle(book: Notebook) -> None:
-    outcome = book.fails("%%distributed --ranks 2 --keep value\nimport os\nvalue = rank\nif rank == 1: os._exit(3)")
+    outcome = book.fails(
+        "%%distributed --ranks 2 --keep value\nimport os, time\nvalue = rank\n"
+        "if rank == 1:\n    time.sleep(0.5)  # rank 0 is at its end, which no event tells the other\n    os._exit(3)"
+    )
 
     assert outcome.ename == "RankLost"
     assert book.ok("value").result.startswith("value: int on rank 0 ")
@@ -566,6 +569,65 @@ def test_an_interrupted_run_still_gives_handles_to_what_finished_ranks_kept(book
 
     assert book.finish().ename == "KeyboardInterrupt"
     assert book.ok("value[0]").result == "1"
+
+
+def stopped(book: Notebook, line: str, body: str) -> str:
+    """Stop a cell whose ranks go on for ever once they have printed "ready", and return its text."""
+    book.start(f"%%distributed --ranks 2 {line}\nimport time\n{body}\nprint('ready')\nwhile True: time.sleep(0.01)")
+    book.until("[0-1] ready")
+    book.interrupt()
+    outcome = book.finish()
+    assert outcome.ename == "KeyboardInterrupt"
+    return outcome.text
+
+
+def test_a_cell_that_is_stopped_keeps_its_names_as_they_are_then(book: Notebook) -> None:
+    text = stopped(book, "--keep losses,best", "losses = [rank, 0.5]\nbest = None")
+
+    assert "kept as they were when the cell was stopped: `losses`, `best`" in text
+    assert book.ok("losses[0], losses[1]").result == "([0, 0.5], [1, 0.5])"
+    assert book.ok("%%distributed --ranks 2\nlosses.append(0.25)\nlosses").result == (
+        "rank 0: [0, 0.5, 0.25]\nrank 1: [1, 0.5, 0.25]"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "none"])
+def test_a_cell_that_is_stopped_says_what_it_has_changed_on_the_ranks_only(book: Notebook, strategy: str) -> None:
+    model, losses = f"{strategy}_model", f"{strategy}_losses"
+    book.ok(f"import torch\n{model}, {losses} = torch.nn.Linear(2, 1), []")
+
+    text = stopped(
+        book,
+        f"--strategy {strategy}",
+        f"optimizer = torch.optim.SGD({model}.parameters(), 0.1)\n{model}(torch.ones(4, 2)).sum().backward()\n"
+        f"optimizer.step()\n{losses}.append(1)",
+    )
+
+    assert f"`{model}` of the notebook is as it was before" in text
+    assert f"`{losses}` of the notebook is as before" in text
+
+
+def test_a_name_that_one_of_the_stopped_ranks_does_not_have_stays_the_notebooks(book: Notebook) -> None:
+    book.ok("mine = 'the notebook has it'")
+
+    assert "kept as" not in stopped(book, "--keep mine", "if rank == 0: mine = 1")
+
+    assert book.ok("mine").result == "'the notebook has it'"
+    assert book.ok("%%distributed --ranks 2\nmine").result == "ranks 0-1: 'the notebook has it'"
+    assert "keep" not in book.ok("%distributed_status").text
+
+
+def test_ranks_that_another_ones_failure_has_stopped_keep_nothing(book: Notebook) -> None:
+    book.ok("mine = 'the notebook has it'")
+
+    book.fails(
+        "%%distributed --ranks 2 --strategy ddp --keep mine\nimport torch.distributed as dist\nmine = rank\n"
+        "dist.barrier()\nif rank == 1: 1 / 0\ndist.barrier()"
+    )
+
+    assert book.ok("mine").result == "'the notebook has it'"
+    assert book.ok("%%distributed --ranks 2\nmine").result == "ranks 0-1: 'the notebook has it'"
+    assert "keep" not in book.ok("%distributed_status").text
 
 
 # ---------------------------------------------------------------------------------------------------- some ranks only

@@ -149,14 +149,17 @@ def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["interrupt", "failure", "exit"])
+@pytest.mark.parametrize("end", ["interrupt", "interrupt of the cell that keeps", "failure", "exit"])
 @pytest.mark.versions
 def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book: Notebook, end: str) -> None:
     book.ok(SETUP)
-    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    keep = "--keep model,optimizer,loader"
+    first = end.endswith("keeps")
+    if not first:
+        book.ok(f"{DDP}{keep}\n{LEARN}")
     apart = "for x, y in loader: update(model, optimizer, x, y)\nif rank == 1: optimizer.step()\nprint('stepped')\n"
-    if end == "interrupt":
-        book.start(f"{DDP}\n{apart}import time\nwhile True: time.sleep(0.01)")
+    if end.startswith("interrupt"):
+        book.start(f"{DDP}{keep if first else ''}\n{apart}import time\nwhile True: time.sleep(0.01)")
         book.until("[0-1] stepped")
         book.interrupt()
         assert book.finish().ename == "KeyboardInterrupt"

@@ -342,6 +342,21 @@ def test_a_sharded_model_can_be_moved_after_it_has_trained(book: Notebook) -> No
     assert book.ok("sum(last[0]) < sum(first[0])").result == "True"
 
 
+def test_a_cell_that_is_stopped_keeps_the_shards_that_it_has_trained(book: Notebook) -> None:
+    book.start(
+        f"%%distributed --ranks 2 --strategy fsdp --keep model,optimizer,losses\n{PLAIN}\n"
+        "losses = train(model, optimizer)\nprint('trained')\nimport time\nwhile True: time.sleep(0.01)"
+    )
+    book.until("trained")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+
+    assert "sharded" in book.ok("model").result
+    assert book.ok("sum(p.numel() for p in model[0].parameters()) > 0").result == "True"
+    run(book, "more = train(model, optimizer)\nlosses[-1] > more[-1] > 0", "--strategy fsdp --out lower")
+    assert book.ok("lower[0]").result == "True"
+
+
 def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     book.start(

@@ -352,8 +352,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if run is None or rank.number not in run.pending:
             return
         run.on_end_of_cell(rank, event, fds)
-        if isinstance(event, m.Returned):
-            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        if isinstance(event, m.Returned | m.Interrupted) and event.kept:
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept.types}
         self._finish_if_over(run)
 
     def _finish_if_over(self, run: NodeRun) -> None:

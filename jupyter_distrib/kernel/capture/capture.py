@@ -78,15 +78,15 @@ class Dropped:
     """The label of that cell: `Cell In[3]`."""
     imported: bool = False
     kept: bool = False
-    """Whether it was to keep the name, and was stopped or failed before its end."""
+    """Whether it was to keep the name, and failed, or was stopped before every rank had it."""
     failed: bool = False
     """Whether it was stopped or failed, perhaps before it had defined the name."""
 
     def explained(self, name: str, place: str = "") -> str:
         if self.kept:
             return (
-                f"`{name}`{place} is not in this notebook: {self.cell} keeps it at its end, and was stopped or failed "
-                "before. Run that cell again."
+                f"`{name}`{place} is not in this notebook: {self.cell}, which is to keep it, failed, or was stopped "
+                "before every rank had it. Run that cell again."
             )
         if self.failed and not self.imported:
             return (

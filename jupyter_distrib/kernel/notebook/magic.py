@@ -294,6 +294,7 @@ class CellMagics(Magics):
                     continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
                     handles_module.bind(notebook, name, handle)
+            handles_module.note_stopped(run, handles)
             for name in defines:
                 if name in notebook:
                     current.dropped.pop(name, None)

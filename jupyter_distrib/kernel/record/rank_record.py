@@ -73,12 +73,7 @@ class RankRecord:
     """The end of the last such stop."""
     returned: bool = False
     value: m.Parcel | None = None
-    kept: dict[str, str] = field(default_factory=dict)
-    """The names that stay on the rank -> name of the value's type."""
-    kept_bytes: dict[str, int] = field(default_factory=dict)
-    """The names among `kept` whose tensors are large -> their size."""
-    sharded: tuple[str, ...] = ()
-    """The names among `kept` whose values are sharded over the ranks."""
+    kept: m.KeptNames = field(default_factory=m.KeptNames)
     exited_early: bool = False
     rss_bytes: int = 0
     """The resident memory of its process and of the children that it started; 0 while unknown."""
@@ -171,9 +166,8 @@ class RankRecord:
         if self.started_at_s is None:
             self.started_at_s = event.began_at_s
         self.state, self.returned, self.ended_at_s, self.prompt = "done", True, event.at_s, None
-        self.value, self.kept, self.exited_early = event.value, event.kept, event.exited_early
-        self.kept_bytes = event.kept_bytes
-        self.sharded, self.times = event.sharded, event.times or self.times
+        self.value, self.kept, self.exited_early = event.value, event.kept or self.kept, event.exited_early
+        self.times = event.times or self.times
         self.peak_tensor_bytes = event.peak_tensor_bytes
 
     def _fail(self, event: m.Failed) -> None:
@@ -182,6 +176,7 @@ class RankRecord:
 
     def _interrupt(self, event: m.Interrupted) -> None:
         self.state, self.stopped_at, self.ended_at_s, self.prompt = "interrupted", event.frames, event.at_s, None
+        self.kept = event.kept or self.kept
 
     def _exit(self, event: m.Exited) -> None:
         self.exit, self.prompt = event, None

@@ -10,7 +10,7 @@ import queue
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Captured
 from jupyter_distrib.kernel.capture.inputs import PackedInputs
+from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
@@ -49,12 +50,18 @@ def explain_unknown(
 def note_missing(run: Run, names: Iterable[str], notebook: Mapping[str, object]) -> None:
     """Add a note on the names in `--keep` that no rank had at the end of the cell; values that are already kept
     stay."""
-    kept = {name for rank in run.record.ranks.values() for name in rank.kept}
+    kept = {name for rank in run.record.ranks.values() for name in rank.kept.types}
     kept |= {name for name in names if isinstance(notebook.get(name), RankValue)}
     if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
         has = "has this name" if len(missing) == 1 else "has one of these names"
         text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"
         run.note(text)
+
+
+def note_stopped(run: Run, kept: Iterable[str]) -> None:
+    """Add a note on the names that ranks kept although they were stopped before the end of the cell."""
+    if any(rank.state == "interrupted" and rank.kept.types for rank in run.record.ranks.values()) and kept:
+        run.note(f"kept as they were when the cell was stopped: {', '.join(f'`{name}`' for name in kept)}")
 
 
 def bind(notebook: dict[str, Any], name: str, handle: RankValue) -> None:
@@ -129,16 +136,24 @@ class KeptValues:
         """The values to which the notebook has no handle any more, and that their ranks still have."""
 
     def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
-        """Return handles to the kept values, for each name that at least one rank defined."""
+        """Return handles to the kept values, for each name that at least one rank defined.
+
+        Ranks that were stopped count if every rank of the run has the name: otherwise a part of the run failed, and
+        the cell will be run again with the notebook's own value.
+        """
         out: dict[str, RankValue] = {}
+        ranks = list(run.record.ranks.values())
         for name in names:
-            types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
-            if types:
-                out[name] = self._handle(group, run, name, types)
+            having = [rank for rank in ranks if name in rank.kept.types]
+            if usable := having if len(having) == len(ranks) else [rank for rank in having if rank.returned]:
+                out[name] = self._handle(group, run, name, usable)
+            elif having:
+                self.dropped.put((group, f"{run.id}/{name}"))
         return out
 
-    def _handle(self, group: WorkerGroup, run: Run, name: str, types: dict[int, str]) -> RankValue:
+    def _handle(self, group: WorkerGroup, run: Run, name: str, ranks: Sequence[RankRecord]) -> RankValue:
         key, forgotten, held = f"{run.id}/{name}", self.dropped, weakref.ref(group)
+        types = {rank.rank: rank.kept.types[name] for rank in ranks}
 
         def drop(key: str) -> None:
             if (group := held()) is not None:
@@ -150,10 +165,10 @@ class KeptValues:
             group=group.name,
             ranks=types,
             type_names=types,
-            size_bytes={rank: run.record.ranks[rank].kept_bytes.get(name, 0) for rank in types},
+            size_bytes={rank.rank: rank.kept.sizes.get(name, 0) for rank in ranks},
             pool=run.pool,
             since=run.record.label,
-            sharded=any(name in rank.sharded for rank in run.record.ranks.values()),
+            sharded=any(name in rank.kept.sharded for rank in ranks),
             fetch=lambda rank: self._fetch(group, key, rank),
             on_drop=drop,
         )

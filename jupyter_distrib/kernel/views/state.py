@@ -140,7 +140,7 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
             "out_of_memory": ended.out_of_memory,
         },
         "stack": rank.stack and _stack_state(rank.stack, origin_s),
-        "kept": dict(rank.kept),
+        "kept": dict(rank.kept.types),
         "rss_bytes": rank.rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,
         "cpu_percent": rank.cpu_percent,

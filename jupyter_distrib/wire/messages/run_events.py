@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, RunEvent, message
+from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, RunEvent, message, part
 
 
 @message
@@ -203,6 +203,18 @@ class Profiled(RunEvent):
     at_s: float = 0.0
 
 
+@part
+class KeptNames:
+    """The names of `--keep` that a rank had at the end of a cell."""
+
+    types: dict[str, str] = field(default_factory=dict)
+    """The type name of each value."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Tensor size in bytes of each value that holds at least a megabyte."""
+    sharded: tuple[str, ...] = ()
+    """The names whose values are sharded over the ranks."""
+
+
 @message
 class Returned(RunEvent):
     """A rank reached the end of the cell."""
@@ -211,17 +223,13 @@ class Returned(RunEvent):
     rank: int
     value: Parcel | None
     """The cell's value; None if the cell does not end with an expression, or its value is None."""
-    kept: dict[str, str] = field(default_factory=dict)
-    """The names of `--keep` that the cell defined on this rank, with the type name of each value."""
-    kept_bytes: dict[str, int] = field(default_factory=dict)
-    """Tensor size of each kept value that holds at least a megabyte."""
+    kept: KeptNames | None = None
+    """The values that stay on this rank; None if the cell keeps none."""
     began_at_s: float | None = None
     """Start of the cell, on the clock of `at_s`."""
     at_s: float = 0.0
     exited_early: bool = False
     """Whether the cell called `sys.exit()` or `sys.exit(0)`."""
-    sharded: tuple[str, ...] = ()
-    """The names among `kept` whose values are sharded over the ranks."""
     sequence: int = -1
     """Number of collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no
     group."""
@@ -254,6 +262,8 @@ class Interrupted(RunEvent):
     frames: tuple[Frame, ...]
     """The frames at which it was interrupted."""
     at_s: float
+    kept: KeptNames | None = None
+    """The values that stay on this rank, as in `Returned`, in the state that the interrupt left them in."""
     awaits_device: bool = False
     """Whether the rank waits for its device, as in `Failed`."""
 

@@ -110,13 +110,15 @@ class CellRunner:
         self._messenger.begin(m.Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
         value, error = self._run(command, fds, module)
-        self._changed = None  # also after a failure, whose values are let go
         if error is not None:
             local_modules.drop_orphans()
         if isinstance(error, SystemExit):
             self._groups.wait_for_arrivals(until=lambda: self._control.cut)
         broken = self._device.before_end_is_told(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
+        if not isinstance(event, m.Failed):
+            self._note_changes(command, value)
+        self._changed = None  # also after a failure, whose values are let go
         awaits_device = self._device.has_device and isinstance(event, m.Failed | m.Interrupted)
         if isinstance(event, m.Failed | m.Interrupted):
             event = replace(event, awaits_device=awaits_device)
@@ -177,7 +179,6 @@ class CellRunner:
                     child_processes.leave_if_forked(self._pid)
                     strategy.returning(value)
                     end_of_cell.run_registered(ok=True)
-                    self._note_changes(command, value)
                     return value, None
                 finally:
                     # First, and not a call, which would raise an interrupt that is due.
@@ -369,4 +370,9 @@ class CellRunner:
             exchange=self._groups.exchange,
             note=lambda text: self._messenger.send(m.Noted(run=command.run, rank=None, text=text)),
             keep=command.setting.keep,
+            stopped=self._was_stopped,
         )
+
+    def _was_stopped(self) -> bool:
+        error = sys.exception()
+        return error is not None and self._interrupts.caused(error)

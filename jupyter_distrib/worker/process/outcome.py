@@ -37,11 +37,6 @@ def outcome(
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)
     if error is None or left:
-        kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
-        for name in kept:
-            payload.kept_values[f"{run}/{name}"] = namespace[name]
-        shards = getattr(identity.cell.strategy, "shards", False)
-        sharded = tuple(name for name in kept if shards and payload.sharded_in(namespace[name]))
         parcel, fd = None, None
         if value is not None:
             parcel, fd = _parcel(value, by_value=by_value, run=run)
@@ -49,9 +44,7 @@ def outcome(
             run=run,
             rank=rank,
             value=parcel,
-            kept=kept,
-            kept_bytes=_sizes({name: namespace[name] for name in kept}),
-            sharded=sharded,
+            kept=_keep(command, namespace),
             began_at_s=began_at_s,
             at_s=time.monotonic(),
             exited_early=left and not command.cell.script,
@@ -61,11 +54,27 @@ def outcome(
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):
-        return m.Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
+        frames = failure.frames_when_stopped(error)
+        begun = any(frame.filename == command.cell.filename for frame in frames)
+        kept = _keep(command, namespace) if begun else None
+        return m.Interrupted(run=run, rank=rank, frames=frames, at_s=time.monotonic(), kept=kept), []
     at_s = time.monotonic()
     groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
     described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
     return m.Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+
+
+def _keep(command: m.Execute, namespace: dict[str, object]) -> m.KeptNames | None:
+    kept = {name: namespace[name] for name in command.setting.keep if name in namespace}
+    if not kept:
+        return None
+    payload.kept_values.update({f"{command.run}/{name}": value for name, value in kept.items()})
+    shards = getattr(identity.cell.strategy, "shards", False)
+    return m.KeptNames(
+        types={name: type(value).__name__ for name, value in kept.items()},
+        sizes=_sizes(kept),
+        sharded=tuple(name for name, value in kept.items() if shards and payload.sharded_in(value)),
+    )
 
 
 def _sizes(kept: dict[str, object]) -> dict[str, int]:

@@ -119,7 +119,7 @@ def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebo
     book.fails("%%distributed --ranks 2 --keep later\n1 / 0\nlater = 5")
     number = int(book.ok("len(In) - 2").result)
 
-    assert f"Cell In[{number}] keeps it at its end, and was stopped or failed before. Run that cell again." in (
+    assert f"Cell In[{number}], which is to keep it, failed, or was stopped before every rank had it." in (
         book.fails(ON_TWO + "later").traceback
     )
 

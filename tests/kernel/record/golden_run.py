@@ -118,7 +118,7 @@ def the_end() -> Iterator[m.RunEvent]:
     yield m.Exited(
         run=RUN, rank=3, pid=4003, exit_code=-9, asked=False, out_of_memory=True, peak_rss_bytes=31 * GIB, at_s=110.5
     )
-    yield m.Returned(run=RUN, rank=0, value=None, kept={"model": "Net"}, at_s=111)
+    yield m.Returned(run=RUN, rank=0, value=None, kept=m.KeptNames(types={"model": "Net"}), at_s=111)
     places = (
         m.RankPlace(rank=0, where="has left the cell", line=None, waiting=False),
         m.RankPlace(rank=1, where="waits in all_reduce #3", line=14, waiting=True),

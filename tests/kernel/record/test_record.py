@@ -59,11 +59,11 @@ def test_a_rank_waits_runs_and_is_done() -> None:
     assert record.ranks[0].state == "waiting"
     record.apply(started(0))
     assert (record.ranks[0].state, record.ranks[0].pid, record.ranks[0].device) == ("running", 100, "cpu")
-    parcel = m.Parcel(data=b"x")
-    record.apply(m.Returned(run="r-7", rank=0, value=parcel, kept={"model": "Net"}, at_s=11.0, exited_early=True))
+    parcel, kept = m.Parcel(data=b"x"), m.KeptNames(types={"model": "Net"})
+    record.apply(m.Returned(run="r-7", rank=0, value=parcel, kept=kept, at_s=11.0, exited_early=True))
     rank = record.ranks[0]
     assert (rank.state, rank.value, rank.kept, rank.exited_early, rank.ended_at_s) == (
-        "done", parcel, {"model": "Net"}, True, 11.0,
+        "done", parcel, kept, True, 11.0,
     )  # fmt: skip
 
 

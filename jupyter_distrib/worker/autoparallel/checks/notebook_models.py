@@ -83,7 +83,7 @@ class NotebookModels:
         self._returned = bool(self._names) and holds_weights(value)
 
     def note(self) -> None:
-        """Add a note on each trained model that stays on the ranks; called when the cell has ended well."""
+        """Add a note on each trained model that stays on the ranks; called unless the cell has failed."""
         for name in self._left():
             self._run.note(
                 f"`{name}` of the notebook is as it was before: the cell has trained its copies on the ranks. For the "

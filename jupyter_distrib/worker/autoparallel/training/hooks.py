@@ -166,6 +166,8 @@ class TrainingHooks:
         self._undo()
         self._loss_averaging.close()
         self._loaders.close()
+        if self._run.stopped():
+            self._models.note()
 
     def returning(self, value: object) -> None:
         """Record the value that the cell returns."""

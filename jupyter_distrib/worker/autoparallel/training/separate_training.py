@@ -46,7 +46,7 @@ class SeparateTraining:
         """Add a note on each model of the notebook that was trained on the ranks only."""
         self._unwatch()
         self._patches.undo()
-        if ok:
+        if ok or self._run.stopped():
             self._models.note()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
