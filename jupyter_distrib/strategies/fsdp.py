@@ -73,7 +73,7 @@ class FullyShardedStrategy(TrainingStrategy):
         from jupyter_distrib.worker.autoparallel.training.sharded import ShardedTraining
         from jupyter_distrib.worker.autoparallel.training.sharding import ShardingPlan
 
-        mesh, groups_reset = self._make_mesh(run, shape)
+        mesh, met_again = self._make_mesh(run, shape)
         names = mesh.mesh_dim_names or ()
         how = ShardingPlan(
             data=mesh["data"] if "data" in names else None,
@@ -83,7 +83,7 @@ class FullyShardedStrategy(TrainingStrategy):
             offload="cpu_offload" in run.options,
         )
         self.training = training = ShardedTraining(run, how)
-        training.begin(groups_reset=groups_reset)
+        training.begin(met_again=met_again)
 
     def _make_mesh(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> tuple[DeviceMesh, bool]:
         """Create the group and the mesh; return the mesh, and whether kept values may differ between ranks."""
@@ -96,9 +96,9 @@ class FullyShardedStrategy(TrainingStrategy):
                 "this strategy spreads a model over all ranks, and --on runs the cell on some of them: leave --on out, "
                 "or use --strategy none."
             )
-        process_group.current.ensure(process_group.default_backend(identity.device()))
+        met_again = process_group.current.ensure(process_group.default_backend(identity.device()))
         randomness.adopt_rank_0(run.note)
-        groups_reset = meshes.point_to_current_groups()
+        met_again = meshes.point_to_current_groups() or met_again
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)
-        return mesh, groups_reset
+        return mesh, met_again

@@ -175,6 +175,36 @@ def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book:
     book.ok(SETUP)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "ddp, prepared", "fsdp"])
+def test_kept_schedules_and_epochs_go_on_alike_after_a_stop_between_two_epochs(book: Notebook, how: str) -> None:
+    book.ok(SETUP)
+    first = f"%%distributed --ranks 2 --strategy {how.partition(',')[0]}"
+    prepare = "import jupyter_distrib\nloader = jupyter_distrib.prepare(loader)\n" if "prepared" in how else ""
+    book.start(
+        f"{first} --keep model,optimizer,schedule,loader\n"
+        "loader = DataLoader(TensorDataset(torch.arange(48.0)[:, None], targets), batch_size=8, shuffle=True)\n"
+        f"{prepare}model = nn.Linear(1, 2)\noptimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)\n"
+        "for x, y in loader: update(model, optimizer, x, y)\nschedule.step()\n"
+        "if rank == 1:\n    schedule.step()\n    list(loader)\nprint('ready')\nimport time\nwhile True: time.sleep(0.01)"
+    )
+    book.until("[0-1] ready")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+
+    outcome = book.ok(
+        f"{first} --out after\nseen = []\nfor x, y in loader:\n    update(model, optimizer, x, y)\n"
+        "    seen += x.flatten().tolist()\n"
+        "schedule.step()\nschedule.last_epoch, optimizer.param_groups[0]['lr'], seen"
+    )
+
+    assert book.ok("[each[:2] for each in after]").result == "[(2, 0.0025), (2, 0.0025)]"
+    assert book.ok("sorted(after[0][2] + after[1][2]) == list(range(48))").result == "True"
+    assert "the steps of StepLR differed between ranks; all continue with rank 0's" in outcome.text
+    book.ok(SETUP)
+
+
 @pytest.mark.versions
 def test_after_the_cell_torch_is_as_it_was(book: Notebook) -> None:
     look = """

@@ -38,14 +38,14 @@ class Owners:
     """Parameters that no module owns."""
 
 
-def alive(kind: type[T]) -> list[T]:
-    """Return the live objects of this kind, after collecting garbage in reference cycles."""
+def alive(kind: type[T] | tuple[type[T], ...]) -> list[T]:
+    """Return the live objects of this kind, or these kinds, after collecting garbage in reference cycles."""
     gc.collect()
     return present(kind)
 
 
-def present(kind: type[T]) -> list[T]:
-    """Return the objects of this kind, including garbage that has not been collected."""
+def present(kind: type[T] | tuple[type[T], ...]) -> list[T]:
+    """Return the objects of this kind, or these kinds, including garbage that has not been collected."""
     # Not isinstance(): it reads the `__class__` of the object, which may run any code of a proxy.
     things = gc.get_objects()
     return list(compress(things, map(issubclass, map(type, things), repeat(kind))))

@@ -7,7 +7,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
@@ -346,7 +346,10 @@ class CellRunner:
         self._environment.keep(command.setting)
 
     def _note_changes(self, command: m.Execute, value: object) -> None:
-        if self._changed and (text := self._changed.note(command.cell.source, command.setting.keep, value)):
+        text = ""
+        with suppress(Exception):  # classes of the user may behave in any way, and the cell has ended well
+            text = self._changed.note(command.cell.source, command.setting.keep, value) if self._changed else ""
+        if text:
             self._messenger.send(m.Noted(run=command.run, rank=None, text=text))
 
     def _note(self, run: str, text: str) -> None:

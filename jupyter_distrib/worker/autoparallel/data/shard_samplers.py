@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -121,6 +121,18 @@ def is_plain(loader: DataLoader[Any]) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     return type(sampler) is SequentialSampler
+
+
+def count_passes_as_rank_0(samplers: Sequence[EpochSampler]) -> None:
+    """Give kept data sets and samplers rank 0's numbers of passes, since ranks that were stopped in different passes
+    would read shares of different orders. Collective."""
+    sets = list(_passes)
+    every = object_collectives.gather([[_passes[each] for each in sets], [each.epoch for each in samplers]])
+    passes, epochs = every[0]
+    if all(len(one[0]) == len(passes) and len(one[1]) == len(epochs) for one in every):
+        _passes.update(zip(sets, passes, strict=True))
+        for sampler, epoch in zip(samplers, epochs, strict=True):
+            sampler.epoch = epoch
 
 
 class EpochSampler(DistributedSampler[Any]):

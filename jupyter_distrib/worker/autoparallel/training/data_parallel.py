@@ -11,7 +11,6 @@ models and batches to its device.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any
@@ -25,12 +24,11 @@ from torch.utils.data import DataLoader
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.serialization import payload
-from jupyter_distrib.worker.autoparallel import object_collectives, ownership
+from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import ShardChoice
-from jupyter_distrib.worker.autoparallel.training import weight_sync
+from jupyter_distrib.worker.autoparallel.training import rejoining, weight_sync
 from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer, ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.host_copy import is_capturing
@@ -298,13 +296,14 @@ class DataParallel:
             weight_sync.copy_from_rank_0(tensors)
 
     def _rejoin(self) -> None:
-        """Give kept optimizers the state of rank 0, if an interrupt has stopped the ranks at different steps.
+        """Give kept optimizers, their schedules and shuffled loaders the state of rank 0, if an interrupt has stopped
+        the ranks at different steps. Every rank takes part, even one without optimizers."""
+        kept = rejoining.kept_objects()
+        self._rejoin_optimizers([each for each in kept if isinstance(each, Optimizer)])
+        rejoining.continue_schedules_and_passes(kept, self._run.note)
 
-        Every rank takes part, even one without optimizers. Optimizers that a failed cell has left in a library are
-        ignored.
-        """
-        optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
-        optimizers = ownership.within_reach(optimizers, [vars(sys.modules["__main__"]), payload.kept_values])
+    def _rejoin_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        optimizers = [each for each in optimizers if hasattr(each, "param_groups")]
         optimizers = [each for each in optimizers if not any(map(ownership.is_sharded, ownership.parameters_of(each)))]
         trained = [self._trained_by(each) for each in optimizers]
         every = weight_sync.fingerprints_of_sets(trained)
@@ -313,15 +312,10 @@ class DataParallel:
         for place, (optimizer, tensors) in enumerate(zip(optimizers, trained, strict=True)):
             if any(each[place] != every[0][place] for each in every):
                 weight_sync.copy_from_rank_0(tensors)
-                name = type(optimizer).__name__
-                self._run.note(f"what {name} trains differed between ranks; all continue with rank 0's")
-                try:
-                    optimizer.load_state_dict(object_collectives.from_rank_0(optimizer.state_dict()))
-                except TypeError as error:
-                    self._run.note(
-                        f"the state of {name} holds a {error}, which ranks cannot exchange: each continues with its "
-                        "own; for exact results, load a checkpoint"
-                    )
+                self._run.note(
+                    f"what {type(optimizer).__name__} trains differed between ranks; all continue with rank 0's"
+                )
+                rejoining.load_from_rank_0(optimizer, self._run.note)
 
     def _trained_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
         parameters = ownership.parameters_of(optimizer)

@@ -36,6 +36,7 @@ from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training import (
     forward_changes,
     gather_shards,
+    rejoining,
     replace_references,
     weight_sync,
     whole_numbers,
@@ -101,10 +102,11 @@ class ShardedTraining:
         self._reached = False
         """Whether a backward pass has produced gradients for these models."""
 
-    def begin(self, *, groups_reset: bool) -> None:
-        """Begin the run. `groups_reset`: whether the ranks have lost their groups, for instance by an interrupt."""
-        if groups_reset:
+    def begin(self, *, met_again: bool) -> None:
+        """Begin the run. `met_again`: whether the ranks may be at different steps, for instance after an interrupt."""
+        if met_again:
             self._compare_steps()
+            rejoining.continue_schedules_and_passes(rejoining.kept_objects(), self._run.note)
         self._hooks.begin()
         whole_numbers.install(self._patches)
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
