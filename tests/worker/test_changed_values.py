@@ -92,6 +92,28 @@ def test_values_that_are_not_compared_or_not_left_are_not_named() -> None:
     assert before.note("cell", (), None) == rebound.note("cell", (), None) == ""
 
 
+UNUSUAL: dict[str, Callable[[], object]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "compressed": lambda: torch.eye(3).to_sparse_csr(),
+    "bfloat16": lambda: torch.zeros(3, dtype=torch.bfloat16),
+    "conjugate": lambda: torch.zeros(3, dtype=torch.complex64).conj(),
+    "without memory": lambda: torch.zeros(3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "lazy parameter": lambda: torch.nn.UninitializedParameter(),
+    "array of objects": lambda: np.array([[], None], dtype=object),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that nested and compressed tensors are not finished
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_have_no_plain_numbers_fail_no_cell(kind: str) -> None:
+    """A graph's adjacency matrix is a sparse tensor, which has no `nbytes`."""
+    value = UNUSUAL[kind]()
+    changed = ChangedValues({"value": value, "batch": [value, 1], "args": Namespace(value=value)}, [])
+
+    assert changed.note("cell", (), None) == ""
+
+
 def test_names_that_a_function_binds_by_global_are_named() -> None:
     names: dict[str, Any] = {"__name__": "__main__", "steps": 0, "loss": 0.5, "seen": 0, "kept": 0}
     exec(

@@ -141,12 +141,13 @@ def _arrays() -> tuple[type, ...]:
 
 
 def _numbers(value: Any, left: _Left) -> bytes | None:
-    if type(value) not in _arrays() or value.nbytes > left.size_bytes:
+    if type(value) not in _arrays():
         return None
-    left.size_bytes -= value.nbytes
-    with suppress(TypeError, RuntimeError):  # bfloat16, a sparse tensor, one on a GPU, objects
-        array = value.detach().numpy() if hasattr(value, "detach") else value
-        return None if array.dtype.hasobject else bytes(array.tobytes())
+    with suppress(TypeError, RuntimeError):  # a sparse tensor, which has no `nbytes`; bfloat16, one on a GPU, objects
+        if value.nbytes <= left.size_bytes:
+            left.size_bytes -= value.nbytes
+            array = value.detach().numpy() if hasattr(value, "detach") else value
+            return None if array.dtype.hasobject else bytes(array.tobytes())
     return None
 
 
