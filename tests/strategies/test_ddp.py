@@ -590,7 +590,28 @@ def test_a_model_that_does_not_stay_on_the_ranks_alone_is_not_named(book: Notebo
         book.ok("model = plain")
 
 
+SAVES_OTHERS = {
+    "a comment": f"{TRAIN}\nloss = 1  # save the weights to a checkpoint later",
+    "a figure": f"class plt:\n    def savefig(*_): 0\n{TRAIN}\nplt.savefig('loss.png')",
+    "images, in a function": f"def show():\n    if rank == 9: save_image(0)\nshow(){TRAIN}",
+    "saved log-probabilities": f"{TRAIN}\nmodel.saved_log_probs = []\ndel model.saved_log_probs[:]",
+    "tensors for a backward pass": f"def forward(ctx, x):\n    ctx.save_for_backward(x)\n{TRAIN}",
+    "an option that is off": f"class args: save_model = False\nif args.save_model: torch.save(model, 'm.pt'){TRAIN}",
+}
+
+
+@pytest.mark.parametrize("how", SAVES_OTHERS)
+def test_a_trained_model_is_named_though_the_cell_saves_something_else(book: Notebook, how: str) -> None:
+    book.ok("%distributed_pool restart")
+
+    assert LEFT in book.ok(f"{DDP}\n{SAVES_OTHERS[how]};").view
+
+
 HOLDERS = {
+    "a module that does not register it": (
+        "class Holder(nn.Module):\n    def __init__(self, model):\n        super().__init__()\n"
+        "        self.layers = [model]\n    @property\n    def model(self): return self.layers[0]\nholder = Holder(Net())"
+    ),
     "an object": "class Holder:\n    def __init__(self, model): self.model = model\nholder = Holder(Net())",
     "a dictionary": "holder = {'a': Net(), 'b': [Net()]}",
 }
@@ -599,7 +620,7 @@ HOLDERS = {
 @pytest.mark.parametrize("line", [DDP, NONE])
 @pytest.mark.parametrize("how", HOLDERS)
 def test_what_holds_a_model_that_was_trained_only_on_the_ranks_is_named(book: Notebook, how: str, line: str) -> None:
-    held = "holder.model" if how == "an object" else "holder['b'][0]"
+    held = "holder['b'][0]" if how == "a dictionary" else "holder.model"
     body = f"{TRAIN.replace('model', held)}\nloss = 1"
     left = LEFT.replace("model", "holder")
     book.ok("%distributed_pool restart")

@@ -99,7 +99,7 @@ UNUSUAL: dict[str, Callable[[], object]] = {
     "conjugate": lambda: torch.zeros(3, dtype=torch.complex64).conj(),
     "without memory": lambda: torch.zeros(3, device="meta"),
     "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-    "lazy parameter": lambda: torch.nn.UninitializedParameter(),
+    "lazy parameter": torch.nn.UninitializedParameter,
     "array of objects": lambda: np.array([[], None], dtype=object),
 }
 

@@ -3,9 +3,13 @@ were before, and are easily taken for the trained ones. Rank's main thread."""
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 from collections.abc import Iterable, Iterator
+from dis import get_instructions
+from itertools import pairwise
+from types import CodeType
 from typing import TypeGuard
 from weakref import ref
 
@@ -15,13 +19,18 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.system.nested_code import names_in, own_functions
+from jupyter_distrib.system.nested_code import codes_in, own_functions
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private
 
 _WRITES = re.compile(r"save|dump|export|push_to_hub|checkpoint", re.IGNORECASE)
 """Names of functions that write a model somewhere."""
+_WRITES_OTHERS = re.compile(
+    r"saved|savefig|savetxt|imsave|save_?(all_)?(im(age|g)|fig|plot|grid|video|gif|audio|sample|for_backward|on_cpu)",
+    re.IGNORECASE,
+)
+"""Names of what was saved, and of functions that save something else."""
 _DEPTH = 4
 """Depth of the search for a model in a value."""
 _MOST_PARTS = 100
@@ -109,10 +118,10 @@ class NotebookModels:
 
     def _writes(self) -> bool:
         """Return whether the cell, or a function or class of the notebook that it has, names a function that writes
-        models."""
-        if _WRITES.search(self._text):
-            return True
-        return any(_WRITES.search(" ".join(names_in(each.__code__))) for each in own_functions(self._run.names))
+        models; `torch.save` is observed instead."""
+        codes = (each.__code__ for each in own_functions(self._run.names))
+        names = [*_names_in_text(self._text), *(name for code in codes for name in _names_in(code))]
+        return any(_WRITES.search(_WRITES_OTHERS.sub("", name)) for name in names)
 
     def _saving(self, original: object) -> object:
         def save(*args: object, **keywords: object) -> object:
@@ -120,6 +129,30 @@ class NotebookModels:
             return original(*args, **keywords)  # type: ignore[operator]
 
         return save
+
+
+def _names_in_text(text: str) -> Iterator[str]:
+    """Yield the names that a cell reads, its keywords and the methods that it calls; a text that is not Python as it
+    is."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        yield text
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.Call(func=ast.Attribute(attr=name) as called) if ast.unparse(called) != "torch.save":
+                yield name
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the globals and attributes that a function and those inside it use, without `torch.save`."""
+    for part in codes_in(code):
+        for before, each in pairwise(get_instructions(part)):
+            if each.argval in part.co_names and (before.argval, each.argval) != ("torch", "save"):
+                yield each.argval
 
 
 def holds_weights(value: object, depth: int = _DEPTH) -> bool:
@@ -135,9 +168,13 @@ def holds_weights(value: object, depth: int = _DEPTH) -> bool:
 
 
 def _models_in(value: object, depth: int = _DEPTH) -> Iterator[nn.Module]:
-    """Yield a model, or those in a container or in an object of the notebook's classes."""
+    """Yield a model, and those in its lists, which register none; or those in a container or in an object of the
+    notebook's classes."""
     if _is_model(value):
         yield value
+        lists = [each for name, each in vars(value).items() if name[:1] != "_" and isinstance(each, (list, tuple))]
+        for part in lists[:_MOST_PARTS] if depth else ():
+            yield from _models_in(part, depth - 1)
     elif depth:
         for each in _parts(value):
             yield from _models_in(each, depth - 1)
