@@ -24,7 +24,7 @@ import random
 import secrets
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -49,6 +49,8 @@ _shared_pid = 0
 """The process that has these streams: a worker of a data loader is a copy of it with seeds of its own."""
 _splits = 0
 """The number of random splits since the ranks draw apart."""
+_applied = 0
+"""The number of calls of `Module.apply` since then."""
 _entropy = ""
 """A number of rank 0 for generators without a seed, until the cell has its optimizer; else empty."""
 _generators = 0
@@ -74,8 +76,8 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     Args:
         note: Called with a message if an earlier cell seeded this rank differently from rank 0.
     """
-    global _drawn_seed, _origin, _shared, _splits, _entropy, _generators, _seeded_before
-    _origin, _shared, _splits, _entropy, _generators = "", None, 0, "", 0
+    global _drawn_seed, _origin, _shared, _splits, _applied, _entropy, _generators, _seeded_before
+    _origin, _shared, _splits, _applied, _entropy, _generators = "", None, 0, 0, "", 0
     _seeded.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
@@ -109,8 +111,8 @@ def seeded() -> str:
 
 
 def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
-    """Record, for the time of a cell, which streams it seeds (that of torch says so itself), and let random splits be
-    the same on all ranks.
+    """Record, for the time of a cell, which streams it seeds (that of torch says so itself), and let random splits and
+    what `model.apply` draws be the same on all ranks.
 
     Args:
         replace: Replaces a function of a module, for the time of the cell, by what its third argument makes of it.
@@ -121,6 +123,7 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
             if hasattr(module, function):
                 replace(module, function, partial(_recording, name))
     replace(torch.utils.data.dataset, "randperm", _splitting)
+    replace(torch.nn.Module, "apply", _initialising)
     replace(random.Random, "seed", partial(_seeding_alike, os.getpid()))
     replace(torch, "seed", partial(_seeding_torch_alike, os.getpid()))
     if (bits := sys.modules.get("numpy.random.bit_generator")) is not None and hasattr(bits, "randbits"):
@@ -188,6 +191,30 @@ def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return randperm
 
 
+def _initialising(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Module.apply`, which gives weights their first values, often when the cell has its optimizer already."""
+
+    def apply(module: Any, function: Any) -> Any:
+        global _shared, _applied
+        if _shared is None or _shared_pid != os.getpid():
+            return original(module, function)
+        _applied += 1  # not with `shared`, as in a split
+        seed, seeded = _seed(_origin, f"apply {_applied}"), set(_seeded)
+        shared, _shared = _shared, None  # a call for a part of the module draws from the same streams
+        own = _states(shared)
+        _set_states(_states_from(seed, own))
+        try:
+            return original(module, function)
+        finally:
+            _shared = shared
+            if torch.initial_seed() != seed:  # the function has seeded it
+                own["torch"] = torch.get_rng_state()
+            _set_states(own)
+            _seeded.intersection_update(seeded)  # `_set_states` is not the user's
+
+    return apply
+
+
 def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def seed(*args: Any, **keywords: Any) -> Any:
         _seeded.add(name)
@@ -210,11 +237,17 @@ def _begin_shared(origin: str) -> None:
     global _origin, _shared, _shared_pid
     seed = _seed(origin, "shared")
     _origin, _shared_pid = origin, os.getpid()
-    _shared = {"torch": torch.Generator().manual_seed(seed).get_state()}
-    if "random" not in _seeded:
-        _shared["random"] = random.Random(seed).getstate()  # noqa: S311 - the user's own stream
-    if "numpy" not in _seeded and (numpy := _numpy()) is not None:
-        _shared["numpy"] = numpy.random.RandomState(seed % 2**32).get_state()
+    _shared = _states_from(seed, {"torch", "random", "numpy"} - _seeded)
+
+
+def _states_from(seed: int, names: Collection[str]) -> dict[str, Any]:
+    """Return the states that a seed gives these streams."""
+    states: dict[str, Any] = {"torch": torch.Generator().manual_seed(seed).get_state()}
+    if "random" in names:
+        states["random"] = random.Random(seed).getstate()  # noqa: S311 - the user's own stream
+    if "numpy" in names and (numpy := _numpy()) is not None:
+        states["numpy"] = numpy.random.RandomState(seed % 2**32).get_state()
+    return states
 
 
 def reseed(occasion: str) -> None:

@@ -206,6 +206,34 @@ def test_random_splits_are_alike_also_after_the_optimizer_is_made(book: Notebook
     assert book.ok("both[0] == both[1], both[0][0] == both[0][1]").result == "(True, False)"
 
 
+FIRST_VALUES = """
+def first_values(module):
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight)
+        module.bias.data.fill_(random.random() + numpy.random.rand())
+def drawn():
+    model.apply(first_values)
+    return [model[0].weight.tolist(), model[0].bias.tolist()]
+before = torch.initial_seed()
+values = [drawn(), drawn()]
+[*values, torch.initial_seed() == before, torch.rand(1).item()]"""
+
+
+def test_first_values_of_weights_are_alike_also_after_the_optimizer_is_made(book: Notebook) -> None:
+    """`model.apply(weights_init)` stands after the optimizer in many a notebook."""
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{MODEL}{FIRST_VALUES}")
+
+    alike = "[a == b for a, b in zip(*both)], both[0][0] == both[0][1], both[0][2]"
+    assert book.ok(alike).result == "([True, True, True, False], False, True)"
+
+
+def test_a_seed_that_first_values_set_stays_set(book: Notebook) -> None:
+    cell = f"{MODEL}\nmodel.apply(lambda _: torch.manual_seed(3))\n[torch.initial_seed(), torch.rand(1).item()]"
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
+
+    assert book.ok("both[0] == both[1], both[0][0]").result == "(True, 3)"
+
+
 @pytest.mark.parametrize(
     ("seeds", "alike"),
     [
