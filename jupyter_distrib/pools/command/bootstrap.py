@@ -52,9 +52,8 @@ def become(folder):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     os.chdir("/")
-    path = "import sys; sys.path.insert(0, sys.argv[1] + '/source.zip')"
-    run = path + "; import @MODULE@ as relay; relay.main(*sys.argv[1:])"
-    os.execv(sys.executable, [sys.executable, "-c", run, folder] + [str(fd) for fd in ends])
+    os.environ.pop("PYTHONHOME", None)  # that of another Python: this one has started without it
+    os.execv(sys.executable, [sys.executable, "-c", @RUN@, folder] + [str(fd) for fd in ends])
 
 try:
     os.write(1, ("\0:@MARK@ %d.%d\n" % sys.version_info[:2]).encode())
@@ -63,6 +62,23 @@ except BaseException as error:
     os.write(2, ("\n%s\n" % error).encode())
     os._exit(1)
 """
+
+_RUN = """
+import os, shutil, sys
+
+sys.path.insert(0, sys.argv[1] + "/source.zip")
+try:
+    import @MODULE@ as relay
+except BaseException as error:
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    path = os.environ.get("PYTHONPATH", "")
+    said = "@DOES_NOT_RUN@%s: %s%s" % (type(error).__name__, error, path and "; PYTHONPATH is " + path)
+    os.write(2, ("\\n%s\\n" % " ".join(said.split())).encode("utf-8", "replace"))
+    os._exit(1)
+relay.main(*sys.argv[1:])
+"""
+DOES_NOT_RUN = "jupyter_distrib cannot be imported: "
+"""The beginning of the line with the reason why the Python that runs the program cannot go on."""
 
 
 def line(mark: str, kind: str, module: str) -> bytes:
@@ -73,13 +89,17 @@ def line(mark: str, kind: str, module: str) -> bytes:
         kind: The kind of pool, for the name of the folder.
         module: The module whose `main` goes on.
     """
-    return filled(_PROGRAM, {"MARK": mark, "KIND": kind, "MODULE": module, "DIGITS": str(_SIZE_DIGITS)})
+    run = _filled(_RUN, {"MODULE": module, "DOES_NOT_RUN": DOES_NOT_RUN})
+    return filled(_PROGRAM, {"MARK": mark, "KIND": kind, "RUN": repr(run), "DIGITS": str(_SIZE_DIGITS)})
 
 
 def filled(program: str, values: Mapping[str, str]) -> bytes:
     """Return the line that runs a program, with values in place of their names between two `@`."""
-    program = re.sub(r"@(\w+)@", lambda match: values[match[1]], program)
-    return f"exec({program!r})\n".encode()
+    return f"exec({_filled(program, values)!r})\n".encode()
+
+
+def _filled(program: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], program)
 
 
 def found(mark: str, heard: bytes) -> tuple[int, int] | None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
+from jupyter_distrib.pools.command import bootstrap
+
 _NO_PYTHON = ("not found", "no such file or directory")
+_STARTED = "(InteractiveConsole)"
+"""The end of Python's own banner, printed before it reads the program."""
+_READ_BY_A_SHELL = "import os, shutil, sys, tempfile"
+"""The beginning of the program, which a shell that reads it quotes in its error."""
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -49,20 +56,40 @@ def sentence(host: str, python: str, status: int | None, said: str, *, tried: st
         if words in said:
             return f"there is no space left on host {host} for a worker group ({words}): free some space in its /tmp."
     last = last_line(said)
-    if status in (126, 127) or (last.lower().endswith(_NO_PYTHON) and python in last):
+    if refused := re.search(f"^{bootstrap.DOES_NOT_RUN}(.*)", said, re.MULTILINE):
+        return (
+            f"{python} on host {host} cannot import this package{quoted(refused[1].strip())}: correct what the "
+            "start-up files there set, or set python to another interpreter."
+        )
+    if status in (126, 127) or (last.lower().rstrip(".").endswith(_NO_PYTHON) and python.removeprefix("~") in last):
         return (
             f"there is no Python at {python} on host {host}: set python to an interpreter with torch there; "
             f"try `{tried}`."
         )
+    if status is None and _STARTED in said:
+        return (
+            f"Python has started on host {host}, but what was sent to it has not arrived: the start-up files there "
+            f"(~/.bashrc) must not read or ask anything unless their shell is interactive; try `{tried}`."
+        )
+    if _READ_BY_A_SHELL in said:
+        return (
+            f"a shell on host {host} read what was meant for Python: the start-up files there (~/.bashrc) must not "
+            f"start another shell unless theirs is interactive; try `{tried}`."
+        )
     if status is None:
-        return f"no Python answered on host {host} in time{_said(last)}: try `{tried}`."
-    return f"`{shown}` ended with status {status} before a Python answered{_said(last)}: try `{tried}`."
+        return (
+            f"no Python answered on host {host} in time{quoted(last)}: try `{tried}`, and see what the start-up files "
+            "there (~/.bashrc) wait for."
+        )
+    return f"`{shown}` ended with status {status} before a Python answered{quoted(last)}: try `{tried}`."
 
 
 def last_line(said: str) -> str:
+    """Return the last line that says something."""
     lines = [line.strip() for line in said.replace("\r", "\n").split("\n") if line.strip(" \0>.")]
     return lines[-1] if lines else ""
 
 
-def _said(last: str) -> str:
+def quoted(last: str) -> str:
+    """Return a line in brackets, to be put into a sentence; nothing if it is empty."""
     return f" ({last[:300]})" if last else ""

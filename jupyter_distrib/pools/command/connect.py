@@ -253,8 +253,13 @@ class _Dialogue:
             except OSError:
                 data = b""
             self._heard += data
-            if not data or len(self._heard) > _MAX_BANNER_BYTES:
+            if not data:
                 raise self._failure()
+            if len(self._heard) > _MAX_BANNER_BYTES:
+                raise PoolError(
+                    f"host {self._host} prints more than {_MAX_BANNER_BYTES >> 20} MB before a Python answers: the "
+                    "start-up files there (~/.bashrc) must print nothing unless their shell is interactive."
+                )
         return version
 
     def _check_version(self, version: tuple[int, int]) -> None:

@@ -26,6 +26,7 @@ _OPTIONS = (
     "-oClearAllForwardings=yes",
     "-oRemoteCommand=none",
     "-oControlMaster=no",
+    "-oLogLevel=INFO",  # QUIET would hide why it fails
 )
 _SSH_FAILED = 255
 
@@ -89,7 +90,7 @@ def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> 
     if found := _meaning(host, at_hand, said) if status in (_SSH_FAILED, None) else "":
         return found
     if status == _SSH_FAILED:
-        return f"ssh did not reach host {host} ({command.last_line(said)}): try `{at_hand} true`."
+        return f"ssh did not reach host {host}{command.quoted(command.last_line(said))}: try `{at_hand} true`."
     return command.sentence(host, python, status, said, tried=f"{at_hand} {quoted(python)} --version", shown=at_hand)
 
 

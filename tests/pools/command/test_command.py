@@ -12,6 +12,7 @@ from jupyter_distrib.pools.command.pool import CommandPool, template
 from jupyter_distrib.pools.ssh.pool import SshPool
 from tests.notebook import ROOT
 
+PROGRAM = bootstrap.line("mark", "ssh", "module").decode()
 DOCKER = CommandPool(start="docker exec -i {host} {python}", python="/env/bin/python")
 
 
@@ -55,6 +56,11 @@ def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
     assert words[-3:] == ["--", "me@a", "~/'my env/bin/python' -I -m code"]
 
 
+def test_the_c_shell_names_the_home_of_an_interpreter_that_it_does_not_find() -> None:
+    said = SshPool(ssh="ssh", python="~/env/py").failure("a", 1, "/home/me/env/py: Command not found.\n")
+    assert said.startswith("there is no Python at ~/env/py on host a: "), said
+
+
 CHANGED = """
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
@@ -82,7 +88,11 @@ Host key verification failed.
         (1, "\n[Errno 28] No space left on device\n", "no space left on host a"),
         (1, "\n[Errno 122] Disk quota exceeded: '/tmp/x'\n", r"no space left on host a .*\(Disk quota exceeded\)"),
         (2, "unknown option -I\nusage: ...\n", r"ended with status 2 .*\(usage"),
+        (1, "/x/py: Command not found.\n", "there is no Python at /x/py on host a"),
         (None, "Welcome\n", r"no Python answered on host a in time \(Welcome\): try `ssh a /x/py --version`"),
+        (None, f"you said {PROGRAM}(InteractiveConsole)\n", r"Python has started on host a, .* must not read or ask"),
+        (2, f"bash: line 1: `{PROGRAM}'\n", "a shell on host a read what was meant for Python"),
+        (255, "", "ssh did not reach host a: try `ssh a true`"),
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_one_sentence_with_a_command_to_try(status: int | None, said: str, told: str) -> None:

@@ -112,6 +112,32 @@ def test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing(
     assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
 
 
+@pytest.mark.slow
+def test_a_home_of_another_python_changes_nothing() -> None:
+    """As `module load python/2.7` sets it in a start-up file."""
+    kind = f"home{os.getpid()}"
+    with reached("env HOST={host} PYTHONHOME=/nowhere {python}", kind=kind) as connection:
+        assert connection.facts["cpus"] > 0
+    assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
+
+
+def test_modules_of_another_python_are_named_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SyntaxError('for Python 2')")
+    kind = f"path{os.getpid()}"
+    with pytest.raises(PoolError) as caught:
+        reach(f"env HOST={{host}} PYTHONPATH={tmp_path} {{python}}", kind=kind)
+    assert str(caught.value) == (
+        f"{sys.executable} on host here cannot import this package (SyntaxError: for Python 2; PYTHONPATH is "
+        f"{tmp_path}): correct what the start-up files there set, or set python to another interpreter."
+    )
+    assert folders(kind) == []
+
+
+def test_a_host_that_prints_without_end_is_told_apart_from_one_that_is_late() -> None:
+    with pytest.raises(PoolError, match=r"^host here prints more than 1 MB before a Python answers: "):
+        reach("sh -c 'head -c 2000000 /dev/zero; exec {python}' {host}")
+
+
 def test_a_host_without_room_for_an_agent_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `bind` does, without a path
