@@ -116,6 +116,10 @@ def test_only_a_job_for_the_same_partition_waits_for_these_nodes(listed: str, is
     assert command.is_another_queued("7", listed) == is_wanted
 
 
+def test_a_salloc_that_fails_without_a_word_is_said_to() -> None:
+    assert command.refusal("\n") == "Slurm refuses these ranks: salloc ended without a word; run it by hand."
+
+
 def test_a_controller_that_is_away_is_not_a_refusal() -> None:
     said = "salloc: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)"
     assert command.refusal(said) == (

@@ -244,6 +244,8 @@ def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
         )
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
+    except OSError as error:
+        raise PoolError(f"{words[0]} cannot be started ({error.strerror}).") from None
     if done.returncode:
         raise PoolError(f"{words[0]} failed: {command.refused(done.stderr)}.")
     return done.stderr if says else done.stdout

@@ -294,7 +294,7 @@ def refusal(said: str) -> str:
     for words in _AWAY:
         if words in said:
             return f"Slurm does not answer ({words}): try again when its controller is back."
-    return f"Slurm refuses these ranks: {refused(said)}."
+    return f"Slurm refuses these ranks: {refused(said) or 'salloc ended without a word; run it by hand'}."
 
 
 def refused(said: str) -> str:

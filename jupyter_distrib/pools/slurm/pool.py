@@ -59,11 +59,13 @@ class SlurmPool(HostsPool):
     )
 
     def check(self) -> dict[str, str]:
-        if shutil.which("srun") is None:
-            raise PoolError(
-                "the slurm pool needs srun, which is not installed here: start the notebook on a node of the cluster."
-            )
         job = os.environ.get("SLURM_JOB_ID", "")  # a coordinator belongs to one allocation, or requests its own
+        needed = ("srun", "scontrol", *(() if job else ("salloc", "scancel")))
+        if missing := next((name for name in needed if shutil.which(name) is None), ""):
+            raise PoolError(
+                f"the slurm pool needs {missing}, which is not installed here: start the notebook on a node of the "
+                "cluster with all of Slurm's commands, or add their folder to PATH."
+            )
         return self.given | {"job": job}
 
     def try_out(self) -> str:
