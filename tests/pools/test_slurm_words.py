@@ -116,6 +116,15 @@ def test_only_a_job_for_the_same_partition_waits_for_these_nodes(listed: str, is
     assert command.is_another_queued("7", listed) == is_wanted
 
 
+def test_an_interpreter_that_a_node_lacks_is_named_though_srun_speaks_last() -> None:
+    said = (
+        "slurmstepd-n1: error: execve(): /x/python: No such file or directory\n"
+        "srun: error: n1: task 0: Exited with exit code 2\n"
+    )
+    told = command.Srun(job="7", python="/x/python").failure("n1", 2, said)
+    assert told.startswith("there is no Python at /x/python on host n1: set python to an interpreter with torch"), told
+
+
 def test_a_salloc_that_fails_without_a_word_is_said_to() -> None:
     assert command.refusal("\n") == "Slurm refuses these ranks: salloc ended without a word; run it by hand."
 

@@ -61,7 +61,7 @@ def sentence(host: str, python: str, status: int | None, said: str, *, tried: st
             f"{python} on host {host} cannot import this package{quoted(refused[1].strip())}: correct what the "
             "start-up files there set, or set python to another interpreter."
         )
-    if status in (126, 127) or (last.lower().rstrip(".").endswith(_NO_PYTHON) and python.removeprefix("~") in last):
+    if status in (126, 127) or _is_missing(python, said, last):
         return (
             f"there is no Python at {python} on host {host}: set python to an interpreter with torch there; "
             f"try `{tried}`."
@@ -82,6 +82,13 @@ def sentence(host: str, python: str, status: int | None, said: str, *, tried: st
             "there (~/.bashrc) wait for."
         )
     return f"`{shown}` ended with status {status} before a Python answered{quoted(last)}: try `{tried}`."
+
+
+def _is_missing(python: str, said: str, last: str) -> bool:
+    """Return whether a shell says last, or Slurm's daemon on any line, that there is no such interpreter."""
+    name = python.removeprefix("~")
+    lines = [last if name in last else "", *(line for line in said.splitlines() if f" {name}: " in line)]
+    return any(line.lower().strip(" \r.").endswith(_NO_PYTHON) for line in lines)
 
 
 def last_line(said: str) -> str:
