@@ -142,6 +142,25 @@ def test_a_disk_that_is_full(bed: Bed) -> None:
         full.close()
 
 
+def test_hosts_behind_a_server_that_turns_many_away_are_all_reached(bed: Bed) -> None:
+    jump = Host(bed.folder, 8, extra=["MaxStartups 1"])
+    bed.hosts.append(jump)
+    bed.write_config()
+    bed.hosts.remove(jump)
+    names = [f"behind{number}" for number in range(1, 5)]
+    try:
+        behind = [f"Host {name}\n  HostName {bed.hosts[0].address}\n  ProxyJump {jump.name}\n" for name in names]
+        path = bed.folder / "behind"
+        path.write_text("".join(behind) + bed.config.read_text())
+        client = PoolClient(SshPool(**{**bed.options, "hosts": ":1,".join([*names, ""])[:-1], "ssh": f"ssh -F {path}"}))
+        assert client.run(client.group(4), "rank").values == {0: 0, 1: 1, 2: 2, 3: 3}
+        client.close()
+        assert "past MaxStartups" in (bed.folder / f"{jump.name}.log").read_text()
+    finally:
+        bed.write_config()
+        jump.close()
+
+
 def test_more_ranks_than_slots(bed: Bed) -> None:
     said = refusal(bed, hosts="host1:1")
     assert said == ("2 ranks are asked for, but the hosts have room for 1 (host1: 1): ask for at most 1, or add hosts.")

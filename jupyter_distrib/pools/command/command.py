@@ -37,6 +37,9 @@ class HostCommand(Protocol):
     def is_final(self, said: str) -> bool:
         """Return whether a command that failed with this output cannot succeed later."""
 
+    def is_turned_away(self, said: str) -> bool:
+        """Return whether a command that failed with this output was one of too many at the same time."""
+
     def failure(self, host: str, status: int | None, said: str) -> str:
         """Return a sentence on a command that did not start a Python.
 

@@ -37,6 +37,10 @@ LOOK_S = 0.2
 """Seconds between checks whether the host is still wanted."""
 ENDING_S = 2.0
 """Seconds to wait for a command to end after its input has ended."""
+TURNED_AWAY_S = 10.0
+"""Seconds in which a command is repeated that was one of too many at the same time."""
+PAUSES_S = (0.2, 1.5)
+"""Limits of the pauses in between, which differ, so that not all try again together."""
 ATTEMPT_S = 15.0
 """Seconds for one attempt to take up a broken connection."""
 AGAIN_S = 1.0
@@ -90,13 +94,25 @@ def connect(
     Raises:
         PoolError: The message says why the host cannot be used.
     """
-    dialogue = _Dialogue(command, _begun(command, host), given_up)
-    try:
-        dialogue.run(archive, start)
-    except BaseException:
-        dialogue.give_up()
-        raise
-    return dialogue.connection
+    until_s = time.monotonic() + TURNED_AWAY_S
+    while True:
+        dialogue = _Dialogue(command, _begun(command, host), given_up)
+        try:
+            dialogue.run(archive, start)
+            return dialogue.connection
+        except _TurnedAway:
+            dialogue.give_up()
+            if time.monotonic() > until_s:
+                raise
+        except BaseException:
+            dialogue.give_up()
+            raise
+        if given_up.wait(secrets.SystemRandom().uniform(*PAUSES_S)):
+            raise GivenUpConnecting(_GIVEN_UP)
+
+
+class _TurnedAway(PoolError):
+    """Raised when a host is asked by too many at the same time."""
 
 
 class HostGone(PoolError):
@@ -305,6 +321,8 @@ class _Dialogue:
             self.connection.process.wait(LOOK_S)
         said = f"{self._heard.decode('utf-8', 'replace')}\n{_read(self.connection.log)}"
         kind = HostGone if self._command.is_final(said) else PoolError
+        if not self.has_relay and self._command.is_turned_away(said):
+            kind = _TurnedAway
         return kind(self._command.failure(self._host, self.connection.process.poll(), said))
 
 

@@ -123,6 +123,11 @@ class HostsPool:
         good. Then a broken connection is not re-established."""
         return False
 
+    def is_turned_away(self, said: str) -> bool:
+        """Return whether a command that failed with this output was one of too many at the same time, and is to be
+        repeated for a few seconds."""
+        return False
+
     def check(self) -> dict[str, str]:
         """Return the options for the process that holds the connections, in the kernel, before a connection is made.
 

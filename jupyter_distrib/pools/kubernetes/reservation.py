@@ -90,6 +90,9 @@ class Exec:
     def is_final(self, said: str) -> bool:
         return words.is_gone(said)
 
+    def is_turned_away(self, said: str) -> bool:
+        return False
+
     def words(self, host: str) -> list[str]:
         return self.job.exec(host, (self.python, *bootstrap.WORDS))
 

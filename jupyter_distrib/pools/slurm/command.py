@@ -115,6 +115,9 @@ class Srun:
     def is_final(self, said: str) -> bool:
         return any(words in said for words in _JOB_ENDED)
 
+    def is_turned_away(self, said: str) -> bool:
+        return False
+
     def words(self, host: str) -> list[str]:
         # Without --unbuffered, bytes stay in srun until a line ends.
         step = ["--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none"]

@@ -29,6 +29,9 @@ _OPTIONS = (
     "-oLogLevel=INFO",  # QUIET would hide why it fails
 )
 _SSH_FAILED = 255
+_CLOSED = re.compile(r"^(kex|ssh)_exchange_identification: |^Connection (closed|reset) by \S+ port", re.MULTILINE)
+"""The words of ssh on a server that closes a new connection, as one does that many others ask (`sshd_config(5)`,
+MaxStartups)."""
 
 
 def words(name: str, text: str) -> str:
@@ -74,6 +77,9 @@ class SshPool(HostsPool):
     def command(self, host: str, python: Sequence[str]) -> list[str]:
         return command_line(self.given["ssh"], host, python)
 
+    def is_turned_away(self, said: str) -> bool:
+        return bool(_CLOSED.search(said)) and not _meaning("", "", said)
+
     def explain(self, host: str, status: int | None, said: str) -> str:
         return meaning(self.given["ssh"], self.given["python"], host, status, said)
 
@@ -89,6 +95,12 @@ def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> 
     at_hand = f"{ssh} {host}"
     if found := _meaning(host, at_hand, said) if status in (_SSH_FAILED, None) else "":
         return found
+    if status == _SSH_FAILED and _CLOSED.search(said):
+        return (
+            f"host {host}, or one on the way to it, closes new connections{command.quoted(command.last_line(said))}: "
+            "if that is because many connect at the same time, raise MaxStartups in sshd_config there; "
+            f"try `{at_hand} true`."
+        )
     if status == _SSH_FAILED:
         return f"ssh did not reach host {host}{command.quoted(command.last_line(said))}: try `{at_hand} true`."
     return command.sentence(host, python, status, said, tried=f"{at_hand} {quoted(python)} --version", shown=at_hand)

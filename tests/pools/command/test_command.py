@@ -56,6 +56,19 @@ def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
     assert words[-3:] == ["--", "me@a", "~/'my env/bin/python' -I -m code"]
 
 
+@pytest.mark.parametrize(
+    ("said", "is_turned_away"),
+    [
+        ("kex_exchange_identification: Connection closed by remote host\r\n", True),
+        ("kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.9 port 22\r\n", True),
+        ("me@jump: Permission denied (publickey).\r\nConnection closed by UNKNOWN port 65535\r\n", False),
+        ("bash: line 1: /x/py: No such file or directory\n", False),
+    ],
+)  # fmt: skip
+def test_a_server_that_too_many_ask_is_told_apart_from_one_that_refuses(said: str, is_turned_away: bool) -> None:
+    assert SshPool(ssh="ssh").is_turned_away(said) is is_turned_away
+
+
 def test_the_c_shell_names_the_home_of_an_interpreter_that_it_does_not_find() -> None:
     said = SshPool(ssh="ssh", python="~/env/py").failure("a", 1, "/home/me/env/py: Command not found.\n")
     assert said.startswith("there is no Python at ~/env/py on host a: "), said
@@ -82,7 +95,7 @@ Host key verification failed.
         (255, "ssh: Could not resolve hostname a: Name or service not known\r\n", "there is no host a .*correct hosts"),
         (255, "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n", "no SSH server answers on a .*start one"),
         (255, "ssh: connect to host a port 22: Connection timed out\r\n", "host a does not answer"),
-        (255, "kex_exchange_identification: Connection closed by remote host\r\n", "ssh did not reach host a .*kex_"),
+        (255, "kex_exchange_identification: Connection closed by remote host\r\n", r"closes new .*\(kex_.*MaxStartups"),
         (127, "bash: line 1: /x/py: No such file or directory\n", "there is no Python at /x/py on host a.*--version"),
         (126, "bash: line 1: /x/py: Permission denied\n", "there is no Python at /x/py on host a"),
         (1, "\n[Errno 28] No space left on device\n", "no space left on host a"),
