@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+from jupyter_distrib.libraries.compressed_files import BZ2, GZIP, LZMA
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
 from jupyter_distrib.libraries.h5py import H5PY
 from jupyter_distrib.libraries.keras import KERAS
@@ -40,6 +41,7 @@ LIBRARIES = (
         divides_data=True,
         shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
     ),
+    BZ2,
     Library(modules=("composer",), divides_data=True),
     Library(
         modules=("concurrent",),
@@ -65,16 +67,38 @@ LIBRARIES = (
     Library(modules=("datasets",), extra="trl"),
     DEEPSPEED,
     Library(modules=("ignite",), adds_up_metrics=True),
+    GZIP,
     H5PY,
+    Library(
+        modules=("jinja2",),
+        stays={
+            "jinja2:Template": "a template is code that belongs to its process: send its text, and make it in the cell",
+            "jinja2:Environment": "an environment holds templates of its process: make it in the cell",
+        },
+    ),
     KERAS,
     LIGHTNING,
     Library(modules=("litdata",), divides_data=True),
     LMDB,
+    LZMA,
     MLFLOW,
     NUMPY,
     Library(modules=("petastorm",), divides_data=True),
+    Library(
+        modules=("pyarrow",),
+        stays={
+            "pyarrow.parquet:ParquetFile": "it does not tell its path: open it in the cell, or use "
+            "`pyarrow.dataset.dataset(path)`",
+            "pyarrow:NativeFile": "it does not tell its path: open it in the cell",
+            "pyarrow:RecordBatchFileReader": "it does not tell its path: open it in the cell",
+        },
+    ),
     PYDANTIC,
     RICH,
+    Library(
+        modules=("safetensors",),
+        stays={"safetensors:safe_open": "it does not tell its path: open it in the cell"},
+    ),
     Library(modules=("streaming",), divides_data=True),  # mosaicml-streaming
     Library(
         modules=("subprocess",),

@@ -114,11 +114,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if issubclass(cls, _DEFINITIONS):
             return self._definition(obj)
         if issubclass(cls, _TEXT_STREAM):
-            return _standard_stream(obj)
+            return self.text(obj)
         reduced = self._tensors.reduce(obj, cls)
         if reduced is not NotImplemented:
             return reduced
         return NotImplemented  # as cloudpickle's own method does with other objects
+
+    def text(self, stream: Any) -> Any:
+        return _standard_stream(stream)
 
     def _definition(self, obj: Any) -> Any:
         if isinstance(obj, _CACHED):
@@ -227,6 +230,10 @@ class InputPickler(_Pickler):
             return definitions.cell_form(obj, self._identities.sent)
         form = standard_objects.with_getattr(obj, self.dispatch_table)
         return self._with_identities(obj, form) if self._is_users(type(obj)) else form
+
+    def text(self, stream: Any) -> Any:
+        is_file = type(stream) is io.TextIOWrapper and stream not in (sys.stdout, sys.stderr)
+        return standard_objects.text_form(stream) if is_file else _standard_stream(stream)
 
     def _is_users(self, cls: type) -> bool:
         """Return whether a class is the user's, and pickles as objects do that have nothing of their own."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import gc
 import io
 import os
 import pickle
@@ -100,6 +101,8 @@ def _file(file: io.BufferedReader) -> Reduced:
     """Return the form of a file that is open for reading: a rank opens it again, at the same place."""
     if file.closed:
         raise pickle.PicklingError("the file is closed")
+    if isinstance(file.raw, io.BytesIO):
+        return open_buffer, (file.raw.getvalue(), file.tell())
     if not isinstance(file.raw, io.FileIO) or not isinstance(file.name, (str, bytes)):
         raise pickle.PicklingError("it does not read a file with a path: read from it in an earlier cell")
     path = os.path.abspath(os.fsdecode(file.name))
@@ -119,12 +122,69 @@ def open_file(path: str, position: int) -> io.BufferedReader:
     return file
 
 
+def open_buffer(data: bytes, position: int) -> io.BufferedReader:
+    """Return a reader of bytes, at a position."""
+    inner: Any = io.BytesIO(data)
+    file: io.BufferedReader = io.BufferedReader(inner)
+    file.seek(position)
+    return file
+
+
+def text_form(file: io.TextIOWrapper) -> Reduced:
+    """Return the form of a text file that is open for reading: a rank opens it again, at the same place."""
+    if file.closed:
+        raise pickle.PicklingError("the file is closed")
+    if isinstance(file.buffer, io.BytesIO):
+        file.flush()
+    elif file.writable():
+        _written(file)
+    try:
+        position = file.tell()
+    except OSError:
+        raise pickle.PicklingError(
+            f"{_name(file)} is read line by line, by `for` or `next`, which hides its place: read it with readline(), "
+            "or open it in the cell"
+        ) from None
+    return open_text, (file.buffer, file.encoding, file.errors, _newline(file, position), position)
+
+
+def open_text(buffer: Any, encoding: str, errors: str | None, newline: str | None, position: int) -> io.TextIOWrapper:
+    """Return a text file over a binary one, at a position."""
+    file = io.TextIOWrapper(buffer, encoding, errors, newline)
+    file.seek(position)
+    return file
+
+
+def _newline(file: io.TextIOWrapper, position: int) -> str | None:
+    """Return the `newline` with which a text file was opened. Python does not tell it, but what the file refers to, in
+    this order: its decoder, `newline` if it is not None, and how to treat errors."""
+    file.seek(0)  # so that it holds no text that it has read ahead
+    held = gc.get_referents(file)
+    file.seek(position)
+    decoder = next((index for index, each in enumerate(held) if hasattr(each, "decode")), len(held))
+    texts = [each for each in held[decoder + 1 :] if isinstance(each, str)]
+    return texts[0] if len(texts) > 1 else None
+
+
+def _written(file: Any) -> Reduced:
+    if file.closed:
+        raise pickle.PicklingError("the file is closed")
+    raise pickle.PicklingError(f"{_name(file)} is open for writing, and belongs to the notebook: open it in the cell")
+
+
+def _name(file: Any) -> str:
+    name = getattr(file, "name", None)
+    return os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else "the file"
+
+
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 LOCKS: dict[type, Callable[[Any], Any]] = {_LOCK: _lock, _RLOCK: _lock}
 """The functions that reduce locks, for kernel and ranks."""
 FORMS: dict[type, Callable[[Any], Any]] = {
     **LOCKS,
     io.BufferedReader: _file,
+    io.BufferedWriter: _written,
+    io.BufferedRandom: _written,
     contextvars.ContextVar: _variable,
     threading.local: _local,
     ctypes.CDLL: _shared_library,

@@ -367,6 +367,7 @@ PYTHON = Library(
     needed={
         "asyncio": "_get_running_loop _set_running_loop",
         "atexit": "_run_exitfuncs",
+        "bz2:BZ2File()": "_fp",
         "concurrent.futures:ProcessPoolExecutor()": "_processes",
         "concurrent.futures:ThreadPoolExecutor()": "_threads",
         "ctypes:CDLL()": "_name",
@@ -374,6 +375,7 @@ PYTHON = Library(
         "importlib.metadata:Distribution": "_normalized_name",
         "importlib.util": "_find_spec",
         "importlib._bootstrap": "_find_and_load_unlocked",
+        "lzma:LZMAFile()": "_fp",
         "logging:Formatter()": "_fmt _style",
         "logging:Formatter()._style": "_defaults",
         "multiprocessing.context": "_default_context",

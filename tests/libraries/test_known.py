@@ -28,6 +28,7 @@ def test_the_library_of_every_file_is_known() -> None:
         "setting",
         "torch_objects",
         "numpy_archives",
+        "compressed_files",
     }
     parts |= {f"{kind}_settings" for kind in ("display", "logging", "torch", "warning")}
     files = {file.stem for file in folder.glob("*.py")} - parts

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import queue
 import subprocess
 import tarfile
@@ -9,6 +13,7 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,8 +52,55 @@ def test_a_file_that_is_read_is_opened_again_at_its_place(kernel: Kernel, tmp_pa
             kernel.run("1", file=file)
     with pytest.raises(PayloadError, match="the file is closed"):
         kernel.run("1", file=file)
-    with path.open("wb") as file, pytest.raises(PayloadError, match="cannot pickle"):
+    with path.open("wb") as written, pytest.raises(PayloadError, match=r"data\.bin is open for writing"):
+        kernel.run("1", file=written)
+
+
+@pytest.mark.parametrize("newline", [None, "", "\n", "\r\n"])
+def test_a_text_file_that_is_read_is_opened_again_at_its_place(
+    kernel: Kernel, tmp_path: Path, newline: str | None
+) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes("één\r\ntwo\r\nthree\nfour".encode("latin-1"))
+    with path.open(encoding="latin-1", newline=newline) as file:
+        first = file.readline()
+        on_rank = kernel.run("(file.readlines(), file.name, file.encoding)", file=file)
+        assert on_rank == (file.readlines(), str(path), "latin-1")
+        assert first.startswith("één")
+    with path.open(encoding="latin-1") as file:
+        next(file)
+        with pytest.raises(PayloadError, match=r"data\.csv is read line by line"):
+            kernel.run("1", file=file)
+    for mode in ("a", "r+"):
+        with path.open(mode) as written, pytest.raises(PayloadError, match=r"data\.csv is open for writing"):
+            kernel.run("1", file=written)
+    with pytest.raises(PayloadError, match="the file is closed"):
         kernel.run("1", file=file)
+
+
+@pytest.mark.parametrize("module", [bz2, gzip, lzma])
+def test_a_compressed_file_that_is_read_is_opened_again_at_its_place(
+    kernel: Kernel, tmp_path: Path, module: Any
+) -> None:
+    path = tmp_path / "data.z"
+    with module.open(path, "wb") as file:
+        file.write(b"0123456789")
+        with pytest.raises(PayloadError, match=r"data\.z is open for writing"):
+            kernel.run("1", file=file)
+    with module.open(path) as file, module.open(path, "rt") as text:
+        file.read(3)
+        text.read(4)
+        assert kernel.run("(file.read(2), text.read(2))", file=file, text=text) == (b"34", "45")
+        assert file.read(2) == b"34", "the notebook's own stays where it was"
+
+
+def test_readers_of_memory_come_with_what_they_read(kernel: Kernel) -> None:
+    inner: Any = io.BytesIO(b"abcdef")
+    binary: io.BufferedReader = io.BufferedReader(inner)
+    text = io.TextIOWrapper(io.BytesIO(b"abcdef"))
+    binary.read(2)
+    text.read(3)
+    assert kernel.run("(binary.read(2), text.read(2))", binary=binary, text=text) == (b"cd", "de")
 
 
 def test_archives_that_are_read_are_opened_again(kernel: Kernel, tmp_path: Path) -> None:
