@@ -204,6 +204,8 @@ class InputPickler(_Pickler):
             return getattr, (os, "environ")
         if type(obj) is weakref.ref:
             return new_reference, (obj(),)
+        if type(obj) is weakref.WeakMethod:
+            return new_method_reference, (obj(),)
         if type(obj) in _WEAK:
             return (
                 new_weak,
@@ -293,6 +295,14 @@ def new_reference(target: Any) -> Any:
     held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
     held.append(target)
     return weakref.ref(target)
+
+
+def new_method_reference(method: Any) -> Any:
+    """Return a weak reference to a method; a dead one for None."""
+    if method is None:
+        return weakref.WeakMethod(types.MethodType(len, set()))
+    new_reference(method.__self__)
+    return weakref.WeakMethod(method)
 
 
 def fill_weak(container: Any, members: Any) -> None:

@@ -103,6 +103,19 @@ def test_readers_of_memory_come_with_what_they_read(kernel: Kernel) -> None:
     assert kernel.run("(binary.read(2), text.read(2))", binary=binary, text=text) == (b"cd", "de")
 
 
+def test_a_weak_reference_to_a_method_is_alive_as_long_as_its_object(kernel: Kernel) -> None:
+    kernel.cell("""
+        import weakref
+        class Thing:
+            def five(self): return 5
+        thing, lost = Thing(), Thing()
+        alive, dead = weakref.WeakMethod(thing.five), weakref.WeakMethod(lost.five)
+        del lost
+    """)
+    assert kernel.run("(alive()(), alive().__self__ is thing, dead())") == (5, True, None)
+    assert kernel.run("alive()()") == 5
+
+
 def test_archives_that_are_read_are_opened_again(kernel: Kernel, tmp_path: Path) -> None:
     np = pytest.importorskip("numpy")
     np.savez(tmp_path / "x.npz", a=np.arange(3), b=np.ones(2))
