@@ -122,7 +122,7 @@ def pack_inputs(
         if identities.may_be_needed and (objects := torch_objects_in(inputs, namespace, **options)):
             return packed(Identities(objects))
         return first
-    except Exception as error:  # foreign code
+    except (Exception, SystemExit) as error:  # foreign code, whose `__getstate__` may call `sys.exit`
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 
 

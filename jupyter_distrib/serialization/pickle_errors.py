@@ -51,11 +51,13 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PicklePr
     pickler = InputPickler(namespace, NullFile(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
-    except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
         if isinstance(error.__cause__ or error, RecursionError) and (name := pickler.name) in inputs:
             deep = _type_name(inputs[name])
             return PickleProblem(name=name, path=name, type_name=deep, reason="it is nested too deeply")
         reason = f"{error}" or type(error).__name__
+        if isinstance(error, SystemExit):
+            reason = f"pickling it raises SystemExit: {error}"
         return _located(pickler.name, inputs.get(pickler.name), pickler.last, reason[:_MAX_REASON], namespace)
     return None
 
@@ -94,7 +96,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the only pickler that can be w
             self.dump(obj)
         except (_GaveUpError, RecursionError):
             return None
-        except Exception:  # noqa: BLE001 - the failure that is looked for
+        except (Exception, SystemExit):  # noqa: BLE001 - the failure that is looked for
             return self._open
         return None
 
@@ -124,7 +126,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the only pickler that can be w
     def _fails(self, items: Sequence[Any]) -> bool:
         try:
             InputPickler(self._namespace, NullFile(), Tensors(results=False), []).dump(items)
-        except Exception:  # noqa: BLE001 - the failure that is looked for
+        except (Exception, SystemExit):  # noqa: BLE001 - the failure that is looked for
             return True
         return False
 

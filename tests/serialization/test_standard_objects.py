@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.serialization import payload
 from tests.serialization import payload_ranks
 from tests.serialization.payload_ranks import Kernel
 
@@ -136,3 +137,16 @@ def test_what_runs_in_the_notebook_stays_there(kernel: Kernel) -> None:
         for value in (threads, threads.submit(int), process, threading.Thread(), threading.Timer(1, print)):
             with pytest.raises(PayloadError, match=r"in the cell|in an earlier cell"):
                 kernel.run("1", value=value)
+
+
+def test_an_exit_in_the_users_getstate_is_an_error_of_the_value(kernel: Kernel) -> None:
+    kernel.cell("""
+        class Leaving:
+            def __getstate__(self): raise SystemExit("bye")
+        holder = {"one": Leaving()}
+    """)
+    with pytest.raises(PayloadError, match="cannot be sent to the ranks: bye"):
+        kernel.run("holder")
+    found = payload.problem({"holder": kernel["holder"]}, kernel.namespace)
+    assert found is not None
+    assert (found.path, found.reason) == ("holder['one']", "pickling it raises SystemExit: bye")
