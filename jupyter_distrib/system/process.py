@@ -115,13 +115,71 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
     for fd in {null, stdout_fd, stderr_fd} - {0, 1, 2}:
         os.close(fd)
     # typeshed declares the names with underscores as final; here they are to be ours as well.
-    sys.stdin = sys.__stdin__ = _NoInput()  # type: ignore[misc, assignment]
-    sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
+    _streams[:] = _NoInput(), _text(1), _text(2)
+    restore_python_streams()
+    _note_descriptors()
     _line_buffer_c_stdout()
     faulthandler.enable(file=2, all_threads=False)
     # A child that is forked in the middle of a flush would have its streams locked for ever.
     os.register_at_fork(before=_flushing.acquire, after_in_parent=_flushing.release, after_in_child=_flushing.release)
+
+
+_streams: list[Any] = []
+"""Python's standard streams of this process, in the order of their descriptors."""
+_opened: list[tuple[int, int]] = []
+"""The files behind the first three descriptors (`st_dev`, `st_ino`)."""
+STREAM_NAMES = ("stdin", "stdout", "stderr")
+
+
+def restore_python_streams() -> None:
+    """Give `sys` this process's own streams back, and open those anew that user code has closed."""
+    for fd, name in enumerate(STREAM_NAMES):
+        if fd and _is_closed(_streams[fd]):
+            _streams[fd] = _text(fd)
+        setattr(sys, name, _streams[fd])
+        setattr(sys, f"__{name}__", _streams[fd])
+
+
+def lost_descriptors() -> list[int]:
+    """Return which of the first three descriptors user code has closed or redirected; costs a microsecond each."""
+    return [fd for fd, opened in enumerate(_opened) if identity(fd) != opened]
+
+
+def restore_input() -> None:
+    """Have descriptor 0 read nothing again, and 1 and 2 be open, so that no other file gets their numbers."""
+    while (null := os.open(os.devnull, os.O_RDWR)) < len(STREAM_NAMES):
+        os.set_inheritable(null, True)
+    os.dup2(null, 0)
+    os.close(null)
+    _opened[0] = identity(0)
+
+
+def is_socket(fd: int) -> bool:
+    """Return whether a descriptor is open, and a socket."""
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def _note_descriptors() -> None:
+    _opened[:] = [identity(fd) for fd in range(len(STREAM_NAMES))]
+
+
+def identity(fd: int) -> tuple[int, int]:
+    """Return which file a descriptor is (`st_dev`, `st_ino`); zeros if it is closed."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _is_closed(stream: Any) -> bool:
+    try:
+        return bool(stream.closed)
+    except ValueError:  # detached
+        return True
 
 
 def has_children() -> bool:
@@ -151,6 +209,7 @@ def renew_streams() -> list[int]:
     for fd, (_, write_fd) in enumerate(pipes, start=1):
         os.dup2(write_fd, fd)
         os.close(write_fd)
+    _note_descriptors()
     return [read_fd for read_fd, _ in pipes]
 
 

@@ -121,7 +121,7 @@ class Rank:
 
     def _hung_up(self) -> None:
         if sys.platform != "linux":
-            self._owner.take_hang_up(self)
+            self._owner.on_hang_up(self)
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -147,6 +147,8 @@ class RankNotes:
         self._fd = crash_notes.create()
         self.loading = ""
         """Variable being loaded when the rank ended; set once these notes are closed."""
+        self.cause = ""
+        """The cause of its end that the rank has noted, likewise."""
 
     def descriptor(self) -> int:
         """Duplicate the descriptor for the rank's process."""
@@ -169,7 +171,7 @@ class RankNotes:
 
     def close(self) -> None:
         if self._fd >= 0:
-            self.loading = crash_notes.read(self._fd)
+            self.loading, self.cause = crash_notes.read(self._fd)
             os.close(self._fd)
             self._fd = -1
 

@@ -208,6 +208,7 @@ class NodeRun:
             out_of_memory=out_of_memory,
             memory_limit_bytes=control_groups.memory_limit_bytes() if out_of_memory else 0,
             loading=rank.notes.loading,
+            cause=rank.notes.cause,
             peak_rss_bytes=peak_rss_bytes,
             at_s=time.monotonic(),
         )

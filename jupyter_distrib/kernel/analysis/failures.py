@@ -264,6 +264,8 @@ def describe_exit(ended: m.Exited) -> str:
 
 def _manner(ended: m.Exited) -> str:
     code = ended.exit_code
+    if ended.cause:
+        return f"was replaced, because {ended.cause}"
     if code is None and ended.reason:
         return f"is gone, because {ended.reason}"
     if code is None:

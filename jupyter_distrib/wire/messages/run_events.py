@@ -287,6 +287,8 @@ class Exited(RunEvent):
     """Frames at which a fatal signal was raised, as far as the crash report shows them."""
     loading: str = ""
     """Notebook variable being unpickled at the crash; empty if unpickling was complete."""
+    cause: str = ""
+    """The cause that the rank itself has noted, to follow `because`; empty if it has noted none."""
     out_of_memory: bool = False
     """Whether the kernel's OOM-kill counter rose during the run."""
     memory_limit_bytes: int = 0

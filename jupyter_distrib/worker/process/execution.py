@@ -18,7 +18,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces import strategy as strategy_module
 from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import definitions, payload
-from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.system import process
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker import end_of_cell
 from jupyter_distrib.worker.debugging import debugger_channel
@@ -44,6 +44,7 @@ from jupyter_distrib.worker.output.late_output import LateThreads
 from jupyter_distrib.worker.process.control_thread import ControlThread
 from jupyter_distrib.worker.process.device_check import DeviceCheck, give_up
 from jupyter_distrib.worker.process.outcome import outcome
+from jupyter_distrib.worker.process.repair import Repair
 
 
 class CellStage(Enum):
@@ -69,13 +70,13 @@ class CellRunner:
 
     Args:
         order: The identity of this rank.
-        loading_fd: The memory shared with the agent, for the name of the variable that is being unpickled.
+        repair: Repairs the process after the cell's own code, and holds its notes for the agent.
     """
 
     def __init__(
         self,
         order: m.WorkerOrder,
-        loading_fd: int,
+        repair: Repair,
         framework: Framework,
         *,
         messenger: Messenger,
@@ -94,7 +95,7 @@ class CellRunner:
         self._device = DeviceCheck(order, framework, messenger.send)
         self._late = LateThreads(order.rank, messenger.send)
         self._setups = Setups(order.device, self._note)
-        self._loading = partial(crash_notes.note, loading_fd)
+        self._repair, self._loading = repair, repair.notes.loading
         self._changed: ChangedValues | None = None
         self._stage = CellStage.IDLE
 
@@ -185,6 +186,7 @@ class CellRunner:
                     self._interrupts.allowed = False
                     self._move(CellStage.ENDING)
                     child_processes.leave_if_forked(self._pid, sys.exception())
+                    self._repair.after_cell(partial(self.replace_streams, command.run))
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             self._interrupts.allowed = False
             self._move(CellStage.ENDING)  # again, for an interrupt that came before the move

@@ -30,6 +30,7 @@ from jupyter_distrib.worker.output import displaying
 from jupyter_distrib.worker.process.control_thread import ControlThread, Entry
 from jupyter_distrib.worker.process.device_check import give_up
 from jupyter_distrib.worker.process.execution import CellRunner
+from jupyter_distrib.worker.process.repair import Repair
 
 
 def run_worker(
@@ -55,7 +56,8 @@ def run_worker(
     interrupts = Interrupts(messenger)
     interrupts.install()
     crash_notes.tell_place_on_signal(loading_fd)
-    worker = Worker(order, link, loading_fd, messenger=messenger, interrupts=interrupts, library=set_up_process(order))
+    repair, library = Repair(link_fd, loading_fd), set_up_process(order)
+    worker = Worker(order, link, repair, messenger=messenger, interrupts=interrupts, library=library)
     if gone is not None:
         os.read(gone, 1)
         os.close(gone)
@@ -86,7 +88,7 @@ class Worker:
         self,
         order: m.WorkerOrder,
         link: Link,
-        loading_fd: int,
+        repair: Repair,
         *,
         messenger: Messenger,
         interrupts: Interrupts,
@@ -96,6 +98,7 @@ class Worker:
         self._missed: tuple[m.ResetGroups, list[int]] | None = None
         """A group reset that could not be carried out yet, with its descriptors."""
         self._order, self._messenger, self._groups = order, messenger, library.groups
+        self._repair = repair
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
         debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts, _new_debugger)
         debugger_channel.install(debugger)
@@ -118,7 +121,7 @@ class Worker:
         )
         self._runner = CellRunner(
             order,
-            loading_fd,
+            repair,
             library,
             messenger=messenger,
             interrupts=interrupts,
@@ -147,6 +150,8 @@ class Worker:
                     self._cleanup.collect()
             except KeyboardInterrupt:  # the interrupt came a moment too late for the cell
                 continue
+            except Exception as error:  # noqa: BLE001 - the agent has to know why
+                self._repair.leave_after(error)
 
     def _next(self) -> Entry:
         for idle_s, clean in self._cleanup.when_idle():
