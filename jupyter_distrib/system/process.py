@@ -119,9 +119,14 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
     restore_python_streams()
     _note_descriptors()
     _line_buffer_c_stdout()
-    faulthandler.enable(file=2, all_threads=False)
+    report_crashes()
     # A child that is forked in the middle of a flush would have its streams locked for ever.
     os.register_at_fork(before=_flushing.acquire, after_in_parent=_flushing.release, after_in_child=_flushing.release)
+
+
+def report_crashes() -> None:
+    """Have a crash of this process write the place of its main thread to standard error."""
+    faulthandler.enable(file=2, all_threads=False)
 
 
 _streams: list[Any] = []

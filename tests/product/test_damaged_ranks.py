@@ -3,6 +3,8 @@ and Stop ends what does not."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.notebook import Notebook
@@ -74,3 +76,105 @@ def test_a_rank_whose_standard_output_has_become_a_connection_is_replaced(book: 
 
     assert "closed its standard output (file descriptor 1)" in outcome.evalue
     assert_next_is_good(book)
+
+
+def test_a_rank_whose_connection_a_cell_closes_says_so_and_is_replaced(book: Notebook) -> None:
+    outcome = book.fails("%%distributed --ranks 2\nimport os\nos.closerange(3, 256)\n1")
+
+    assert outcome.ename == "RankLost"
+    assert "was replaced, because the cell closed files that it had not opened" in outcome.evalue
+    assert "jupyter_distrib/" not in outcome.text
+    assert_next_is_good(book)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import json\njson.JSONEncoder.encode = None",
+        "import threading\nthreading.enumerate = lambda: 1 / 0",
+        "import time\ntime.monotonic = lambda: 1 / 0",
+    ],
+)
+def test_a_rank_in_which_a_cell_broke_what_ranks_need_says_so_and_is_replaced(book: Notebook, how: str) -> None:
+    outcome = book.fails(f"%%distributed --ranks 2\n{how}\n1")
+
+    assert outcome.ename == "RankLost"
+    assert "was raised outside of the cell's own code" in outcome.evalue
+    assert_next_is_good(book)
+
+
+BROKEN = {
+    "builtins.print": "import builtins; builtins.print = None",
+    "builtins.len": "import builtins; del builtins.len",
+    "builtins.open": "import builtins; builtins.open = builtins.isinstance = None",
+    "__import__": "import builtins; builtins.__import__ = None",
+    "json": "import json; json.dumps = json.loads = None",
+    "pickle": "import pickle; pickle.dumps = pickle.loads = pickle.Pickler = pickle.Unpickler = None",
+    "threading": "import threading; threading.Thread = threading.current_thread = threading.enumerate = None",
+    "time": "import time; time.sleep = time.monotonic = time.time = None",
+    "socket": "import socket; socket.socket = None",
+    "os": "import os; os.close = os.getpid = os.fstat = None; del os.dup2",
+    "excepthook": "import sys; sys.excepthook = sys.unraisablehook = None",
+    "all modules": "import sys; sys.modules.clear()",
+    "torch": "import sys, torch; del sys.modules['torch']",
+    "torch and its modules": "import sys, torch\nfor n in [n for n in sys.modules if n.startswith('torch')]: del sys.modules[n]",
+    "this package": "import sys\nfor n in [n for n in sys.modules if n.startswith('jupyter')]: del sys.modules[n]",
+    "open files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (5, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+    "memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))",
+    "size of files": "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))",
+    "processes": "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))",
+    "signals": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])",
+    "recursion": "import sys; sys.setrecursionlimit(60)",
+    "faulthandler": "import faulthandler; faulthandler.disable(); faulthandler.dump_traceback_later(0.2, exit=True)",
+}
+WHOLE = """%%distributed --ranks 2
+import builtins, faulthandler, json, os, pickle, resource, signal, socket, sys, threading, time, torch
+assert len(json.dumps([1])) == 3 and pickle.loads(pickle.dumps(1)) == 1 and callable(sys.excepthook)
+assert 'jupyter_distrib' in sys.modules and not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+assert faulthandler.is_enabled()
+limits = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_AS)]
+time.sleep(0.3)
+thread = threading.Thread(target=socket.socket)
+thread.start(); thread.join()
+print(os.getpid(), torch.ones(1).item())
+os.getpid(), limits"""
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_a_cell_has_broken_in_its_process_is_whole_in_the_next(book: Notebook, what: str) -> None:
+    before = book.ok(WHOLE).result
+
+    assert book.ok(f"%%distributed --ranks 2\n{BROKEN[what]}\n1").result == "ranks 0-1: 1"
+
+    assert book.ok(WHOLE).result == before
+    assert_next_is_good(book)
+
+
+def test_a_function_that_a_cell_has_replaced_by_its_own_stays(book: Notebook) -> None:
+    """A cell's own changes to a module stay on its rank."""
+    book.ok("%%distributed --ranks 2\nimport time\ntime.sleep = lambda seconds: seconds;")
+
+    assert book.ok("%%distributed --ranks 2\nimport time\ntime.sleep(1000)").result == "ranks 0-1: 1000"
+    assert book.ok("%%distributed --ranks 2 --fresh\nimport time\ntime.sleep(0) is None").result == "ranks 0-1: True"
+
+
+def test_a_rank_whose_limit_a_cell_has_lowered_for_good_is_replaced(book: Notebook) -> None:
+    """Only root may raise the upper limit again."""
+    cell = (
+        "%%distributed --ranks 2\nimport os, resource\nos.SETUID\nresource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))\n1"
+    )
+    cell = cell.replace("os.SETUID", DROP if os.geteuid() == 0 else "")
+    outcome = book.fails(cell)
+    assert "lowered the limit of open files for good, to 5" in outcome.evalue
+    assert_next_is_good(book)
+
+
+DROP = """import ctypes
+assert ctypes.CDLL(None).prctl(24, 24, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE
+class Head(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+data = (ctypes.c_uint32 * 6)()
+head = Head(0x20080522, 0)
+assert ctypes.CDLL(None).capget(ctypes.byref(head), data) == 0
+data[0] &= ~(1 << 24)
+assert ctypes.CDLL(None).capset(ctypes.byref(head), data) == 0"""

@@ -57,7 +57,10 @@ def add_sources(cell: m.Cell) -> None:
 
 
 def execute(
-    cell: m.Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
+    cell: m.Cell,
+    namespace: dict[str, object],
+    adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code,
+    repair: Callable[[], None] = lambda: None,
 ) -> object:
     """Run the cell and return the value of its last statement if that is an expression, else None.
 
@@ -65,6 +68,7 @@ def execute(
         cell: The cell.
         namespace: The globals of the cell.
         adapted: Called with the compiled cell; returns the code to execute.
+        repair: Called after the cell's code, unless that raises, and before anything else.
     """
     tree = ast.parse(cell.source, cell.filename)
     if cell.shown:
@@ -80,9 +84,9 @@ def execute(
     code = adapted(code)
     if cell.timed:
         with timing.print_times():
-            _execute(code, namespace)
+            _execute(code, namespace, repair)
     else:  # not a context manager: an interrupt that C code has held up would be raised in it, not in the cell
-        _execute(code, namespace)
+        _execute(code, namespace, repair)
     if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
         linecache.cache.pop(cell.filename, None)  # no function or class is left that could need its source
     return namespace.pop(_VALUE, None)
@@ -95,11 +99,13 @@ def _place_in(tree: ast.Module, shown: str) -> None:
             node.col_offset, node.end_col_offset = 0, len(shown.encode())
 
 
-def _execute(code: types.CodeType, namespace: dict[str, object]) -> None:
+def _execute(code: types.CodeType, namespace: dict[str, object], repair: Callable[[], None]) -> None:
     if code.co_flags & inspect.CO_COROUTINE:
         _run(eval(code, namespace))  # noqa: S307 - the user's cell
+        repair()
     else:
         exec(code, namespace)
+        repair()
         event_loops.warn_of_pending(None)
 
 

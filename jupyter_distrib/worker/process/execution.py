@@ -167,6 +167,7 @@ class CellRunner:
         """Run the cell and return its value, or the exception that it raised."""
         try:
             with ExitStack() as parts:
+                whole = False
                 try:
                     self._move(CellStage.BEGINNING)
                     self._interrupts.end_if_stopping()
@@ -176,17 +177,22 @@ class CellRunner:
                     if command.cell.script:
                         self._script(command.cell, module, strategy)
                     else:
-                        value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                        value = cell.execute(command.cell, module.__dict__, strategy.adapted, self._repair.python)
                     child_processes.leave_if_forked(self._pid)
+                    self._repair.after_cell(partial(self.replace_streams, command.run))
+                    whole = True
                     strategy.returning(value)
                     end_of_cell.run_registered(ok=True)
                     return value, None
                 finally:
                     # First, and not a call, which would raise an interrupt that is due.
                     self._interrupts.allowed = False
+                    if not whole:
+                        self._repair.python()
                     self._move(CellStage.ENDING)
                     child_processes.leave_if_forked(self._pid, sys.exception())
-                    self._repair.after_cell(partial(self.replace_streams, command.run))
+                    if not whole:
+                        self._repair.after_cell(partial(self.replace_streams, command.run))
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             self._interrupts.allowed = False
             self._move(CellStage.ENDING)  # again, for an interrupt that came before the move
@@ -224,6 +230,7 @@ class CellRunner:
         self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=expected)
         parts.callback(self._debugger.finish)
         self._control.reserve()
+        self._repair.begin_cell()
         return strategy
 
     @contextmanager

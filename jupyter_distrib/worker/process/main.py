@@ -56,7 +56,8 @@ def run_worker(
     interrupts = Interrupts(messenger)
     interrupts.install()
     crash_notes.tell_place_on_signal(loading_fd)
-    repair, library = Repair(link_fd, loading_fd), set_up_process(order)
+    library = set_up_process(order)
+    repair = Repair(link_fd, loading_fd)
     worker = Worker(order, link, repair, messenger=messenger, interrupts=interrupts, library=library)
     if gone is not None:
         os.read(gone, 1)
