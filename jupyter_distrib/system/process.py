@@ -51,6 +51,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def address_space_bytes() -> int:
+    """Return the size of this process's address space, which RLIMIT_AS limits; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+    return 0
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal; False if unknown."""
     try:

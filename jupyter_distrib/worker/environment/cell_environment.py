@@ -151,11 +151,7 @@ _MOST_PARTS = 100
 """Number of items to search in a list or dict: a longer one is data."""
 
 
-_TIMERS: dict[int, int] = {
-    signal.SIGALRM: signal.ITIMER_REAL,
-    signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
-    signal.SIGPROF: signal.ITIMER_PROF,
-}
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class SignalHandlers:
@@ -165,17 +161,23 @@ class SignalHandlers:
         named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
         self._first = [(int(number), _handler(number)) for number in named]
 
+        self._running: set[int] = set()
+        """Timers that set-ups have started."""
+
     def keep(self) -> None:
-        """Take the present handlers, except that of SIGINT, for those at the start of every cell."""
+        """Take the present handlers, except that of SIGINT, for those at the start of every cell, and leave the present
+        timers running."""
+        self._running = {timer for timer in _TIMERS if signal.getitimer(timer)[0]}
         self._first = [
             (number, handler if number == signal.SIGINT else _handler(number)) for number, handler in self._first
         ]
 
     def restore(self) -> None:
+        for timer in _TIMERS:  # its signal would kill the rank
+            if timer not in self._running:
+                signal.setitimer(timer, 0)
         for number, handler in self._first:
             if handler is not None and _handler(number) != handler:
-                if (timer := _TIMERS.get(number)) is not None:  # its signal would kill the rank
-                    signal.setitimer(timer, 0)
                 signal.signal(number, handler)
 
 

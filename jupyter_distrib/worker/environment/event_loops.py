@@ -66,6 +66,7 @@ def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
 
 def begin_cell() -> None:
     """Forget the event loop of the previous cell, which `asyncio.get_event_loop` would neither find nor replace;
-    a policy that the user has set stays."""
+    a policy that the user has set stays. One that it has left as running would keep `asyncio.run` from working."""
+    asyncio._set_running_loop(None)  # noqa: SLF001 - asyncio has no public way to step out of a loop
     if sys.version_info < (3, 14) and type(asyncio.get_event_loop_policy()) is asyncio.DefaultEventLoopPolicy:
         asyncio.set_event_loop_policy(None)

@@ -4,6 +4,7 @@ with the reason in the notes that the agent reads. Rank's main thread, right aft
     descriptors 0 to 2, Python's streams    opened again
     functions of Python's modules           put back if something stands there that cannot be called
     imported libraries                      put back if many are gone, or one that ranks need
+    trace and profile functions             taken away, unless there was one before the cell
     soft limits, signal mask, recursion     as before the cell, where the cell has lowered or blocked something
 
 A function that the cell has replaced by another one stays, as do its other changes to modules.
@@ -27,7 +28,7 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 from operator import is_
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jupyter_distrib.system import file_owner, open_files, process
 from jupyter_distrib.system.crash_notes import Notes
@@ -42,6 +43,12 @@ _LIMITS = [
 ]
 _FEW_FILES = 8
 """Number of files that a rank must be able to open to get a next cell."""
+_OBSERVERS: tuple[tuple[Callable[[], object], Callable[[Any], None]], ...] = (
+    (sys.gettrace, sys.settrace),
+    (sys.getprofile, sys.setprofile),
+    (threading.gettrace, threading.settrace),
+    (threading.getprofile, threading.setprofile),
+)
 _all, _map, _callable = all, map, callable
 _STREAMS = "standard input", "standard output", "standard error"
 
@@ -68,6 +75,7 @@ class Repair:
         self._limits = [resource.getrlimit(number) for number in _LIMITS]
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._recursion = sys.getrecursionlimit()
+        self._observed = [get() is not None for get, _ in _OBSERVERS]
 
     def after_cell(self, renew_streams: Callable[[], None]) -> None:
         """Repair the rest of the process, or end it.
@@ -80,6 +88,9 @@ class Repair:
             if (now := resource.getrlimit(number)) != before and _is_less(now[0], before[0]):
                 self._restore_limit(number, before, now)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+        for (get, put), was_set in zip(_OBSERVERS, self._observed, strict=True):
+            if not was_set and get() is not None:
+                put(None)
         faulthandler.cancel_dump_traceback_later()
         if not faulthandler.is_enabled():
             process.report_crashes()
@@ -102,6 +113,9 @@ class Repair:
             )
         if lost := process.lost_descriptors():
             self._restore(lost, renew_streams)
+        for fd in (1, 2):
+            if not os.get_blocking(fd):
+                os.set_blocking(fd, True)
         process.restore_python_streams()
 
     def _restore_modules(self) -> None:
@@ -115,10 +129,13 @@ class Repair:
             with suppress(OSError, ValueError):
                 resource.setrlimit(number, limits)
                 break
-        if number == resource.RLIMIT_NOFILE and not open_files.has_room(_FEW_FILES):
+        limit, _ = resource.getrlimit(number)
+        too_few_files = number == resource.RLIMIT_NOFILE and not open_files.has_room(_FEW_FILES)
+        if too_few_files or (number == resource.RLIMIT_AS and _is_less(limit, process.address_space_bytes())):
+            what, name = ("open files", "NOFILE") if too_few_files else ("memory", "AS")
             self.leave(
-                f"the cell lowered the limit of open files for good, to {now[1]} (RLIMIT_NOFILE): lower the soft limit "
-                "only, resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))"
+                f"the cell lowered the limit of {what} for good, to {limit} (RLIMIT_{name}): lower the soft limit "
+                f"only, resource.setrlimit(resource.RLIMIT_{name}, (soft, hard))"
             )
 
     def _restore(self, lost: list[int], renew_streams: Callable[[], None]) -> None:
