@@ -352,8 +352,9 @@ HELD: dict[str, dict[str, str]] = {
             "product/test_interrupt.py::test_it_stops_and_ranks_and_kept_values_live_on "
             "product/test_interrupt.py::test_a_collective_is_interrupted_20_times_of_20"
         ),
-        "Ranks that respond keep what `--keep` left.": (
+        "Ranks that respond keep what `--keep` left, and the names of the stopped cell's own `--keep`.": (
             "product/test_interrupt.py::test_it_stops_and_ranks_and_kept_values_live_on "
+            "product/test_values.py::test_a_cell_that_is_stopped_keeps_its_names_as_they_are_then "
             "product/test_values.py::test_an_interrupted_run_still_gives_handles_to_what_finished_ranks_kept"
         ),
         "When the kernel ends, ranks and everything they had started are gone within 2 s, unless the run is detached.": (
