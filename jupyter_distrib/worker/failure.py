@@ -204,11 +204,19 @@ def _limit(error: BaseException, depth: int) -> Iterator[str]:
         yield note
 
 
+_NAMESPACES = ("globals()", "locals()", "vars()", "user_ns")
+
+
 def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
     """Yield the reason why a name used by the cell, or by a function of the notebook, is missing on this rank."""
+    tracebacks = list(_walk(error.__traceback__))
+    if isinstance(error, KeyError) and tracebacks and error.args:
+        last = tracebacks[-1]
+        line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
+        if any(each in line for each in _NAMESPACES) and isinstance(name := error.args[0], str) and name in absent:
+            yield absent[name]
     if isinstance(error, NameError) and (story := absent.get(error.name or "")):
-        frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
-        names = frames[-1].f_globals if frames else {}
+        names = tracebacks[-1].tb_frame.f_globals if tracebacks else {}
         if (
             names.get("__name__", names.get("__module__")) == "__main__"
         ):  # `get_type_hints` evaluates strings among a class's names

@@ -591,6 +591,19 @@ def test_a_cell_that_is_stopped_keeps_its_names_as_they_are_then(book: Notebook)
     )
 
 
+def test_names_in_texts_are_those_of_the_notebook(book: Notebook) -> None:
+    book.ok("spoken = 5\ndef by_name(name): return globals()[name]")
+
+    assert (
+        book.ok(
+            "%%distributed --ranks 2\nimport __main__\n"
+            "'spoken' in globals(), globals().get('spoken'), eval('spoken + 1'), __main__.spoken"
+        ).result
+        == "ranks 0-1: (True, 5, 6, 5)"
+    )
+    assert "add --with spoken" in book.fails("%%distributed --ranks 2\nby_name('spoken')").text
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "none"])
 def test_a_cell_that_is_stopped_says_what_it_has_changed_on_the_ranks_only(book: Notebook, strategy: str) -> None:
     model, losses = f"{strategy}_model", f"{strategy}_losses"

@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 
 from jupyter_distrib.errors import CaptureError
+from jupyter_distrib.kernel.capture import names_in_texts
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
 from jupyter_distrib.system import annotation_texts
@@ -130,6 +131,7 @@ def capture(
     imports = frozenset(imported(program))
     if "get_ipython" in source:
         program = MagicsRead(transform).visit(program)
+    names_in_texts.add(program, source)
     names = analyse(program, future_annotations=inherited)
     inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
     for name, modules in read_submodules(program, {name: each.value for name, each in inputs.items()}).items():

@@ -97,11 +97,60 @@ def test_defines_lists_what_the_cell_binds_in_order() -> None:
     assert taken("b = 1\nimport os.path\ndef a(): c = 1").defines == ("b", "os", "a")
 
 
+# Names in texts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "'x' in globals()",
+        "if 'x' not in locals():\n    x = 2",
+        "'x' in dir()",
+        "'x' in globals().keys()",
+        "globals()['x']",
+        "vars().get('x', 3)",
+        "get_ipython().user_ns['x']",
+        "eval('x + 1')",
+        "exec('y = [x for _ in range(2)]', globals())",
+        "def f():\n    return globals()['x'] if 'x' in globals() else 0",
+        "import __main__\n__main__.x",
+        "import __main__\nhasattr(__main__, 'x')",
+        "import __main__\n'x' in vars(__main__)",
+        "__import__('__main__').x",
+        "import sys\nsys.modules['__main__'].x",
+    ],
+)
+def test_a_name_that_is_read_by_a_text_travels(body: str) -> None:
+    (one,) = taken(body, {"x": 1}).inputs
+    assert (one.name, one.certain) == ("x", False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = 2\n'x' in globals()",
+        "def f(a):\n    return 'x' in vars(a) or 'x' in locals() or 'x' in dir()",
+        "class A:\n    y = 'x' in locals()",
+        "model.eval('x')",
+        "exec('x', {'x': 2})",
+        "eval('x +')",
+        "globals()['x'] = 2",
+        "'x' in 'globals()'",
+    ],
+)
+def test_a_text_that_is_no_read_of_the_notebooks_name_takes_nothing_along(body: str) -> None:
+    assert [each.name for each in taken(body, {"x": 1}).inputs] == []
+
+
+def test_a_deep_expression_beside_a_name_in_a_text_is_analysed() -> None:
+    assert taken("'x' in globals()\n" + "y" + " + 1" * 900, {"y": 1}).inputs[-1].name == "y"
+
+
 # --with
 
 
 def test_a_with_name_travels_though_the_cell_does_not_read_it() -> None:
-    (one,) = taken("eval('x')", {"x": 1}, with_names=["x"]).inputs
+    (one,) = taken("eval('x'.lower())", {"x": 1}, with_names=["x"]).inputs
     assert (one.name, one.line, one.certain, one.reason) == ("x", 0, True, "named by --with")
 
 
