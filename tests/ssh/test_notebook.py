@@ -128,14 +128,15 @@ def test_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, bed
 
 def test_an_interrupt_stops_ranks_of_all_hosts_in_a_collective(book: Notebook) -> None:
     book.start(
-        "%%distributed --strategy ddp\nimport time, torch, torch.distributed as dist\nprint('in', flush=True)\n"
-        "time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
+        "%%distributed --strategy ddp --keep mine\nimport time, torch, torch.distributed as dist\nmine = rank\n"
+        "dist.barrier()\nprint('in', flush=True)\ntime.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
     )
     book.until("in")
     book.interrupt()
     outcome = book.finish()
     assert outcome.ename == "KeyboardInterrupt", outcome.text
     assert_good(book)
+    assert book.ok("[mine[rank] for rank in range(4)]").result == "[0, 1, 2, 3]"
 
 
 def test_a_session_that_is_cut_ends_the_cell_with_the_hosts_name_and_leaves_nothing(book: Notebook, bed: Bed) -> None:
