@@ -167,11 +167,12 @@ class CellRunner:
         """Run the cell and return its value, or the exception that it raised."""
         try:
             with ExitStack() as parts:
-                whole = False
+                whole = True  # what comes before its own code is not undone
                 try:
                     self._move(CellStage.BEGINNING)
                     self._interrupts.end_if_stopping()
                     strategy = self._begin(parts, command, fds, module)
+                    whole = False
                     self._move(CellStage.RUNNING)
                     value: Any = None
                     if command.cell.script:

@@ -191,7 +191,7 @@ def test_a_misspelt_name_fails_on_the_ranks_as_it_would_in_the_notebook(book: No
 UNPICKLABLE = [
     ("guard = {'a': [(i for i in ())]}", "guard", "generator", "guard['a'][0]"),
     ("stream = (i for i in range(3))", "stream", "generator", ""),
-    ("class Box: pass\nbox = Box()\nbox.file = open('/dev/null')", "box", "TextIOWrapper", "box.file"),
+    ("class Box: pass\nbox = Box()\nbox.file = open('/dev/null', 'w')", "box", "TextIOWrapper", "box.file"),
     ("import socket\npair = socket.socketpair()", "pair", "socket", "pair[0]"),
     ("import sqlite3\nbase = sqlite3.connect(':memory:')", "base", "Connection", ""),
     (

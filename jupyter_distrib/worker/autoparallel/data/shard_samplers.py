@@ -123,10 +123,14 @@ def is_plain(loader: DataLoader[Any]) -> bool:
     return type(sampler) is SequentialSampler
 
 
-def count_passes_as_rank_0(samplers: Sequence[EpochSampler]) -> None:
+def shuffled() -> list[Any]:
+    """Return the data sets that were shuffled on this rank."""
+    return list(_passes)
+
+
+def count_passes_as_rank_0(sets: Sequence[Any], samplers: Sequence[EpochSampler]) -> None:
     """Give kept data sets and samplers rank 0's numbers of passes, since ranks that were stopped in different passes
     would read shares of different orders. Collective."""
-    sets = list(_passes)
     every = object_collectives.gather([[_passes[each] for each in sets], [each.epoch for each in samplers]])
     passes, epochs = every[0]
     if all(len(one[0]) == len(passes) and len(one[1]) == len(epochs) for one in every):

@@ -5,27 +5,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
-from jupyter_distrib.worker.autoparallel.data.shard_samplers import EpochSampler, count_passes_as_rank_0
+from jupyter_distrib.worker.autoparallel.data import shard_samplers
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import EpochSampler
 
-Kept: TypeAlias = Optimizer | LRScheduler | EpochSampler
-
-
-def kept_objects() -> list[Kept]:
-    """Return what the cell's names and kept values lead to, without what a failed cell has left in a library."""
-    found: list[Kept] = ownership.alive((Optimizer, LRScheduler, EpochSampler))
+def kept_objects() -> list[Any]:
+    """Return the optimizers, schedules, samplers and shuffled data sets to which the cell's names and kept values lead,
+    without what a failed cell has left in a library."""
+    found = [*ownership.alive((Optimizer, LRScheduler, EpochSampler)), *shard_samplers.shuffled()]
     return ownership.within_reach(found, [vars(sys.modules["__main__"]), payload.kept_values])
 
 
-def continue_schedules_and_passes(kept: Sequence[Kept], note: Callable[[str], None]) -> None:
+def continue_schedules_and_passes(kept: Sequence[Any], note: Callable[[str], None]) -> None:
     """Give schedules, with the settings of their optimizers, and shuffled loaders the positions of rank 0."""
-    count_passes_as_rank_0([each for each in kept if isinstance(each, EpochSampler)])
+    sets = {id(each) for each in shard_samplers.shuffled()}
+    shard_samplers.count_passes_as_rank_0(
+        [each for each in kept if id(each) in sets], [each for each in kept if isinstance(each, EpochSampler)]
+    )
     schedules = [each for each in kept if isinstance(each, LRScheduler)]
     every = object_collectives.gather([getattr(each, "last_epoch", 0) for each in schedules])
     if len({len(steps) for steps in every}) > 1:
