@@ -175,6 +175,71 @@ def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book:
     book.ok(SETUP)
 
 
+ODD_SCHEDULES = {
+    "state_dict raises on rank 0": (
+        (
+            "class Own(Exponential):\n    def state_dict(self):\n        if rank == 0: raise RuntimeError\n"
+            "        return super().state_dict()\nschedule = Own(optimizer, 0.5)"
+        ),
+        "the state of Own holds or raises a builtins.RuntimeError, which ranks cannot exchange",
+    ),
+    "load_state_dict raises": (
+        (
+            "class Own(Exponential):\n    def load_state_dict(self, state): raise RuntimeError('no')\n"
+            "schedule = Own(optimizer, 0.5)"
+        ),
+        "Own did not load the state of rank 0 (RuntimeError: no), and continues with its own",
+    ),
+    "last_epoch cannot be read on rank 1": (
+        (
+            "class Own(Exponential):\n    @property\n    def last_epoch(self):\n"
+            "        if getattr(self, 'broken', False): raise RuntimeError\n        return self.number\n"
+            "    @last_epoch.setter\n    def last_epoch(self, number): self.number = number\n"
+            "schedule = Own(optimizer, 0.5)\nschedule.broken = rank == 1"
+        ),
+        "the steps of Own differed",
+    ),
+    "no last_epoch": (
+        (
+            "class Own(Exponential):\n    def __init__(self, optimizer): self.optimizer = optimizer\n"
+            "    def step(self): self.optimizer.param_groups[0]['lr'] *= 0.5\nschedule = Own(optimizer)"
+        ),
+        "the steps of Own differed",
+    ),
+    "a setting that cannot be sent": (
+        "import threading\noptimizer.param_groups[0]['lock'] = threading.Lock()\nschedule = Exponential(optimizer, 0.5)",
+        "holds or raises a _thread.lock",
+    ),
+    "a rate that is a tensor": (
+        (
+            "optimizer.param_groups[0]['lr'] = rate = torch.tensor(0.5)\nschedule = Exponential(optimizer, 0.5)\n"
+            "assert optimizer.param_groups[0]['lr'] is rate"
+        ),
+        "the steps of ExponentialLR differed",
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", ODD_SCHEDULES)
+def test_cells_run_after_a_stop_between_the_steps_of_an_odd_schedule(book: Notebook, schedule: str) -> None:
+    made, said = ODD_SCHEDULES[schedule]
+    book.start(
+        f"{DDP}--keep optimizer,schedule\nimport time, torch\nfrom torch import nn\n"
+        "Exponential = torch.optim.lr_scheduler.ExponentialLR\n"
+        f"optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.5)\n{made}\n"
+        "if rank == 1:\n    try: schedule.step()\n    except RuntimeError: pass\n"
+        "print('ready')\nwhile True: time.sleep(0.01)"
+    )
+    book.until("[0-1] ready")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+
+    outcome = book.ok(f"{DDP}\nfloat(optimizer.param_groups[0]['lr'])")
+    assert said in outcome.text, outcome.text
+    if "cannot be read" not in schedule and "lock" not in said:
+        assert outcome.result == "ranks 0-1: 0.5"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "ddp, prepared", "fsdp"])
 def test_kept_schedules_and_epochs_go_on_alike_after_a_stop_between_two_epochs(book: Notebook, how: str) -> None:

@@ -82,9 +82,9 @@ def from_rank_0(own_value: Any) -> Any:
 def _text(value: Any, tensors: list[torch.Tensor]) -> str:
     try:
         return json.dumps(_encoded(value, tensors))
-    except TypeError as error:
+    except Exception as error:  # noqa: BLE001 - of the user's objects, and a value that holds itself; the others wait
         tensors.clear()
-        return json.dumps({"error": str(error)})
+        return json.dumps({"error": str(error) if type(error) is TypeError else type(error).__name__})
 
 
 def _encoded(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -81,6 +81,15 @@ def test_what_cannot_be_sent_is_an_error_on_every_rank(wire: Wire) -> None:
     assert not wire.sent
 
 
+def test_a_value_that_holds_itself_is_an_error_on_every_rank(wire: Wire) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    for rank in (0, 1):
+        wire.rank = rank
+        with pytest.raises(TypeError, match="RecursionError"):
+            object_collectives.from_rank_0(endless)
+
+
 def test_nothing_that_comes_is_unpickled(monkeypatch: pytest.MonkeyPatch, wire: Wire) -> None:
     evil = pickle.dumps(print)
     wire.sent = [torch.tensor([len(evil)]), torch.frombuffer(bytearray(evil), dtype=torch.uint8)]

@@ -299,7 +299,7 @@ class DataParallel:
         """Give kept optimizers, their schedules and shuffled loaders the state of rank 0, if an interrupt has stopped
         the ranks at different steps. Every rank takes part, even one without optimizers."""
         kept = rejoining.kept_objects()
-        self._rejoin_optimizers([each for each in kept if isinstance(each, Optimizer)])
+        self._rejoin_optimizers([each for each in kept if issubclass(type(each), Optimizer)])
         rejoining.continue_schedules_and_passes(kept, self._run.note)
 
     def _rejoin_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
