@@ -23,6 +23,8 @@ class CellState:
     attempt: int = 0
     """Number of times that the run was started again so far (`--max-restarts`, or with more ranks)."""
     max_restarts: int = 0
+    begun: bool = False
+    """Whether its own code has begun, so that its names are not the notebook's any more."""
     strategy: Any = None
     """The strategy of the run, until the cell's names are dropped."""
     reporter: Any = None

@@ -604,6 +604,20 @@ def test_names_in_texts_are_those_of_the_notebook(book: Notebook) -> None:
     assert "add --with spoken" in book.fails("%%distributed --ranks 2\nby_name('spoken')").text
 
 
+def test_a_cell_that_is_stopped_while_its_value_is_pickled_keeps_its_names(book: Notebook) -> None:
+    book.start(
+        "%%distributed --ranks 2 --keep mine\nimport fractions, time\nmine = rank\n"
+        "def slow(self):\n    print('ready')\n    while True: time.sleep(0.01)\n"
+        "slow.__code__ = slow.__code__.replace(co_filename=fractions.__file__)\n"
+        "type('Slow', (), {'__reduce__': slow})()"
+    )
+    book.until("[0-1] ready")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert book.ok("mine[1]").result == "1"
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "none"])
 def test_a_cell_that_is_stopped_says_what_it_has_changed_on_the_ranks_only(book: Notebook, strategy: str) -> None:
     model, losses = f"{strategy}_model", f"{strategy}_losses"

@@ -141,6 +141,7 @@ class InlineRun:
         try:
             with interrupts.allowed():
                 self._prepare(module)
+                identity.cell.begun = True
                 value = cell.execute(self.command.cell, module.__dict__)
                 return None if self.command.cell.script else value, None
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it

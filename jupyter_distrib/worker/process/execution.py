@@ -174,7 +174,7 @@ class CellRunner:
                     strategy = self._begin(parts, command, fds, module)
                     whole = False
                     self._move(CellStage.RUNNING)
-                    value: Any = None
+                    identity.cell.begun, value = True, None
                     if command.cell.script:
                         self._script(command.cell, module, strategy)
                     else:

@@ -55,8 +55,7 @@ def outcome(
         return returned, [] if fd is None else [fd]
     if stopped(error):
         frames = failure.frames_when_stopped(error)
-        begun = any(frame.filename == command.cell.filename for frame in frames)
-        kept = _keep(command, namespace) if begun else None
+        kept = _keep(command, namespace) if identity.cell.begun else None
         return m.Interrupted(run=run, rank=rank, frames=frames, at_s=time.monotonic(), kept=kept), []
     at_s = time.monotonic()
     groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
