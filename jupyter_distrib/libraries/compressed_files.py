@@ -10,6 +10,8 @@ from typing import Any
 
 from jupyter_distrib.libraries.library import Library
 
+_MODULES = "gzip", "bz2", "lzma"
+
 
 def _sent(file: Any) -> tuple[Any, ...]:
     if file.closed:
@@ -19,7 +21,11 @@ def _sent(file: Any) -> tuple[Any, ...]:
         name = getattr(inner, "name", None)
         path = os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else "the file"
         raise pickle.PicklingError(f"{path} is open for writing, and belongs to the notebook: open it in the cell")
-    return open_compressed, (type(file).__module__, inner, file.tell())
+    cls = type(file)
+    if cls.__module__ not in _MODULES:
+        base = next(each for each in cls.__mro__ if each.__module__ in _MODULES)
+        raise pickle.PicklingError(f"a rank opens files of {base.__module__}.{base.__qualname__} itself only")
+    return open_compressed, (cls.__module__, inner, file.tell())
 
 
 def open_compressed(module: str, inner: Any, position: int) -> Any:

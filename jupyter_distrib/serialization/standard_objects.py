@@ -138,6 +138,8 @@ def text_form(file: io.TextIOWrapper) -> Reduced:
         file.flush()
     elif file.writable():
         _written(file)
+    if not file.seekable():
+        raise pickle.PicklingError("it does not read a file with a path: read from it in an earlier cell")
     try:
         position = file.tell()
     except OSError:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import queue
 import subprocess
 import tarfile
@@ -93,6 +94,26 @@ def test_a_compressed_file_that_is_read_is_opened_again_at_its_place(
         text.read(4)
         assert kernel.run("(file.read(2), text.read(2))", file=file, text=text) == (b"34", "45")
         assert file.read(2) == b"34", "the notebook's own stays where it was"
+
+
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_a_reader_of_a_pipe_is_not_said_to_have_a_place(kernel: Kernel, mode: str) -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    with open(reading, mode) as file, pytest.raises(PayloadError, match="it does not read a file with a path"):
+        kernel.run("1", file=file)
+
+
+def test_a_compressed_file_of_a_class_of_the_notebook_is_refused(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "data.gz").write_bytes(gzip.compress(b"x"))
+    kernel.cell(f"""
+        import gzip
+        class Own(gzip.GzipFile): pass
+        file = Own({str(tmp_path / "data.gz")!r})
+    """)
+    with pytest.raises(PayloadError, match=r"a rank opens files of gzip\.GzipFile itself only"):
+        kernel.run("file.read()")
+    kernel.cell("file.close()")
 
 
 def test_readers_of_memory_come_with_what_they_read(kernel: Kernel) -> None:
