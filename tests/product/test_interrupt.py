@@ -330,7 +330,7 @@ def test_code_that_does_not_let_go_is_killed_and_the_next_cell_is_good(book: Not
     outcome = stop(book, f"%%distributed --ranks 2\n{HEAD}{STUBBORN[how]}")
 
     assert_stopped(outcome, KILL_S)
-    assert "did not stop and was replaced" in outcome.traceback
+    assert "did not stop and had to be replaced" in outcome.traceback
     assert book.cell(GOOD).result == "ranks 0-1: 2"
 
 

@@ -117,8 +117,8 @@ def _replaced(record: RunRecord, ended: m.Exited) -> str:
         if rank.exit is not None and not rank.exit.asked and ended.at_s - rank.exit.at_s < m.KILL_AFTER_S
     ]
     if not soon:
-        return "did not stop and was replaced"
-    return f"was ended, since {rank_list(soon)} {'was' if len(soon) == 1 else 'were'} lost"
+        return "did not stop and had to be replaced"
+    return f"had to end, since {rank_list(soon)} {'was' if len(soon) == 1 else 'were'} lost"
 
 
 # ---------------------------------------------------------------------------------------------------- what to raise
@@ -322,7 +322,7 @@ def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = Non
             story += ", while others were waiting for it" if story == _LEFT_EARLY and waited else ""
             groups.setdefault((story, own_traceback(record, rank)), []).append(rank.rank)
         elif rank.exit is not None and rank.exit.asked:
-            groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
+            groups.setdefault((" replaced: names kept there are gone", ""), []).append(rank.rank)
     stories = {_story(record, record.ranks[rank], has_root, source_of) for rank in shown}
     lines = []
     for (story, _), ranks in groups.items():
@@ -345,9 +345,9 @@ def _story(record: RunRecord, rank: RankRecord, has_root: bool, source_of: Sourc
     if rank.exit is not None and not (rank.exit.asked and rank.returned):
         where = _where(rank.stopped_at, source_of)
         if rank.exit.reason:
-            return " had not finished: names kept on it are gone"
+            return " had not finished: names kept there are gone"
         if rank.exit.asked:
-            ended = f" {_replaced(record, rank.exit)}: names kept on it are gone"
+            ended = f" {_replaced(record, rank.exit)}: names kept there are gone"
             return ended + (f" (was at {where})" if where else "")
         return f" {describe_exit(rank.exit)}"
     if rank.state == "interrupted":

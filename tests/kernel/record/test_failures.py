@@ -517,7 +517,7 @@ def test_a_stop_says_where_each_group_of_ranks_was() -> None:
     assert rendered(exception).splitlines() == [
         "KeyboardInterrupt: Stopped by you after 41 s.",
         "Ranks 0-1: Cell In[5], line 8, in train: dist.all_reduce(t)",
-        "Rank 2 did not stop and was replaced: names kept on it are gone",
+        "Rank 2 did not stop and had to be replaced: names kept there are gone",
         "Rank 3 had finished",
         "Rank 4: Cell In[5], line 2: import utils",
     ]
@@ -527,8 +527,8 @@ def test_a_stop_says_where_each_group_of_ranks_was() -> None:
 @pytest.mark.parametrize(
     ("ended_s", "told"),
     [
-        (2.08, "Rank 0 was ended, since rank 1 was lost: names kept on it are gone"),
-        (4.5, "Rank 0 did not stop and was replaced: names kept on it are gone"),
+        (2.08, "Rank 0 had to end, since rank 1 was lost: names kept there are gone"),
+        (4.5, "Rank 0 did not stop and had to be replaced: names kept there are gone"),
     ],
 )
 def test_a_rank_that_had_no_time_to_stop_is_not_blamed_for_it(ended_s: float, told: str) -> None:
