@@ -27,7 +27,7 @@ import traceback
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from operator import is_
+from operator import itemgetter
 from typing import Any, NoReturn
 
 from jupyter_distrib.system import file_owner, open_files, process
@@ -49,7 +49,7 @@ _OBSERVERS: tuple[tuple[Callable[[], object], Callable[[Any], None]], ...] = (
     (threading.gettrace, threading.settrace),
     (threading.getprofile, threading.setprofile),
 )
-_all, _map, _callable = all, map, callable
+_KeyError, _callable = KeyError, callable
 _STREAMS = "standard input", "standard output", "standard error"
 
 
@@ -97,8 +97,12 @@ class Repair:
 
     def python(self) -> None:
         """Repair Python's modules, which all that follows uses, also in a process that the cell has forked."""
-        for namespace, names, values in self._functions:
-            if not _all(_map(is_, _map(namespace.get, names), values)):
+        for namespace, names, values, get in self._functions:
+            try:
+                whole = get(namespace) == values
+            except _KeyError:
+                whole = False
+            if not whole:
                 _restore_functions(namespace, names, values)
         if sys.getrecursionlimit() < self._recursion:
             sys.setrecursionlimit(self._recursion)
@@ -163,12 +167,15 @@ class Repair:
         os._exit(1)
 
 
-def _functions_of(module: types.ModuleType) -> tuple[dict[str, object], list[str], list[object]]:
+def _functions_of(
+    module: types.ModuleType,
+) -> tuple[dict[str, object], tuple[str, ...], tuple[object, ...], Callable[[dict[str, object]], object]]:
+    """Return a module's names, those of functions and classes, these, and what gets them in ten nanoseconds each."""
     functions = {name: value for name, value in vars(module).items() if callable(value)}
-    return vars(module), list(functions), list(functions.values())
+    return vars(module), (*functions,), (*functions.values(),), itemgetter(*functions)
 
 
-def _restore_functions(namespace: dict[str, object], names: list[str], values: list[object]) -> None:
+def _restore_functions(namespace: dict[str, object], names: tuple[str, ...], values: tuple[object, ...]) -> None:
     at = -1
     for name in names:
         at += 1
