@@ -476,6 +476,58 @@ def test_a_hook_that_a_cell_left_on_a_kept_value_keeps_its_globals(book: Noteboo
     assert book.ok(ON_TWO + "hooks[0](2)").result == "ranks 0-1: 6"
 
 
+@pytest.mark.parametrize(
+    ("changes", "cell", "expected"),
+    [
+        (["def helper(x): return x * factor * 10"], "kept.go(1)", "20"),
+        (["factor = 5"], "kept.go(1)", "5"),
+        (["factor = 5"], "uses()", "5"),
+        (["factor = 5", "%%distributed --ranks 1\nkept.go(1)", "factor = 2"], "kept.go(1)", "2"),
+        (["%%distributed --ranks 1 --keep kept\nkept.go(1)", "factor = 5"], "kept.go(1)", "5"),
+        ([], "def helper(x): return x * 100\nkept.go(1)", "100"),
+        (["%%distributed --ranks 1\nfactor = 9\nkept.go(1)"], "kept.go(1)", "2"),
+        ([], "kept.go(1)", "2"),
+    ],
+)
+def test_the_class_of_a_kept_value_uses_what_the_notebook_has_defined_anew(
+    book: Notebook, changes: list[str], cell: str, expected: str
+) -> None:
+    book.ok(
+        "factor = 2\ndef helper(x): return x * factor\nclass Part:\n    def go(self, x): return helper(x)\n"
+        "def uses(): return kept.go(1)"
+    )
+    book.ok("%%distributed --ranks 1 --keep kept\nkept = Part()\nkept.made = 1")
+    for change in changes:
+        book.ok(change)
+
+    assert book.ok(f"%%distributed --ranks 1\n{cell}").result == f"rank 0: {expected}"
+    assert book.ok("%%distributed --ranks 1\nkept.made, type(kept) is Part").result == "rank 0: (1, True)"
+
+
+def test_a_global_of_a_kept_value_that_cannot_be_sent_leaves_it_as_it_was(book: Notebook) -> None:
+    book.ok("tool = 2\nclass Part:\n    def go(self): return tool")
+    book.ok("%%distributed --ranks 1 --keep kept\nkept = Part()")
+    book.ok("tool = open('text', 'w')")
+
+    outcome = book.ok("%%distributed --ranks 1\nkept.go()")
+
+    assert outcome.result == "rank 0: 2"
+    assert "`kept` goes on with the `tool` that it was kept with" in outcome.view
+
+
+def test_a_kept_value_whose_class_uses_names_of_its_cell_says_that_it_goes_on_with_them(book: Notebook) -> None:
+    book.ok("factor = 2\nclass Part:\n    def go(self): return factor + own")
+    body = "import os\nown = 1\nkept = Part()\nkept.go()"
+    assert book.ok(f"%%distributed --ranks 1 --keep kept\n{body}").result == "rank 0: 3"
+    assert "goes on with" not in book.ok("%%distributed --ranks 1\nimport os\nkept.go()").view
+    book.ok("factor = 5")
+
+    outcome = book.ok("%%distributed --ranks 1\nkept.go()")
+
+    assert outcome.result == "rank 0: 3"
+    assert "`kept` goes on with the `factor` that it was kept with" in outcome.view
+
+
 def test_what_a_cell_leaves_behind_is_dropped_although_something_else_is_kept(book: Notebook) -> None:
     body = """
 import sys, weakref

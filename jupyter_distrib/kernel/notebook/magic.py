@@ -26,7 +26,7 @@ from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, e
 from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView, show_detached
 from jupyter_distrib.kernel.session import handles as handles_module
-from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session import kept_classes, session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.program import Program
@@ -232,6 +232,10 @@ class CellMagics(Magics):
     ) -> Run:
         notebook, keep = self.shell.user_ns, options.given.keep
         packed_inputs = self._pack(current, captured, options)
+        if handles := kept_classes.used(captured, packed_inputs, notebook):
+            packed_inputs, told = self._with_classes(current, captured, options, packed_inputs, handles)
+            notes = [*notes, *told]
+        classes = kept_classes.after(captured, packed_inputs, handles, notebook, keep) if keep else None
         if keep and ((unknown := handles_module.explain_unknown(keep, captured, packed_inputs, notebook)) is not None):
             raise unknown
         source = captured.cell.source
@@ -239,7 +243,7 @@ class CellMagics(Magics):
             options=options,
             label=label or captured.cell.filename,
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
-            on_ended=self._taking_over(current, captured, options.given),
+            on_ended=self._taking_over(current, captured, options.given, classes),
             cell=self._cell(current, captured, packed_inputs),
             inputs=packed_inputs.packed,
             uses=packed_inputs.uses(source),
@@ -255,6 +259,22 @@ class CellMagics(Magics):
         run = current.submit(request, here=not submitted) if concurrent else current.start(request)
         run.program = current.setups.before(Program.of(captured.cell, captured.inputs, options))
         return run
+
+    def _with_classes(
+        self,
+        current: Session,
+        captured: Captured,
+        options: CellOptions,
+        packed_inputs: inputs.PackedInputs,
+        handles: Sequence[RankValue],
+    ) -> tuple[inputs.PackedInputs, list[str]]:
+        """Return the inputs with the classes of kept values that use something else by now, and a sentence on each
+        value whose class is not sent."""
+        more, told, otherwise = kept_classes.to_send(captured, handles, self.shell.user_ns)
+        if more is None:
+            return packed_inputs, told
+        packed = self._pack(current, replace(captured, inputs=(*captured.inputs, more)), options)
+        return (packed, told) if more.name in packed.values else (packed_inputs, [*told, *otherwise])
 
     def _pack(self, current: Session, captured: Captured, options: CellOptions) -> inputs.PackedInputs:
         notebook = self.shell.user_ns
@@ -274,7 +294,13 @@ class CellMagics(Magics):
         absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
         return replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell
 
-    def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[[Run], None]:
+    def _taking_over(
+        self,
+        current: Session,
+        captured: Captured,
+        options: Options,
+        classes: kept_classes.KeptClasses | None,
+    ) -> Callable[[Run], None]:
         """Return a function that binds handles to a run's kept values in the notebook, and records the names that were
         not kept.
 
@@ -294,6 +320,7 @@ class CellMagics(Magics):
                     continue  # a rank may end its part while its GPU still waits for the one that has failed
                 if not options.detach or notebook.get(name) is before[name]:
                     handles_module.bind(notebook, name, handle)
+                    handle.classes = classes
             handles_module.note_stopped(run, handles)
             for name in defines:
                 if name in notebook:

@@ -168,6 +168,8 @@ class RankValue:
         """The ranks whose copy is lost."""
         self.replaced: tuple[weakref.ref[Any], ...] = ()
         """The notebook's own value of this name before the handle, and the parameters of a model."""
+        self.classes: Any = None
+        """The notebook's classes that the value may have, as `KeptClasses`; None if there are none."""
         self._pool = pool
         self._since = since
         self._fetch = fetch
@@ -257,7 +259,7 @@ class RankValue:
 
 
 _ATTRIBUTES = """
-    name key group ranks type_names size_bytes sharded lost replaced _pool _since _fetch
+    name key group ranks type_names size_bytes sharded lost replaced classes _pool _since _fetch
 """
 """The attributes of handles; other assignments are meant for the value."""
 
