@@ -14,6 +14,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +25,7 @@ from jupyter_distrib.serialization import definitions, exception_form, mapped_fi
 from jupyter_distrib.serialization.identities import Identities
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import file_owner, private_torch
+from jupyter_distrib.system.importable import is_only_here
 
 IN_BAND_BYTES = 4096
 """Largest buffer to put into the pickle stream: this is cheaper, and a small tensor keeps no large mapping alive."""
@@ -155,6 +157,32 @@ def _standard_stream(stream: object) -> Any:
     raise pickle.PicklingError("an open file cannot leave its process")
 
 
+_OF_MODULES = types.ModuleType, type, types.FunctionType
+
+
+class ModulesByValue(AbstractContextManager["ModulesByValue"]):
+    """Modules that exist in the kernel only: while it pickles, cloudpickle sends them and what they define by value."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, types.ModuleType | None] = {}
+
+    def look_at(self, obj: Any) -> None:
+        """Let a module, or the module of a function or class, be sent by value if ranks cannot import it."""
+        name = obj.__name__ if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
+        if type(name) is not str or name in self._seen:
+            return
+        self._seen[name] = None
+        module = sys.modules.get(name)
+        if module is not None and name not in cloudpickle.list_registry_pickle_by_value() and is_only_here(name):
+            cloudpickle.register_pickle_by_value(module)
+            self._seen[name] = module
+
+    def __exit__(self, *_: object) -> None:
+        for module in filter(None, self._seen.values()):
+            cloudpickle.unregister_pickle_by_value(module)
+        self._seen.clear()
+
+
 class InputPickler(_Pickler):
     """The kernel's pickler. Functions of the notebook use the run's namespace as their globals."""
 
@@ -195,11 +223,18 @@ class InputPickler(_Pickler):
         """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
         self._forms = known.sent_forms()
         self._of_libraries = tuple(self._forms)
+        self._by_value = ModulesByValue()
+
+    def dump(self, obj: object) -> None:
+        with self._by_value:
+            super().dump(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
             self.name = obj.name
             return NotImplemented
+        if issubclass(type(obj), _OF_MODULES):
+            self._by_value.look_at(obj)
         if obj is os.environ:
             return getattr, (os, "environ")
         if type(obj) is weakref.ref:

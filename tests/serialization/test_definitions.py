@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import cloudpickle
 import pytest
 from cloudpickle.cloudpickle import Pickler
 
@@ -611,3 +612,55 @@ local.y = 6
 """)
     told = kernel.run("local.x, local.y, local.kind, library.positive(-3), library.note, python.Py_IsInitialized()")
     assert told == (5, 6, "own", 3, "mine", 1)
+
+
+@pytest.fixture
+def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module in a folder in which nothing is looked for. It is not loaded."""
+    file = tmp_path / "only_here.py"
+    file.write_text(
+        "import math\nBASE = 5\ndef add(x): return math.floor(x) + BASE\n"
+        "class Part:\n    v = 7\n    def add(self, x): return add(x) + self.v\n"
+    )
+    monkeypatch.setitem(sys.modules, "only_here", types.ModuleType("only_here"))
+    return file
+
+
+LOAD = """
+import importlib.machinery, importlib.util, pathlib, sys, types
+spec = importlib.util.spec_from_file_location("only_here", {file!r})
+"""
+BY_SPEC = "module = sys.modules['only_here'] = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)"
+BY_LOADER = "module = importlib.machinery.SourceFileLoader('only_here', {file!r}).load_module()"
+BY_HAND = """
+module = sys.modules["only_here"] = types.ModuleType("only_here")
+exec(compile(pathlib.Path({file!r}).read_text(), "only_here", "exec"), vars(module))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
+@pytest.mark.parametrize("how", [BY_SPEC, BY_LOADER, BY_HAND])
+def test_a_module_that_only_the_notebook_has_arrives_with_what_it_defines(
+    kernel: Kernel, module_file: Path, how: str
+) -> None:
+    kernel.cell((LOAD + how).format(file=str(module_file)))
+    kernel.cell("part, function = module.Part(), module.add\nmodule.BASE = 50")
+
+    assert kernel.run("module.add(1), part.add(1), function(1), module.BASE, type(part) is module.Part") == (
+        *(51, 58, 51, 50),
+        True,
+    )
+    assert kernel.run("part").__class__ is kernel["module"].Part
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_a_module_that_an_import_finds_is_sent_by_its_name(
+    kernel: Kernel, module_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(module_file.parent)
+    monkeypatch.delitem(sys.modules, "only_here")
+    kernel.cell("import only_here, math")
+
+    packed = payload.pack_inputs({"only_here": kernel["only_here"], "math": kernel["math"]}, kernel.namespace)
+
+    assert b"floor" not in packed.data

@@ -23,6 +23,7 @@ from typing import Any
 from jupyter_distrib.kernel.capture.capture import Input, reachable
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.importable import is_only_here
 
 _NOT_ON_RANKS = frozenset(
     {"IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets", "google", "jupyter_distrib"}
@@ -98,7 +99,7 @@ class ModuleChanges:
             setups: The sources of the set-ups, in which changes hold on the ranks.
         """
         self._look_at_cells(namespace)
-        touched = self._touched(source, inputs, namespace)
+        touched = {each for each in self._touched(source, inputs, namespace) if not is_only_here(each)}
         if not touched:
             return []
         new = [each for each in self._found.values() if self._matters(each, touched, namespace)]
