@@ -17,6 +17,7 @@ Raises `PayloadError` when it is imported with a cloudpickle that lacks one of t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import pickle
@@ -240,10 +241,59 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)  # noqa: SLF001
     if known is not None:
         return known
-    cls = make(*arguments)
-    cls.__qualname__ = name
+    with _keywords_not_needed(arguments):
+        cls = make(*arguments)
+    type.__setattr__(cls, "__qualname__", name)
     _unfinished.add(cls)
     return cls
+
+
+@contextlib.contextmanager
+def _keywords_not_needed(arguments: tuple[Any, ...]) -> Iterator[None]:
+    """Replace the methods of the user's metaclass and bases that take keywords of a `class` statement, which are not
+    known here. What they have done to the class comes with its attributes."""
+    hidden: list[tuple[type, str, object]] = []
+    if isinstance(arguments[0], type):
+        metaclass, _, bases, *_ = arguments
+        known = [(metaclass, name) for name in ("__prepare__", "__new__", "__init__")]
+    else:  # an `Enum`, which has no other metaclass
+        bases, known = arguments[0], []
+    known += [(base, "__init_subclass__") for base in types.resolve_bases(bases)]
+    try:
+        for origin, name in known:
+            for cls in origin.__mro__:
+                method = vars(cls).get(name)
+                if _takes_keywords(method, _POSITIONAL[name]) and not is_importable(cls):
+                    hidden.append((cls, name, method))
+                    type.__setattr__(cls, name, _without_keywords(cls, name))
+        yield
+    finally:
+        for cls, name, method in hidden:
+            type.__setattr__(cls, name, method)
+
+
+_POSITIONAL = {"__prepare__": 3, "__new__": 4, "__init__": 4, "__init_subclass__": 1}
+"""The number of arguments that Python itself gives to these methods."""
+
+
+def _takes_keywords(method: object, positional: int) -> bool:
+    function = getattr(method, "__func__", method)
+    if not isinstance(function, types.FunctionType):
+        return False
+    code = function.__code__
+    return code.co_argcount > positional or code.co_kwonlyargcount > 0
+
+
+def _without_keywords(owner: type, name: str) -> object:
+    """Return a method in place of one that takes keywords: the next one in line, without them."""
+
+    def call(cls: Any, *arguments: Any, **_: Any) -> Any:
+        following = getattr(super(owner, cls), name)
+        return following(cls, *arguments) if name == "__new__" else following(*arguments)
+
+    if name == "__init__":
+        return call
+    return staticmethod(call) if name == "__new__" else classmethod(call)
 
 
 def _finish_received_class(cls: type, state: tuple[dict[str, Any], dict[str, Any]]) -> None:

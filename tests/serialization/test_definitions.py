@@ -413,6 +413,68 @@ def test_init_subclass_of_a_notebook_class_is_not_run_again_for_what_is_known(ke
     assert kernel["Base"].seen == ["Sub"]
 
 
+def test_a_class_made_with_keywords_arrives_without_its_base_being_asked_again(kernel: Kernel) -> None:
+    kernel.cell("""
+        import abc, typing
+        T = typing.TypeVar("T")
+        registry = []
+        class Outer:
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                registry.append(("outer", cls.__name__))
+        class Base(Outer, typing.Generic[T]):
+            def __init_subclass__(cls, key=None, **options):
+                super().__init_subclass__(**options)
+                registry.append((cls.__name__, key))
+                cls.key = key
+        class Strict(Base):
+            def __init_subclass__(cls, *, need, **options):
+                super().__init_subclass__(**options)
+                registry.append((cls.__name__, need))
+        class Sub(Base[int], key="s"): pass
+        class SubStrict(Strict, need=3): pass
+        seen = list(registry)
+    """)
+    asked = "[each for each in registry if each[0] != 'outer'] == [each for each in seen if each[0] != 'outer']"
+    assert kernel.run(f"Sub.key, SubStrict.key, {asked}, Sub.__orig_bases__ == (Base[int],)") == ("s", None, True, True)
+    assert kernel.run("class New(Base, key='n'): pass\n(New.key, registry[-1])") == ("n", ("New", "n"))
+    assert kernel.run("class New(Base, key='n'): pass\nNew()").key == "n"
+    assert ("New", None) not in kernel["registry"]
+    assert "__init_subclass__" in vars(kernel["Base"])
+
+
+def test_a_class_whose_metaclass_takes_keywords_arrives(kernel: Kernel) -> None:
+    kernel.cell("""
+        import abc
+        made = []
+        class Both(type):
+            def __new__(cls, name, bases, names, tag):
+                made.append(name)
+                return super().__new__(cls, name, bases, names | {"tag": tag})
+            def __init__(self, name, bases, names, tag): super().__init__(name, bases, names)
+        class Abstract(abc.ABCMeta):
+            def __new__(cls, name, bases, names, *, tag): return super().__new__(cls, name, bases, names)
+            def __init__(self, name, bases, names, *, tag): self.tag = tag
+        class Prepared(type):
+            @classmethod
+            def __prepare__(cls, name, bases, *, tag): return {"tag": tag}
+            def __new__(cls, name, bases, names, **options): return super().__new__(cls, name, bases, dict(names))
+            def __init__(self, name, bases, names, **options): super().__init__(name, bases, names)
+        class One(metaclass=Both, tag=1): pass
+        class Two(metaclass=Abstract, tag=2):
+            @abc.abstractmethod
+            def go(self): pass
+        class Three(Two, tag=3):
+            def go(self): return 4
+        class Four(metaclass=Prepared, tag=4): pass
+        three = Three()
+    """)
+    assert kernel.run("One.tag, Two.tag, three.tag, three.go(), Four.tag, made") == (1, 2, 3, 4, 4, ["One"])
+    assert kernel.run("isinstance(three, Two), type(One) is Both, Two.__abstractmethods__") == (True, True, {"go"})
+    made = kernel.run("class Five(metaclass=Both, tag=5): pass\nFive()")
+    assert (made.tag, kernel["made"]) == (5, ["One"])
+
+
 def test_a_value_of_a_detached_run_can_be_read_by_a_kernel_that_never_knew_its_classes(kernel: Kernel) -> None:
     kernel.cell("""
         import enum
