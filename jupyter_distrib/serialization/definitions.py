@@ -156,7 +156,7 @@ def parameter_form(parameter: Any) -> Reduced | str:
 def with_own_bases(obj: Any, reduced: Reduced) -> Reduced:
     """Return the form of a class with the bases from which it can be made: a `TypedDict` is given `dict` by its
     metaclass, which refuses it from others. Other objects keep their form."""
-    if not isinstance(obj, type) or not hasattr(obj, "__total__") or obj.__bases__ != (dict,):
+    if not isinstance(obj, type) or "__total__" not in vars(obj) or obj.__bases__ != (dict,):
         return reduced
     make, (metaclass, name, _, *others), *rest = reduced
     return make, (metaclass, name, (), *others), *rest

@@ -36,6 +36,21 @@ def test_a_name_that_the_notebook_has_put_among_the_builtins_is_told_with_its_re
     assert "builtin" not in book.fails(ON_TWO + "missing").traceback
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "@property\n    def __class__(self): raise RuntimeError('no class')",
+        "def __getattribute__(self, name): raise RuntimeError(name)",
+    ],
+)
+def test_a_value_that_answers_by_an_error_is_named(book: Notebook, body: str) -> None:
+    book.ok(f"class Part:\n    {body}\npart = Part()")
+    outcome = book.fails(f"{ON_TWO}part")
+    assert outcome.ename == "PayloadError"
+    assert "`part` (used on line 2) is a Part, which cannot be sent to the ranks" in outcome.evalue
+    book.ok("del part")
+
+
 @pytest.mark.parametrize("call", ["reads()", "evaluates()"])
 def test_a_name_that_a_function_reads_in_a_string_is_told_with_what_to_add(book: Notebook, call: str) -> None:
     book.ok(

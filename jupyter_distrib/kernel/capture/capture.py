@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture import names_in_texts
@@ -279,7 +280,7 @@ def _looked_up(definition: FunctionType | type) -> Iterator[str]:
 
 def read_submodules(program: ast.AST, values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     """Return the loaded modules inside each value's module that the program reads, by the value's name."""
-    modules = {name: value for name, value in values.items() if isinstance(value, ModuleType)}
+    modules: dict[str, Any] = {name: value for name, value in values.items() if issubclass(type(value), ModuleType)}
     if not modules:
         return {}
     found: dict[str, dict[str, None]] = {}
