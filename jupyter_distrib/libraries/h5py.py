@@ -45,4 +45,10 @@ def part_of(file: Any, name: str) -> Any:
     return file[name]
 
 
-H5PY = Library(modules=("h5py",), sent={"h5py:File": _file, "h5py:Group": _part, "h5py:Dataset": _part})
+H5PY = Library(
+    modules=("h5py",),
+    sent={"h5py:File": _file, "h5py:Group": _part, "h5py:Dataset": _part},
+    stays={
+        "h5py:AttributeManager": "it belongs to an open file: send the file, or take dict(x.attrs) in a cell before"
+    },
+)

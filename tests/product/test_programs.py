@@ -241,6 +241,8 @@ def test_files_of_libraries_that_are_open_for_reading_are_opened_again(book: Not
         (folder / f"{library}.py").write_text(_FILES)
     with (folder / "lmdb.py").open("a") as file:
         file.write("open = Environment\n")
+    with (folder / "h5py.py").open("a") as file:
+        file.write("File.driver = 'sec2'\nclass AttributeManager: pass\n")
     (tmp_path / "data").write_text("numbers ")
     (tmp_path / "data.mdb").write_text("first")
     book.ok(f"import sys; sys.path.append({str(folder)!r})")
@@ -276,6 +278,8 @@ lazy["x"]
     book.ok(f"written, changed = h5py.File({str(tmp_path / 'data')!r}, 'r+'), lmdb.Environment({str(other)!r})")
     assert "open it with mode 'r', or in the cell" in book.fails("%%distributed --ranks 1\nwritten").evalue
     assert "open it with readonly=True, or in the cell" in book.fails("%%distributed --ranks 1\nchanged").evalue
+    book.ok("attributes = h5py.AttributeManager()")
+    assert "take dict(x.attrs)" in book.fails("%%distributed --ranks 1\nattributes").evalue
 
 
 # ---------------------------------------------------------------------------------------------- refused, with advice
