@@ -6,7 +6,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -184,13 +184,30 @@ def shared_states() -> list[tuple[str, str]]:
 _Form = Callable[[Any], tuple[Any, ...]]
 
 
-def sent_forms() -> dict[type, _Form]:
-    """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank."""
-    modules, found = sys.modules, dict[type, _Form]()
+def sent_forms() -> Mapping[type, _Form]:
+    """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank. Made anew
+    when one of these modules is loaded: each pickle asks for it, and the size of each name is that of a pickle."""
+    global _made
+    loaded = tuple(map(sys.modules.get, _modules()))
+    if _made is not None and _made[0] == loaded:
+        return _made[1]
+    modules, found, is_whole = sys.modules, dict[type, _Form](), True
     for module, name, form in _forms():
-        if module in modules and isinstance(cls := getattr(modules[module], name, None), type):
-            found[cls] = form
+        if module in modules:
+            if isinstance(cls := getattr(modules[module], name, None), type):
+                found[cls] = form
+            is_whole = is_whole and not getattr(getattr(modules[module], "__spec__", None), "_initializing", False)
+    _made = (loaded, found) if is_whole else None
     return found
+
+
+_made: tuple[tuple[ModuleType | None, ...], Mapping[type, _Form]] | None = None
+"""The modules for which these functions were last looked up, and the functions."""
+
+
+@cache
+def _modules() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for module, _, _ in _forms()))
 
 
 @cache

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+
+import pytest
 
 from jupyter_distrib.libraries import known, library
 
@@ -60,3 +63,19 @@ def test_blocks_are_those_that_a_model_declares() -> None:
 
 def test_a_rank_without_an_accelerator_says_so_to_them() -> None:
     assert known.cpu_environment() == {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+
+
+def test_what_is_sent_of_a_library_is_known_once_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("lmdb")
+    monkeypatch.delitem(sys.modules, "lmdb", raising=False)
+    before = known.sent_forms()
+    assert known.sent_forms() is before
+    monkeypatch.setitem(sys.modules, "lmdb", module)
+    module.__spec__ = ModuleSpec("lmdb", None)
+    module.__spec__._initializing = True  # type: ignore[attr-defined]  # another thread imports it
+    assert set(known.sent_forms()) == set(before)
+    module.Environment = type("Environment", (), {})  # type: ignore[attr-defined]
+    module.__spec__._initializing = False  # type: ignore[attr-defined]
+    assert set(known.sent_forms()) == {*before, module.Environment}
+    monkeypatch.setitem(sys.modules, "lmdb", ModuleType("lmdb"))
+    assert set(known.sent_forms()) == set(before)
