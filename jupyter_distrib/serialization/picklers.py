@@ -45,7 +45,8 @@ _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
 """The class `io.TextIOBase` without the slow check of an abstract class."""
 
 
-_WEAK = weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet
+_WEAK_CONTAINERS = weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet
+_WEAK = weakref.ref, *_WEAK_CONTAINERS
 
 
 class Name:
@@ -221,8 +222,8 @@ class InputPickler(_Pickler):
         """Name of the last input reached."""
         self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
         """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
-        self._forms = known.sent_forms()
-        self._of_libraries = tuple(self._forms)
+        self._forms: Mapping[type, Callable[[Any], Any]] = {**known.sent_forms(), **dict.fromkeys(_WEAK, _weak_form)}
+        self._form_by_class: dict[type, Callable[[Any], Any] | None] = {}
         self._by_value = ModulesByValue()
 
     def dump(self, obj: object) -> None:
@@ -237,28 +238,15 @@ class InputPickler(_Pickler):
             self._by_value.look_at(obj)
         if obj is os.environ:
             return getattr, (os, "environ")
-        if type(obj) is weakref.ref:
-            return new_reference, (obj(),)
-        if type(obj) is weakref.WeakMethod:
-            return new_method_reference, (obj(),)
-        if type(obj) in _WEAK:
-            return (
-                new_weak,
-                (type(obj),),
-                list(obj) if type(obj) is weakref.WeakSet else dict(obj),
-                None,
-                None,
-                fill_weak,
-            )
         if issubclass(type(obj), BaseException) and (form := exception_form.sent_form(obj)) is not None:
             return form
         if self._shared and (place := self._shared.get(id(obj))) is not None:
             return definitions.shared_value, place
         if type(obj) is self._memmap:
             return self._mapped(obj)
-        if self._of_libraries and issubclass(type(obj), self._of_libraries):
+        if (of_library := self._form_of(type(obj))) is not None:
             self.last = obj
-            return next(form for cls, form in self._forms.items() if isinstance(obj, cls))(obj)
+            return of_library(obj)
         if (form := super().reducer_override(obj)) is not NotImplemented:
             return form
         if (form := standard_objects.of_base(obj, self.dispatch_table)) is not NotImplemented:
@@ -267,6 +255,15 @@ class InputPickler(_Pickler):
             return definitions.cell_form(obj, self._identities.sent)
         form = standard_objects.with_getattr(obj, self.dispatch_table)
         return self._with_identities(obj, form) if self._is_users(type(obj)) else form
+
+    def _form_of(self, cls: type) -> Callable[[Any], Any] | None:
+        """Return what reduces instances of a class of a known library, or of weak references; None if nothing does."""
+        try:
+            return self._form_by_class[cls]
+        except KeyError:
+            found = next((self._forms[base] for base in cls.__mro__ if base in self._forms), None)
+            self._form_by_class[cls] = found
+            return found
 
     def text(self, stream: Any) -> Any:
         is_file = type(stream) is io.TextIOWrapper and stream not in (sys.stdout, sys.stderr)
@@ -319,17 +316,35 @@ class InputPickler(_Pickler):
         return definitions.dispatch_form(function, sent=True)
 
 
-def new_weak(cls: type) -> Any:
-    return cls()
+def _weak_form(obj: Any) -> Any:
+    """Return the form of a weak reference or container, also of a derived class, with the attributes that it has beside
+    its content; NotImplemented for one that pickles itself."""
+    cls: Any = type(obj)
+    if cls is weakref.WeakMethod:
+        return new_method_reference, (obj(),)
+    base: Any = next(each for each in _WEAK if issubclass(cls, each))
+    if cls is not base and (cls.__reduce__ is not base.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__):
+        return NotImplemented
+    if base is weakref.ref:
+        return new_reference, (obj(), cls), getattr(obj, "__dict__", None) or None
+    members = list(obj) if base is weakref.WeakSet else dict(base.items(obj))
+    own = {name: value for name, value in vars(obj).items() if name not in vars(base())}
+    return new_weak, (cls, base), (members, own), None, None, fill_weak
 
 
-def new_reference(target: Any) -> Any:
+def new_weak(cls: Any, base: Any) -> Any:
+    made = cls.__new__(cls)
+    base.__init__(made)
+    return made
+
+
+def new_reference(target: Any, cls: Any = weakref.ref) -> Any:
     """Return a weak reference to an object, which the run's namespace keeps; a dead one for None."""
     if target is None:
-        return weakref.ref(set())
+        return weakref.ref.__new__(cls, set())
     held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
     held.append(target)
-    return weakref.ref(target)
+    return weakref.ref.__new__(cls, target)
 
 
 def new_method_reference(method: Any) -> Any:
@@ -340,9 +355,12 @@ def new_method_reference(method: Any) -> Any:
     return weakref.WeakMethod(method)
 
 
-def fill_weak(container: Any, members: Any) -> None:
+def fill_weak(container: Any, state: tuple[Any, dict[str, object]]) -> None:
     """Fill a container that does not keep its members alive. The run's namespace does, as the notebook did."""
-    container.update(members)
+    members, own = state
+    base = next(each for each in _WEAK_CONTAINERS if isinstance(container, each))
+    base.update(container, members)
+    vars(container).update(own)
     held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
     held.append(members)
 

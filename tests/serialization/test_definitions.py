@@ -649,6 +649,42 @@ live, dead = weakref.ref(part), weakref.ref(Part())
     assert kernel.run("(live() is part, dead(), type(alone()).__name__)") == (True, None, "Part")
 
 
+def test_classes_derived_from_weak_references_and_containers_arrive_with_their_attributes(kernel: Kernel) -> None:
+    kernel.cell("""
+import weakref
+class Part: pass
+class Ref(weakref.ref):
+    def __new__(cls, part, tag): return super().__new__(cls, part)
+    def __init__(self, part, tag):
+        super().__init__(part)
+        self.tag = tag
+class Values(weakref.WeakValueDictionary):
+    def __init__(self, tag):
+        super().__init__()
+        self.tag = tag
+class Keys(weakref.WeakKeyDictionary): pass
+class Members(weakref.WeakSet): pass
+part = Part()
+ref, values, keys, members = Ref(part, 1), Values(2), Keys(), Members([part])
+values["a"], keys[part], keys.tag, members.tag = part, 5, 3, 4
+""")
+    same = "ref() is part, values['a'] is part, keys[part], part in members, type(values) is Values"
+    assert kernel.run(f"({same}, ref.tag, values.tag, keys.tag, members.tag)") == (
+        *(True, True, 5, True, True),
+        *(1, 2, 3, 4),
+    )
+
+
+def test_a_class_whose_metaclass_answers_by_an_error_arrives(kernel: Kernel) -> None:
+    kernel.cell("""
+class Answers(type):
+    def __getattr__(cls, name): raise RuntimeError(f"no {name}")
+class Part(metaclass=Answers):
+    v = 1
+""")
+    assert kernel.run("Part.v, type(Part).__name__") == (1, "Answers")
+
+
 def test_a_library_of_c_is_loaded_again_with_the_types_of_its_functions(kernel: Kernel) -> None:
     kernel.cell("""
 import ctypes
