@@ -196,7 +196,8 @@ def sent_forms() -> Mapping[type, _Form]:
         if module in modules:
             if isinstance(cls := getattr(modules[module], name, None), type):
                 found[cls] = form
-            is_whole = is_whole and not getattr(getattr(modules[module], "__spec__", None), "_initializing", False)
+            else:  # another thread may be importing it
+                is_whole = False
     _made = (loaded, found) if is_whole else None
     return found
 
