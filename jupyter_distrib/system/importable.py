@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from jupyter_distrib.system import file_owner
@@ -26,13 +27,29 @@ def is_only_here(name: str) -> bool:
     file = names.get("__file__")
     if file is None:
         is_plain = not package and names.get("__spec__") is None and names.get("__path__") is None
-        return is_plain and name not in sys.builtin_module_names and _found(name, package) is None
+        return is_plain and _has_python(names) and _found(name, package) is None
     if not isinstance(file, str) or not file_owner.is_users(file) or file.endswith(tuple(EXTENSION_SUFFIXES)):
         return False
     found = _found(name, package)
     return (
         found is None or not isinstance(found.origin, str) or os.path.realpath(found.origin) != os.path.realpath(file)
     )
+
+
+def _has_python(names: dict[str, Any]) -> bool:
+    """Return whether a module without a file has functions of Python; a module that Cython makes has none."""
+    own = [
+        each for value in list(names.values()) for each in (vars(value).values() if type(value) is type else [value])
+    ]
+    return any(isinstance(each, FunctionType) and each.__globals__ is names for each in own)
+
+
+@lru_cache(maxsize=4096)  # each pickle asks for its modules, and a search takes 0.1 ms
+def _is_found(name: str, package: str, file: str, _: tuple[str, ...]) -> bool:
+    """Return whether an import would load a module from this file; the last argument is where it looks."""
+    found = _found(name, package)
+    origin = None if found is None else found.origin
+    return isinstance(origin, str) and os.path.realpath(origin) == os.path.realpath(file)
 
 
 def _found(name: str, package: str) -> ModuleSpec | None:

@@ -18,6 +18,7 @@ from cloudpickle.cloudpickle import Pickler
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import definitions, payload
+from jupyter_distrib.system import importable
 from tests.serialization import payload_ranks
 from tests.serialization.payload_ranks import Kernel
 
@@ -762,3 +763,12 @@ def test_a_module_that_an_import_finds_is_sent_by_its_name(
     packed = payload.pack_inputs({"only_here": kernel["only_here"], "math": kernel["math"]}, kernel.namespace)
 
     assert b"floor" not in packed.data
+
+
+def test_no_module_of_a_library_counts_as_the_notebooks_own() -> None:
+    library = types.ModuleType("made_by_a_compiler")  # as Cython makes one for its types
+    library.generator = type(_ for _ in ())  # type: ignore[attr-defined]
+    loaded = {**sys.modules, "made_by_a_compiler": library}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "made_by_a_compiler", library)
+        assert [name for name in loaded if name.partition(".")[0] != "tests" and importable.is_only_here(name)] == []
