@@ -165,7 +165,7 @@ class ModulesByValue(AbstractContextManager["ModulesByValue"]):
     """Modules that exist in the kernel only: while it pickles, cloudpickle sends them and what they define by value."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, types.ModuleType | None] = {}
+        self._seen: dict[str, types.ModuleType | None] = {__name__: None}
 
     def look_at(self, obj: Any) -> None:
         """Let a module, or the module of a function or class, be sent by value if ranks cannot import it."""
@@ -181,7 +181,7 @@ class ModulesByValue(AbstractContextManager["ModulesByValue"]):
     def __exit__(self, *_: object) -> None:
         for module in filter(None, self._seen.values()):
             cloudpickle.unregister_pickle_by_value(module)
-        self._seen.clear()
+        self._seen = {__name__: None}
 
 
 class InputPickler(_Pickler):

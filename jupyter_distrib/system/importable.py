@@ -30,10 +30,8 @@ def is_only_here(name: str) -> bool:
         return is_plain and _has_python(names) and _found(name, package) is None
     if not isinstance(file, str) or not file_owner.is_users(file) or file.endswith(tuple(EXTENSION_SUFFIXES)):
         return False
-    found = _found(name, package)
-    return (
-        found is None or not isinstance(found.origin, str) or os.path.realpath(found.origin) != os.path.realpath(file)
-    )
+    path = getattr(sys.modules.get(package), "__path__", ()) if package else sys.path
+    return not _is_found(name, package, file, tuple(map(str, path)))
 
 
 def _has_python(names: dict[str, Any]) -> bool:

@@ -132,7 +132,8 @@ def capture(
     imports = frozenset(imported(program))
     if "get_ipython" in source:
         program = MagicsRead(transform).visit(program)
-    names_in_texts.add(program, source)
+    if names_in_texts.MARK.search(source):
+        names_in_texts.add(program)
     names = analyse(program, future_annotations=inherited)
     inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
     for name, modules in read_submodules(program, {name: each.value for name, each in inputs.items()}).items():

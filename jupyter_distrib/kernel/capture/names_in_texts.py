@@ -9,19 +9,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-_MARK = re.compile(r"(?<![\w.])(globals|locals|vars|dir|eval|exec)\s*\(|__main__|user_ns|user_global_ns")
+MARK = re.compile(r"(?<![\w.])(globals|locals|vars|dir|eval|exec)\s*\(|__main__|user_ns|user_global_ns")
 """Is in the source of a cell that has such an expression."""
 _OF_SCOPE = ("locals", "vars", "dir")
 """Functions that give the names of the notebook outside of functions and classes."""
 _LOOKUPS = ("get", "pop", "setdefault", "__getitem__", "__contains__")
 
 
-def add(program: ast.Module, source: str) -> None:
+def add(program: ast.Module) -> None:
     """Put names that a cell reads by a text beside the expressions that do. Only for the analysis; none of the names is
     read for certain. A text that the cell puts together is not found, nor one in a very deep expression."""
-    if _MARK.search(source):
-        with suppress(RecursionError):
-            _NamesInTexts().visit(program)
+    with suppress(RecursionError):
+        _NamesInTexts().visit(program)
 
 
 class _NamesInTexts(ast.NodeTransformer):

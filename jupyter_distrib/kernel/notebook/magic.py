@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -232,10 +232,11 @@ class CellMagics(Magics):
     ) -> Run:
         notebook, keep = self.shell.user_ns, options.given.keep
         packed_inputs = self._pack(current, captured, options)
-        if handles := kept_classes.used(captured, packed_inputs, notebook):
-            packed_inputs, told = self._with_classes(current, captured, options, packed_inputs, handles)
+        kept = handles_module.read_by(captured, packed_inputs, notebook)
+        if kept:
+            packed_inputs, told = self._with_classes(current, captured, options, packed_inputs, kept.values())
             notes = [*notes, *told]
-        classes = kept_classes.after(captured, packed_inputs, handles, notebook, keep) if keep else None
+        classes = kept_classes.after(captured, packed_inputs, kept.values(), notebook, keep) if keep else None
         if keep and ((unknown := handles_module.explain_unknown(keep, captured, packed_inputs, notebook)) is not None):
             raise unknown
         source = captured.cell.source
@@ -251,7 +252,7 @@ class CellMagics(Magics):
             notes=[
                 *notes,
                 *current.module_changes.sentences(source, captured.inputs, notebook, current.setups.sources),
-                *handles_module.notes_on_ties(captured, packed_inputs, notebook),
+                *handles_module.notes_on_ties(kept, captured, packed_inputs, notebook),
             ],
             arguments=swept or {},
         )
@@ -266,7 +267,7 @@ class CellMagics(Magics):
         captured: Captured,
         options: CellOptions,
         packed_inputs: inputs.PackedInputs,
-        handles: Sequence[RankValue],
+        handles: Iterable[RankValue],
     ) -> tuple[inputs.PackedInputs, list[str]]:
         """Return the inputs with the classes of kept values that use something else by now, and a sentence on each
         value whose class is not sent."""

@@ -83,13 +83,22 @@ def _is_model(value: object) -> bool:
     return isinstance(value, getattr(sys.modules.get("torch.nn"), "Module", ()))
 
 
-def notes_on_ties(captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]) -> Iterator[str]:
+def read_by(captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]) -> dict[str, RankValue]:
+    """Return the handles that a cell or the functions sent with it read, by name."""
+    if RankValue not in map(type, notebook.values()):
+        return {}
+    names = sorted((captured.reads | packed_inputs.names_in_code()) & notebook.keys())
+    return {name: value for name in names if isinstance(value := notebook[name], RankValue)}
+
+
+def notes_on_ties(
+    kept: Mapping[str, RankValue], captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]
+) -> Iterator[str]:
     """Yield a sentence for each value of the notebook, such as an optimizer, that the cell sends beside a kept value,
     although it belongs to the notebook's own value of that name: it would train, or schedule, what nobody uses."""
-    if RankValue not in map(type, notebook.values()):
+    if not kept:
         return
     names = sorted((captured.reads | packed_inputs.names_in_code()) & notebook.keys())
-    kept = {name: value for name in names if isinstance(value := notebook[name], RankValue)}
     replaced = {
         id(part): name for name, handle in kept.items() for each in handle.replaced if (part := each()) is not None
     }

@@ -70,14 +70,6 @@ def _identity(value: object) -> Callable[[object], bool]:
     return lambda now: found() is now
 
 
-def used(captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]) -> list[RankValue]:
-    """Return the handles that a cell or the functions sent with it read."""
-    if RankValue not in map(type, notebook.values()):
-        return []
-    names = sorted((captured.reads | packed_inputs.names_in_code()) & notebook.keys())
-    return [value for name in names if isinstance(value := notebook[name], RankValue)]
-
-
 def to_send(
     captured: Captured, handles: Iterable[RankValue], notebook: Mapping[str, object]
 ) -> tuple[Input | None, list[str], list[str]]:
