@@ -528,6 +528,20 @@ read(model, optimizer, train) / len(data)""",
         f"{FIT}\nfor x, y in loader: model(x)",
         "each rank has read its share only on line 4",
     ),
+    "one batch that is evaluated like training": (
+        f"{FIT}\nx, y = next(iter(loader))\nF.mse_loss(model(x), y)",
+        "each rank has read its share only on line 4",
+    ),
+    "one batch that each epoch evaluates like training": (
+        """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in train: update(model, optimizer, x, y)
+    x, y = next(iter(loader))
+    F.mse_loss(model(x), y)""",
+        "each rank has read its share only on line 7",
+    ),
     "data that the cell has divided": (
         SLICED.format(slice="rank::world_size"),
         "the data loader read on line 6 holds different samples on each rank, divided by the cell or drawn at random",
@@ -755,7 +769,20 @@ def test_an_optimizer_of_the_notebook_beside_a_model_that_was_kept_is_named(book
         book.ok("model, optimizer = plain, own\ndel schedule, step")
 
 
+ONE_MORE_BATCH = """
+steps = 0
+for epoch in range(4):
+    for x, y in train:
+        if steps == 4: break
+        steps += 1
+        update(model, optimizer, x, y)
+for step in range(2):
+    x, y = next(iter(train))
+    update(model, optimizer, x, y)"""
 NOT_SAID = {
+    "a loop that takes one more batch when it is done, and one that takes the first only": (
+        f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx, y = next(iter(train)){ONE_MORE_BATCH}"
+    ),
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
     "a schedule for a rank's batches": SCHEDULE.format(steps="len(train) * 2"),
@@ -989,6 +1016,7 @@ def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
     assert "every rank trains" not in shown
     assert "number of all samples" not in shown
     assert "of its" not in shown
+    assert "nothing was trained" not in shown
 
 
 IN_BACKWARD = """

@@ -87,6 +87,10 @@ class Loaders:
         """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
         self.read_early = False
         """Whether a model is trained with a loader whose reading began before anything was trained."""
+        self._left: dict[str, int] = {}
+        """The number of backward passes before each place where a share was last read."""
+        self._trained_in: set[str] = set()
+        """The places of loops over shares in which a model was trained."""
         self._habits: WeakKeyDictionary[DataLoader[Any], dict[str, bool]] = WeakKeyDictionary()
         """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
         The mode at the beginning of such a loop is left from the loop before."""
@@ -249,14 +253,30 @@ class Loaders:
             )
         self._searched.add(loader)
         read = False
-        for batch in self._noting_habit(loader, where, batches):
-            read = True
-            yield batch
+        try:
+            for batch in self._noting_habit(loader, where, batches):
+                read = True
+                self._left[where] = before
+                yield batch
+        finally:
+            if self.backwards > before:
+                self._trained_in.add(where)
         if read and self.backwards == before:
-            self._run.note(
-                f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
-                "or in eval mode, the loader is whole"
-            )
+            del self._left[where]
+            self._note_untrained(where)
+
+    def note_if_untrained(self) -> None:
+        """Add a note on each loader that was divided, and left before its end (`next(iter(loader))`), with nothing
+        trained since then; called when the cell has ended well."""
+        for where, before in self._left.items():
+            if self.backwards == before and where not in self._trained_in:
+                self._note_untrained(where)
+
+    def _note_untrained(self, where: str) -> None:
+        self._run.note(
+            f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
+            "or in eval mode, the loader is whole"
+        )
 
     def _watched_whole(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards

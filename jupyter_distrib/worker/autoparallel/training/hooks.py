@@ -253,6 +253,7 @@ class TrainingHooks:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
         if self._in_steps:
             self._checks.end()
+            self._loaders.note_if_untrained()
             self._note_if_cut_short()
         self._models.note()
 
