@@ -125,6 +125,12 @@ def saved_reduction(node: Any) -> int | None:
     return number
 
 
+def saved_target(node: Any) -> torch.Tensor | None:
+    """Return the target that a loss has saved in its graph; relies on `_saved_target`."""
+    target: torch.Tensor | None = getattr(node, "_saved_target", None)
+    return target
+
+
 def forget_sparse_tensors() -> None:
     """Empty the list in which torch keeps every unpickled sparse tensor until `torch.load` checks them; relies on
     `_validate_loaded_sparse_tensors`, which empties it."""

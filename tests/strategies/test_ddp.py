@@ -416,6 +416,14 @@ batches = [(features[i : i + 8], targets[i : i + 8]) for i in range(0, 32, 8)]
 for epoch in range(1):
     for step, (x, y) in enumerate(batches): update(model, optimizer, x, y)
 """
+FULL_BATCH = """
+model = nn.Sequential(nn.Dropout(), Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(features), targets.argmax(1))
+    (loss + 0.01).backward()
+    optimizer.step()"""
 FIT = "\nfit(model, optimizer, loader)"
 SLICED = """
 model = Net()
@@ -465,6 +473,19 @@ SAID = {
     "a list that each rank reads whole": (
         LOOP_OVER_A_LIST,
         "and are no faster than one: each reads all of `batches` (list) on line 7. Read the data from a DataLoader",
+    ),
+    "a full batch with dropout": (
+        FULL_BATCH,
+        "the targets of the first 3 losses are the same on all ranks, so they train with the same batches and are no f",
+    ),
+    "a full batch beside a loader that is evaluated like training": (
+        f"""
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    update(model, optimizer, features, targets)
+    for x, y in loader: model(x)""",
+        "the first 3 losses are the same on all ranks, so they train with the same batches and are no faster than one. R",
     ),
     "only a group of one's own": (
         GROUP_BY_HAND,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from jupyter_distrib.worker.autoparallel.checks import divergence
 
@@ -30,3 +31,22 @@ def test_sums_are_compared_with_a_tolerance(other: list[float], apart: bool) -> 
 def test_sums_of_a_device_that_computes_wrongly_can_be_compared() -> None:
     assert divergence._apart([[4.0, 1.5, -3.0]], [OURS])
     assert not divergence._apart([[4.0, 1.5, -3.0]], [[4.0, 1.5, -3.0]])
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (torch.tensor([3, 1, 2, 0, 2, 1, 1, 3]), True),
+        (torch.tensor([0, 1, 1, 0, 1, 0, 0, 1]), True),
+        (torch.randn(8, generator=torch.Generator().manual_seed(0)), True),
+        (torch.ones(8), False),
+        (torch.arange(8), False),
+        (torch.arange(8).roll(4), False),
+        (torch.arange(4).repeat(2), False),
+        (torch.arange(4).repeat_interleave(2), False),
+        (torch.eye(4).flatten(), False),
+        (torch.tensor([1.0]), False),
+    ],
+)
+def test_targets_that_all_batches_have_do_not_tell_them_apart(target: torch.Tensor, told: bool) -> None:
+    assert divergence._tells_batches_apart(target) is told

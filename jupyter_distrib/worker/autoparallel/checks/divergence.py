@@ -4,7 +4,8 @@ One sign is that they end a run with different weights: each writes the sums of 
 has ended, and reads those of rank 0; rank 0 reads those of all others. So the later of two ranks sees both. Sums are
 compared with a tolerance, since ranks on unlike GPUs may drift apart in the last digits.
 
-The other sign is that they read the same batches: then the first losses are the same on all of them.
+The other sign is that they read the same batches: then the first losses are the same on all of them, or with dropout
+the targets of these losses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from jupyter_distrib.interfaces import identity
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel.checks import tensor_sums
 from jupyter_distrib.worker.host_copy import HostCopy, is_capturing
 from jupyter_distrib.worker.pytorch import process_group
@@ -26,6 +28,10 @@ RELATIVE = 1e-4
 LOSSES = 3
 """Number of losses to compare: the first ones may not depend on the batch, for instance if a layer starts with
 zeros."""
+_NODES = 8
+"""Number of operations behind a loss that are searched for its target."""
+_ELEMENTS = 4096
+"""Number of elements of a target that are compared."""
 _LOSS_TYPES = (torch.float32, torch.float64)
 DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
 """The error of a device that has failed earlier in the cell's own work; in torch since 2.8."""
@@ -50,6 +56,8 @@ class LossComparison:
 
     def __init__(self) -> None:
         self._mine: list[HostCopy] = []
+        self._targets: list[HostCopy] = []
+        """The targets of these losses, as far as the losses have saved them in their graph."""
         self._open = True
         """Whether the comparison is undecided."""
         self._published = False
@@ -62,26 +70,65 @@ class LossComparison:
             self._open = False
             return
         self._mine.append(HostCopy(tensors[0]))
+        if (target := _target(tensors[0].grad_fn)) is not None:
+            self._targets.append(HostCopy(target))
 
     def publish(self, wait_s: float = 0.0) -> None:
         """Write the losses to the store for rank 0, once they have arrived on the host."""
         board = process_group.current.board()
         if self._published or board is None or len(self._mine) < LOSSES:
             return
-        if all(each.has_come(wait_s) for each in self._mine):
+        if all(each.has_come(wait_s) for each in (*self._mine, *self._targets)):
             self._published = True
-            board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
+            losses, targets = [float(each.read()) for each in self._mine], [each.read() for each in self._targets]
+            told = len(targets) == LOSSES and all(map(_tells_batches_apart, targets))
+            sums = [float(each.double().dot(_weights(len(each)))) for each in targets] if told else []
+            board.put(_losses_of(identity.rank()), json.dumps([losses, sums]))
 
-    def are_the_same(self) -> bool:
-        """Return whether all ranks are known to have the same losses; on rank 0 only, and True at most once."""
+    def are_the_same(self) -> str:
+        """Return which numbers all ranks are known to have alike, `losses` or `targets of the first losses`; on rank 0
+        only, and at most once."""
         if not self._open or identity.rank() != 0 or not self._published:
-            return False
+            return ""
         keys = [_losses_of(rank) for rank in range(identity.world_size())]
         board = process_group.current.board()
         if len(keys) == 1 or board is None or not board.has(keys):
-            return False
+            return ""
         self._open = False
-        return len({board.get(key) for key in keys}) == 1
+        losses, targets = zip(*(json.loads(board.get(key)) for key in keys), strict=True)
+        if all(each == losses[0] for each in losses):
+            return f"the first {LOSSES} losses"
+        return (
+            f"the targets of the first {LOSSES} losses"
+            if targets[0] and all(each == targets[0] for each in targets)
+            else ""
+        )
+
+
+def _target(node: Any) -> torch.Tensor | None:
+    """Return the beginning of the target with which a loss was computed, if its graph has it."""
+    for _ in range(_NODES):
+        if node is None:
+            return None
+        if (target := private_torch.saved_target(node)) is not None:
+            return target.detach().flatten()[:_ELEMENTS]
+        following = [each for each, _ in node.next_functions if each is not None]
+        node = following[0] if following else None
+    return None
+
+
+def _tells_batches_apart(target: torch.Tensor) -> bool:
+    """Return whether targets are those of certain samples, not a pattern that all batches have: ones, `arange(8)` or
+    the unit matrix of contrastive losses, the classes of an episode in turn."""
+    target = target.double()
+    again = (target[1:] == target[0]).nonzero()
+    period = int(again[0]) + 1 if len(again) else len(target)
+    is_periodic = 2 * period <= len(target) and bool((target[period:] == target[:-period]).all())
+    return len(target.diff().unique()) > 2 and not is_periodic  # noqa: PLR2004 - steps, and jumps
+
+
+def _weights(count: int) -> torch.Tensor:
+    return torch.arange(1, count + 1, dtype=torch.float64).sqrt()
 
 
 def _losses_of(rank: int) -> str:

@@ -17,7 +17,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership, source_location
-from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group, randomness
@@ -75,8 +75,10 @@ class TrainingChecks:
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
         """Tensors with a gradient after the first backward pass without a distributed model, with their versions
         then."""
+        self._divides = False
+        """Whether a loader was divided before the first backward pass."""
         self._loop = ""
-        """The loop around the first backward pass, if no loader was divided before it."""
+        """The loop around that pass, if none was."""
         self._met_before = -1
         """Number of collectives before the cell."""
 
@@ -86,7 +88,9 @@ class TrainingChecks:
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
         """Check the losses from which a backward pass starts."""
-        if self._loaders.backwards == 1 and not self._loaders.divides:
+        if self._loaders.backwards == 1:
+            self._divides = self._loaders.divides
+        if self._loaders.backwards == 1 and not self._divides:
             self._loop = source_location.current_loop(self._run.filename)
         if self._loaders.backwards == 1 and not self._distributor.active:
             self._old_gradients = [
@@ -177,8 +181,8 @@ class TrainingChecks:
 
     def _note_if_same_losses(self, wait_s: float = 0.0) -> None:
         self._losses.publish(wait_s)
-        shares = self._loaders.divides or self._loaders.read_early  # the latter has a note of its own
-        if self._together and self._sees_a_share and not shares and self._losses.are_the_same():
+        shares = self._divides or self._loaders.read_early  # the latter has a note of its own
+        if self._together and self._sees_a_share and not shares and (same := self._losses.are_the_same()):
             whole = f": each reads all of {self._loop}" if self._loop else ""
             drawn = ""
             if (seeded := randomness.seeded()) and not whole:
@@ -188,7 +192,7 @@ class TrainingChecks:
                     "model is made"
                 )
             self._run.note(
-                f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
+                f"{same} are the same on all ranks, so they train with the same batches and are no "
                 f"faster than one{whole}. Read the data from a DataLoader, which is divided, or have each rank take a "
                 f"share by itself (data[rank::world_size]){drawn}"
             )
