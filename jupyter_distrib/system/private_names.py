@@ -134,7 +134,7 @@ TORCH = Library(
             "_load_state_dict_pre_hooks _load_state_dict_post_hooks _forward_pre_hooks_with_kwargs "
             "_forward_hooks_with_kwargs _forward_hooks_always_called"
         ),
-        "torch.nn.functional:mse_loss()": "_saved_reduction",
+        "torch.nn.functional:mse_loss()": "_saved_reduction _saved_target",
         "torch:compile()": "_orig_mod",
         "torch.utils.data.dataloader": "_BaseDataLoaderIter",
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": "_shutdown_workers",

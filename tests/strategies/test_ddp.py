@@ -474,6 +474,19 @@ SAID = {
         LOOP_OVER_A_LIST,
         "and are no faster than one: each reads all of `batches` (list) on line 7. Read the data from a DataLoader",
     ),
+    "a list of which each layer is trained in turn": (
+        """
+class Layers:
+    def __init__(self): self.layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
+    def fit(self):
+        for x in batches:
+            for i, layer in enumerate(self.layers):
+                optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+                for step in range(2): update(layer, optimizer, x, x)
+batches = list(features.split(8))
+Layers().fit()""",
+        "are no faster than one: each reads all of `batches` (list) on line 6. Read the data from a DataLoader",
+    ),
     "a full batch with dropout": (
         FULL_BATCH,
         "the targets of the first 3 losses are the same on all ranks, so they train with the same batches and are no f",

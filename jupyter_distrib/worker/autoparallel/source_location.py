@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+import torch
+
 from jupyter_distrib.system import file_owner, running_program
 
 
@@ -47,7 +49,7 @@ def file_of(name: str) -> str:
 
 def current_loop(cell: str) -> str:
     """Return the innermost running loop of the user's code, such as `batches (WebLoader) on line 4`; empty if there is
-    none. Loops over numbers do not count.
+    none. Loops over numbers, modules or optimizers do not count.
 
     Args:
         cell: The cell's file name.
@@ -57,6 +59,8 @@ def current_loop(cell: str) -> str:
         name = frame.f_code.co_filename
         if name == cell or file_owner.is_users(name):
             for loop in _loops_around(name, frame.f_lineno):
+                if _goes_over_modules(loop, frame):
+                    continue
                 where = f"line {loop.lineno}" if name == cell else f"{file_of(name)}, line {loop.lineno}"
                 return f"{_described(loop.iter, frame)} on {where}"
         if name == cell:
@@ -76,6 +80,13 @@ def _loops_around(name: str, line: int) -> Iterator[ast.For]:
     for loop in sorted(inside, key=lambda each: each.lineno, reverse=True):
         if not (isinstance(loop.iter, ast.Call) and called(loop.iter) in _NUMBERS):
             yield loop
+
+
+def _goes_over_modules(loop: ast.For, frame: FrameType) -> bool:
+    """Return whether the variables of a loop hold a part of a model now, or an optimizer."""
+    names = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+    values = [(frame.f_globals | frame.f_locals).get(each) for each in names]
+    return any(issubclass(type(each), (torch.nn.Module, torch.optim.Optimizer)) for each in values)
 
 
 def _described(thing: ast.expr, frame: FrameType) -> str:
