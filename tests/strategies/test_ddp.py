@@ -688,6 +688,9 @@ NOT_LEFT = {
     "weights returned": f"{TRAIN}\n[0.5, model.state_dict()]",
     "kept": f"--keep model{TRAIN}",
     "saved": f"{TRAIN}\nif rank == 0: torch.save(model.state_dict(), '/dev/null')",
+    "saved in a checkpoint": f"{TRAIN}\ntorch.save({{'epoch': 1, 'net': dict(best=model.state_dict())}}, '/dev/null')",
+    "saved as a list of weights": f"{TRAIN}\ntorch.save(list(model.parameters()), '/dev/null')",
+    "saved as an optimizer, too": f"{TRAIN}\nstate = {{'model': model}}\nfor each in state: torch.save(obj=state, f='/dev/null')",
     "saved by a method": f"{TRAIN}\nif rank == 9: model.save_pretrained('here')",
     "only evaluated": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nlen(loader), model(features).sum()",
 }
@@ -704,6 +707,8 @@ def test_a_model_that_does_not_stay_on_the_ranks_alone_is_not_named(book: Notebo
 
 
 SAVES_OTHERS = {
+    "losses": f"{TRAIN}\ntorch.save([0.5, torch.ones(3)], '/dev/null')",
+    "a dictionary of numbers": f"{TRAIN}\ntorch.save(obj={{'epoch': 1, 'losses': [0.5]}}, f='/dev/null')",
     "a comment": f"{TRAIN}\nloss = 1  # save the weights to a checkpoint later",
     "a figure": f"class plt:\n    def savefig(*_): 0\n{TRAIN}\nplt.savefig('loss.png')",
     "images, in a function": f"def show():\n    if rank == 9: save_image(0)\nshow(){TRAIN}",

@@ -125,7 +125,7 @@ class NotebookModels:
 
     def _saving(self, original: object) -> object:
         def save(*args: object, **keywords: object) -> object:
-            self._saved = True
+            self._saved = self._saved or holds_weights(args[0] if args else keywords.get("obj"))
             return original(*args, **keywords)  # type: ignore[operator]
 
         return save
@@ -156,8 +156,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def holds_weights(value: object, depth: int = _DEPTH) -> bool:
-    """Return whether a value has a model in it, or a dict of tensors, such as a `state_dict`."""
-    if _is_model(value):
+    """Return whether a value has a model or a parameter in it, or a dict of tensors, such as a `state_dict`."""
+    if _is_model(value) or issubclass(type(value), nn.Parameter):
         return True
     if depth == 0:
         return False
