@@ -199,20 +199,30 @@ def _initialising(original: Callable[..., Any]) -> Callable[..., Any]:
         if _shared is None or _shared_pid != os.getpid():
             return original(module, function)
         _applied += 1  # not with `shared`, as in a split
-        seed, seeded = _seed(_origin, f"apply {_applied}"), set(_seeded)
+        seed = _seed(_origin, f"apply {_applied}")
         shared, _shared = _shared, None  # a call for a part of the module draws from the same streams
         own = _states(shared)
-        _set_states(_states_from(seed, own))
-        try:
-            return original(module, function)
-        finally:
-            _shared = shared
-            if torch.initial_seed() != seed:  # the function has seeded it
-                own["torch"] = torch.get_rng_state()
-            _set_states(own)
-            _seeded.intersection_update(seeded)  # `_set_states` is not the user's
+        with _unrecorded():
+            _set_states(_states_from(seed, own))
+            try:
+                return original(module, function)
+            finally:
+                _shared = shared
+                if torch.initial_seed() != seed:  # the function has seeded it
+                    own["torch"] = torch.get_rng_state()
+                _set_states(own)
 
     return apply
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Take back at the end what the block has seeded: this module does so itself, or restores the streams behind it."""
+    before = set(_seeded)
+    try:
+        yield
+    finally:
+        _seeded.intersection_update(before)
 
 
 def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,10 +269,11 @@ def reseed(occasion: str) -> None:
     seed = _seed(_origin, f"{identity.rank()} {occasion}")
     torch.default_generator.manual_seed(seed)
     _drawn_seed = seed
-    if "random" in _shared:
-        random.seed(seed)
-    if "numpy" in _shared:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    with _unrecorded():
+        if "random" in _shared:
+            random.seed(seed)
+        if "numpy" in _shared:
+            sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 @contextmanager
@@ -274,12 +285,13 @@ def shared() -> Iterator[None]:
         return
     states, _shared = _shared, None  # a block inside this one draws from the same streams
     own = _states(states)
-    _set_states(states)
-    try:
-        yield
-    finally:
-        _shared = _states(own)
-        _set_states(own)
+    with _unrecorded():
+        _set_states(states)
+        try:
+            yield
+        finally:
+            _shared = _states(own)
+            _set_states(own)
 
 
 def state() -> dict[str, Any]:
@@ -319,10 +331,11 @@ def _states(names: Iterable[str]) -> dict[str, Any]:
 
 def _set_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
-    if "random" in states:
-        random.setstate(states["random"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
+    with _unrecorded():
+        if "random" in states:
+            random.setstate(states["random"])
+        if "numpy" in states:
+            sys.modules["numpy"].random.set_state(states["numpy"])
 
 
 def _plain(states: Mapping[str, Any]) -> dict[str, Any]:

@@ -234,6 +234,19 @@ def test_a_seed_that_first_values_set_stays_set(book: Notebook) -> None:
     assert book.ok("both[0] == both[1], both[0][0]").result == "(True, 3)"
 
 
+def test_streams_that_the_ranks_share_do_not_count_as_a_seed_of_the_user(book: Notebook) -> None:
+    cell = f"""{MODEL}
+sampler = torch.utils.data.WeightedRandomSampler([1.0] * 9, 9)
+for batch in DataLoader(range(9), batch_size=2, sampler=sampler): pass
+model.apply(lambda part: random.seed(1))
+random_split(range(50), [30, 20])
+from jupyter_distrib.worker.pytorch import randomness
+randomness.seeded(), sorted(randomness._seeded), randomness._shared is not None"""
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
+
+    assert book.ok("[*both]").result == "[('', [], True), ('', [], True)]"
+
+
 @pytest.mark.parametrize(
     ("seeds", "alike"),
     [
