@@ -39,6 +39,11 @@ SEEDED_APART = (
     "an earlier cell had seeded the ranks differently; this one begins with the random numbers of rank 0 on all of "
     "them, so that they split data alike. Seed by rank in this cell if they are to differ"
 )
+_INITIALISERS = (
+    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
+    "orthogonal_", "sparse_",
+)  # fmt: skip
+"""The functions of `torch.nn.init` that draw random numbers, also for `reset_parameters` of layers."""
 _drawn_seed: int | None = None
 """The seed of torch that this module has last given this rank: any other seed is the user's."""
 _origin = ""
@@ -49,8 +54,8 @@ _shared_pid = 0
 """The process that has these streams: a worker of a data loader is a copy of it with seeds of its own."""
 _splits = 0
 """The number of random splits since the ranks draw apart."""
-_applied = 0
-"""The number of calls of `Module.apply` since then."""
+_initialised = 0
+"""The number of calls of `Module.apply` and of functions of `torch.nn.init` since then."""
 _entropy = ""
 """A number of rank 0 for generators without a seed, until the cell has its optimizer; else empty."""
 _generators = 0
@@ -76,8 +81,8 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     Args:
         note: Called with a message if an earlier cell seeded this rank differently from rank 0.
     """
-    global _drawn_seed, _origin, _shared, _splits, _applied, _entropy, _generators, _seeded_before
-    _origin, _shared, _splits, _applied, _entropy, _generators = "", None, 0, 0, "", 0
+    global _drawn_seed, _origin, _shared, _splits, _initialised, _entropy, _generators, _seeded_before
+    _origin, _shared, _splits, _initialised, _entropy, _generators = "", None, 0, 0, "", 0
     _seeded.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
@@ -112,7 +117,7 @@ def seeded() -> str:
 
 def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
     """Record, for the time of a cell, which streams it seeds (that of torch says so itself), and let random splits and
-    what `model.apply` draws be the same on all ranks.
+    the first values of weights be the same on all ranks.
 
     Args:
         replace: Replaces a function of a module, for the time of the cell, by what its third argument makes of it.
@@ -124,6 +129,8 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
                 replace(module, function, partial(_recording, name))
     replace(torch.utils.data.dataset, "randperm", _splitting)
     replace(torch.nn.Module, "apply", _initialising)
+    for name in _INITIALISERS:
+        replace(torch.nn.init, name, partial(_initialising, parameters_only=True))
     replace(random.Random, "seed", partial(_seeding_alike, os.getpid()))
     replace(torch, "seed", partial(_seeding_torch_alike, os.getpid()))
     if (bits := sys.modules.get("numpy.random.bit_generator")) is not None and hasattr(bits, "randbits"):
@@ -191,28 +198,30 @@ def _splitting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return randperm
 
 
-def _initialising(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Module.apply`, which gives weights their first values, often when the cell has its optimizer already."""
+def _initialising(original: Callable[..., Any], *, parameters_only: bool = False) -> Callable[..., Any]:
+    """Return a function that gives weights their first values, often when the cell has its optimizer already:
+    `Module.apply`, or one of `torch.nn.init`, which may draw other numbers than parameters."""
 
-    def apply(module: Any, function: Any) -> Any:
-        global _shared, _applied
-        if _shared is None or _shared_pid != os.getpid():
-            return original(module, function)
-        _applied += 1  # not with `shared`, as in a split
-        seed = _seed(_origin, f"apply {_applied}")
+    def initialise(*args: Any, **keywords: Any) -> Any:
+        global _shared, _initialised
+        given = args[0] if args else keywords.get("tensor")
+        if _shared is None or _shared_pid != os.getpid() or (parameters_only and type(given) is not torch.nn.Parameter):
+            return original(*args, **keywords)
+        _initialised += 1  # not with `shared`, as in a split
+        seed = _seed(_origin, f"first values {_initialised}")
         shared, _shared = _shared, None  # a call for a part of the module draws from the same streams
         own = _states(shared)
         with _unrecorded():
             _set_states(_states_from(seed, own))
             try:
-                return original(module, function)
+                return original(*args, **keywords)
             finally:
                 _shared = shared
                 if torch.initial_seed() != seed:  # the function has seeded it
                     own["torch"] = torch.get_rng_state()
                 _set_states(own)
 
-    return apply
+    return initialise
 
 
 @contextmanager

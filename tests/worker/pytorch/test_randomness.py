@@ -227,6 +227,37 @@ def test_first_values_of_weights_are_alike_also_after_the_optimizer_is_made(book
     assert book.ok(alike).result == "([True, True, True, False], False, True)"
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "draws",
+    [
+        "model[0].reset_parameters()",
+        "for part in model: nn.init.xavier_normal_(part.weight)",
+        "nn.init.orthogonal_(tensor=model[0].weight)",
+        "nn.MultiheadAttention(4, 2)\nnn.init.trunc_normal_(model[0].weight)",
+    ],
+)
+def test_weights_that_are_drawn_again_are_alike_and_other_tensors_differ(
+    book: Notebook, draws: str, strategy: str
+) -> None:
+    """As in `for name, part in model.named_children(): part.reset_parameters()` behind the optimizer."""
+    cell = f"""
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+noise = nn.init.normal_(torch.empty(3)).tolist()
+{draws}
+before = torch.rand(2).tolist()
+{draws}
+model(torch.ones(2, 6)).sum().backward()
+optimizer.step()
+noise, before, model.state_dict() if {strategy == "ddp"} else 0"""
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy {strategy} --out both\n{cell}")
+
+    assert book.ok("[a == b for a, b in zip(both[0][:2], both[1][:2])]").result == "[False, False]"
+
+
 def test_a_seed_that_first_values_set_stays_set(book: Notebook) -> None:
     cell = f"{MODEL}\nmodel.apply(lambda _: torch.manual_seed(3))\n[torch.initial_seed(), torch.rand(1).item()]"
     book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
