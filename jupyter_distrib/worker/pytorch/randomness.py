@@ -131,6 +131,9 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
     replace(torch.nn.Module, "apply", _initialising)
     for name in _INITIALISERS:
         replace(torch.nn.init, name, partial(_initialising, parameters_only=True))
+    if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
+        for name in ("normal_", "uniform_"):
+            replace(tensor.DTensor, name, _drawing_whole)
     replace(random.Random, "seed", partial(_seeding_alike, os.getpid()))
     replace(torch, "seed", partial(_seeding_torch_alike, os.getpid()))
     if (bits := sys.modules.get("numpy.random.bit_generator")) is not None and hasattr(bits, "randbits"):
@@ -205,7 +208,7 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
     def initialise(*args: Any, **keywords: Any) -> Any:
         global _shared, _initialised
         given = args[0] if args else keywords.get("tensor")
-        if _shared is None or _shared_pid != os.getpid() or (parameters_only and type(given) is not torch.nn.Parameter):
+        if _shared is None or _shared_pid != os.getpid() or (parameters_only and not isinstance(given, torch.nn.Parameter)):
             return original(*args, **keywords)
         _initialised += 1  # not with `shared`, as in a split
         seed = _seed(_origin, f"first values {_initialised}")
@@ -222,6 +225,21 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
                 _set_states(own)
 
     return initialise
+
+
+def _drawing_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that fills a sharded tensor. On the CPU, where torch (2.11) lets each rank fill its shard with the
+    stream that all have, so that all shards get the same numbers, it draws the whole tensor and takes the shard."""
+
+    def fill(sharded: Any, *args: Any, **keywords: Any) -> Any:
+        if sharded.device_mesh.device_type != "cpu" or (sharded.requires_grad and torch.is_grad_enabled()):
+            return original(sharded, *args, **keywords)
+        whole = torch.empty(sharded.shape, dtype=sharded.dtype)
+        getattr(whole, original.__name__)(*args, **keywords)
+        distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
+        return sharded.copy_(distribute(whole, sharded.device_mesh, sharded.placements, src_data_rank=None))
+
+    return fill
 
 
 @contextmanager

@@ -258,6 +258,34 @@ noise, before, model.state_dict() if {strategy == "ddp"} else 0"""
     assert book.ok("[a == b for a, b in zip(both[0][:2], both[1][:2])]").result == "[False, False]"
 
 
+@pytest.mark.parametrize(
+    ("seed", "draws"),
+    [
+        ("", "model.apply(lambda part: isinstance(part, nn.Linear) and nn.init.normal_(part.weight))"),
+        ("torch.manual_seed(0)", "model[0].reset_parameters()"),
+        ("torch.manual_seed(0)", "nn.init.trunc_normal_(model[0].weight)"),
+        ("", "model.apply(lambda part: isinstance(part, nn.Linear) and part.weight.data.normal_(0, 0.1))"),
+    ],
+)
+def test_shards_of_weights_that_are_drawn_again_are_those_of_one_draw(book: Notebook, seed: str, draws: str) -> None:
+    """Each rank would fill its shard with the same numbers."""
+    cell = f"""
+import torch
+from torch import nn
+{seed}
+model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{draws}
+weight = model[0].weight.detach()
+getattr(weight, "full_tensor", lambda: weight)()"""
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy fsdp --out sharded\n{cell}")
+    book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out whole\n{cell}")
+
+    assert book.ok("len(sharded[0].unique())").result == "36"
+    if seed:
+        assert book.ok("(sharded[0] == whole[0]).all().item()").result == "True"
+
+
 def test_a_seed_that_first_values_set_stays_set(book: Notebook) -> None:
     cell = f"{MODEL}\nmodel.apply(lambda _: torch.manual_seed(3))\n[torch.initial_seed(), torch.rand(1).item()]"
     book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
