@@ -32,7 +32,21 @@ class Samples(torch.utils.data.Dataset[int]):
     file: object = None
 
 
-Recorder.__module__ = Samples.__module__ = "__main__"
+class Scalar:
+    """A number that knows where it came from, as in a course on back-propagation."""
+
+    def __init__(self, data: float) -> None:
+        self.data, self.parent = data, self
+
+
+class Layer:
+    """A layer or a neuron of such numbers."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+
+Layer.__module__ = Scalar.__module__ = Recorder.__module__ = Samples.__module__ = "__main__"
 
 CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "list, appended": ([], lambda losses: losses.append(1.5)),
@@ -49,6 +63,10 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "attribute of an object": (Recorder(), lambda losses: losses.record(1)),
     "list in an object": (Recorder(), lambda losses: losses.history.append(1)),
     "object in a list": ([Recorder()], lambda losses: losses[0].history.append(1)),
+    "numbers in the neurons of layers": (
+        Layer([Layer([Layer([Scalar(0.5)])])]),
+        lambda losses: setattr(losses.parts[0].parts[0].parts[0], "data", 0.4),
+    ),
     "tensor in an object": (Recorder(), lambda losses: losses.weight.data.add_(1)),
 }
 

@@ -7,7 +7,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.system import file_owner
@@ -20,7 +20,7 @@ _MOST_BYTES = 1_000_000
 """Size up to which arrays are compared."""
 _MOST_PARTS = 200
 """Number of items up to which what is in them is compared, too."""
-_DEPTH = 2
+_DEPTH = 8
 """Depth to which containers and objects in a value are compared."""
 _said: dict[str, int] = {}
 """Digest of the text of the cell that has the note on a value, by the value's name. The same cell gets it again when it
@@ -84,10 +84,12 @@ class ChangedValues:
 
 @dataclass(slots=True)
 class _Left:
-    """Numbers of items and bytes that may still be compared of one value."""
+    """The numbers of items and bytes that may still be compared of one value."""
 
     items: int = _MOST_ITEMS
     size_bytes: int = _MOST_BYTES
+    seen: set[int] = field(default_factory=set)
+    """Ids of the containers and objects that are being compared: they may refer to one another."""
 
 
 def _content(value: Any, left: _Left, depth: int = _DEPTH) -> object:
@@ -96,8 +98,9 @@ def _content(value: Any, left: _Left, depth: int = _DEPTH) -> object:
     tensor on the CPU. None for anything else."""
     if (items := _items(value)) is None:
         return _numbers(value, left)
-    if len(items) > left.items:
+    if len(items) > left.items or id(value) in left.seen:
         return None
+    left.seen.add(id(value))
     left.items -= len(items)
     ids = [id(each) for each in items]
     if depth and len(items) <= _MOST_PARTS and any(map(_is_compared, set(map(type, items)))):

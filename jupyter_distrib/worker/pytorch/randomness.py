@@ -208,7 +208,11 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
     def initialise(*args: Any, **keywords: Any) -> Any:
         global _shared, _initialised
         given = args[0] if args else keywords.get("tensor")
-        if _shared is None or _shared_pid != os.getpid() or (parameters_only and not isinstance(given, torch.nn.Parameter)):
+        if (
+            _shared is None
+            or _shared_pid != os.getpid()
+            or (parameters_only and not isinstance(given, torch.nn.Parameter))
+        ):
             return original(*args, **keywords)
         _initialised += 1  # not with `shared`, as in a split
         seed = _seed(_origin, f"first values {_initialised}")
@@ -228,7 +232,7 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
 
 
 def _drawing_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that fills a sharded tensor. On the CPU, where torch (2.11) lets each rank fill its shard with the
+    """Return a method that fills a sharded tensor. On the CPU, where torch (2.13) lets each rank fill its shard with the
     stream that all have, so that all shards get the same numbers, it draws the whole tensor and takes the shard."""
 
     def fill(sharded: Any, *args: Any, **keywords: Any) -> Any:
