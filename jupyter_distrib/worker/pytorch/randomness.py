@@ -238,7 +238,7 @@ def _drawing_whole(original: Callable[..., Any]) -> Callable[..., Any]:
     def fill(sharded: Any, *args: Any, **keywords: Any) -> Any:
         if sharded.device_mesh.device_type != "cpu" or (sharded.requires_grad and torch.is_grad_enabled()):
             return original(sharded, *args, **keywords)
-        whole = torch.empty(sharded.shape, dtype=sharded.dtype)
+        whole = torch.empty(sharded.shape, dtype=sharded.dtype, device="cpu")
         getattr(whole, original.__name__)(*args, **keywords)
         distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
         return sharded.copy_(distribute(whole, sharded.device_mesh, sharded.placements, src_data_rank=None))
