@@ -125,10 +125,9 @@ def saved_reduction(node: Any) -> int | None:
     return number
 
 
-def saved_target(node: Any) -> torch.Tensor | None:
-    """Return the target that a loss has saved in its graph; relies on `_saved_target`."""
-    target: torch.Tensor | None = getattr(node, "_saved_target", None)
-    return target
+def saved_target(node: Any) -> Any:
+    """Return the target that a loss has saved in its graph, or None; relies on `_saved_target`."""
+    return getattr(node, "_saved_target", None)
 
 
 def forget_sparse_tensors() -> None:

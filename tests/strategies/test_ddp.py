@@ -492,7 +492,7 @@ Layers().fit()""",
         "the targets of the first 3 losses are the same on all ranks, so they train with the same batches and are no f",
     ),
     "a full batch beside a loader that is evaluated like training": (
-        f"""
+        """
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(4):

@@ -57,8 +57,8 @@ def test_a_name_that_only_exec_reaches_is_added_by_with(book: Notebook) -> None:
     book.ok("hidden = 20")
 
     assert both(book, "exec('y = 5')\ny") == 5
-    assert "NameError" in book.fails(ON_TWO + "exec('z = hidden + 1')").traceback
-    result = book.ok("%%distributed --ranks 2 --with hidden\nexec('z = hidden + 1')\nz").result
+    assert "NameError" in book.fails(ON_TWO + "exec('z = hid' + 'den + 1')").traceback
+    result = book.ok("%%distributed --ranks 2 --with hidden\nexec('z = hid' + 'den + 1')\nz").result
     assert result == "ranks 0-1: 21"
 
 

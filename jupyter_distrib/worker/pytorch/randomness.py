@@ -232,8 +232,9 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
 
 
 def _drawing_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that fills a sharded tensor. On the CPU, where torch (2.13) lets each rank fill its shard with the
-    stream that all have, so that all shards get the same numbers, it draws the whole tensor and takes the shard."""
+    """Return a method that fills a sharded tensor. On the CPU, where torch (2.13) lets each rank fill its shard with
+    the stream that all have, so that all shards get the same numbers, it draws the whole tensor and takes the
+    shard."""
 
     def fill(sharded: Any, *args: Any, **keywords: Any) -> Any:
         if sharded.device_mesh.device_type != "cpu" or (sharded.requires_grad and torch.is_grad_enabled()):

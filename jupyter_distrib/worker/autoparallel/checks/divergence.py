@@ -98,11 +98,8 @@ class LossComparison:
         losses, targets = zip(*(json.loads(board.get(key)) for key in keys), strict=True)
         if all(each == losses[0] for each in losses):
             return f"the first {LOSSES} losses"
-        return (
-            f"the targets of the first {LOSSES} losses"
-            if targets[0] and all(each == targets[0] for each in targets)
-            else ""
-        )
+        alike = targets[0] and all(each == targets[0] for each in targets)
+        return f"the targets of the first {LOSSES} losses" if alike else ""
 
 
 def _target(node: Any) -> torch.Tensor | None:
@@ -111,7 +108,8 @@ def _target(node: Any) -> torch.Tensor | None:
         if node is None:
             return None
         if (target := private_torch.saved_target(node)) is not None:
-            return target.detach().flatten()[:_ELEMENTS]
+            beginning: torch.Tensor = target.detach().flatten()[:_ELEMENTS]
+            return beginning
         following = [each for each, _ in node.next_functions if each is not None]
         node = following[0] if following else None
     return None
@@ -124,7 +122,7 @@ def _tells_batches_apart(target: torch.Tensor) -> bool:
     again = (target[1:] == target[0]).nonzero()
     period = int(again[0]) + 1 if len(again) else len(target)
     is_periodic = 2 * period <= len(target) and bool((target[period:] == target[:-period]).all())
-    return len(target.diff().unique()) > 2 and not is_periodic  # noqa: PLR2004 - steps, and jumps
+    return len(set(target.diff().tolist())) > 2 and not is_periodic  # more than steps and jumps
 
 
 def _weights(count: int) -> torch.Tensor:
