@@ -134,6 +134,33 @@ def test_a_parameter_that_the_forward_pass_changes_is_refused(book: Notebook, ch
     assert change.partition(" = ")[0] in told or "Parameter" not in change  # the traceback has the line
 
 
+BETWEEN_STEPS = """
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+train(model, optimizer, 1)
+kept = {{p: p.data.clone() for p in model.parameters()}}
+for p in model.parameters(): {change};
+"""
+
+
+@pytest.mark.parametrize("change", ["p.data = 0.5 * p.data", "p.data = kept[p]", "p.data = p.detach() - 0.1 * p.grad"])
+def test_data_that_is_set_between_steps_is_refused(book: Notebook, change: str) -> None:
+    """As optimizers such as SAM and averages of weights restore theirs: it would have no effect, without a word."""
+    told = book.fails(f"%%distributed --ranks 2 --strategy fsdp{BETWEEN_STEPS.format(change=change)}").text
+
+    assert "is a parameter of Net, which is sharded, and `.data = ...` would not change its shard: write " in told
+
+
+@pytest.mark.parametrize("change", ["p.data.copy_(0.5 * p.data)", "p.data = p.data", "p.data.mul_(0.5)"])
+def test_data_that_is_changed_in_place_between_steps_is_not_refused(book: Notebook, change: str) -> None:
+    cell = BETWEEN_STEPS.format(change=change)
+    cell += "[round((p.data.sum() / kept[p].sum()).full_tensor().item(), 4) for p in model.parameters()]"
+    book.ok(f"%%distributed --ranks 2 --strategy fsdp --out parts{cell}")
+
+    assert book.ok("{*parts[0]}").result == ("{1.0}" if "=" in change else "{0.5}")
+
+
 @pytest.mark.parametrize("bound", ["", ", max_norm=0.1"])
 def test_a_forward_pass_that_changes_no_parameter_for_good_is_not_refused(book: Notebook, bound: str) -> None:
     run(book, CODE_BOOK.format(change="pass", bound=bound) + "\nmodel.load_state_dict(Book().state_dict());")

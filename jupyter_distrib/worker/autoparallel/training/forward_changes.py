@@ -1,5 +1,5 @@
-"""Refuses parameters that the code of a sharded model replaces or changes in `forward()`: FSDP puts back the sharded
-ones behind it, so the change would be lost. Rank's main thread."""
+"""Refuses parameters that the code of a sharded model replaces, or changes in `forward()`: FSDP puts back the sharded
+ones behind it, so the change would be lost, as is one by `parameter.data = value`. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.autoparallel.checks import tensor_sums
+from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private
 
 _gathered: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
@@ -42,6 +43,35 @@ def refuse_replacing(models: Callable[[], Iterable[nn.Module]]) -> Callable[[], 
                     raise _lost(root, f"{prefix}.{name}" if prefix else name, "replaced")
 
     return register_module_parameter_registration_hook(registering).remove
+
+
+def refuse_setting_data(patches: Patches, models: Callable[[], Iterable[nn.Module]]) -> None:
+    """Refuse from now on `parameter.data = value` for parameters of sharded models: torch (2.13) changes nothing then,
+    since a `DTensor` goes on with the shard that it had.
+
+    Args:
+        patches: Replaces attributes for the time of the cell.
+        models: Returns the sharded models.
+    """
+    data: Any = torch.Tensor.data
+
+    def set_data(tensor: Any, value: torch.Tensor) -> None:
+        for root in models():
+            for name, each in root.named_parameters():
+                if each is tensor and not _is_same_shard(tensor, value):
+                    raise DistributedError(
+                        f"`{name}` is a parameter of {ownership.named_plainly([root])}, which is sharded, and `.data = "
+                        "...` would not change its shard: write parameter.data.copy_(value), and clone() what is to "
+                        "come back later, or use --strategy ddp."
+                    )
+        data.__set__(tensor, value)
+
+    patches.put(DTensor, "data", property(data.__get__, set_data))
+
+
+def _is_same_shard(tensor: Any, value: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return isinstance(value, DTensor) and value.to_local().data_ptr() == tensor.to_local().data_ptr()
 
 
 def _is_by_fsdp() -> bool:

@@ -110,7 +110,12 @@ class ShardedTraining:
         self._hooks.begin()
         whole_numbers.install(self._patches)
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
-        accept = forward_changes.refuse_replacing(lambda: [root for root in steps if steps[root].sharded_here])
+
+        def sharded_here() -> list[nn.Module]:
+            return [root for root in steps if steps[root].sharded_here]
+
+        accept = forward_changes.refuse_replacing(sharded_here)
+        forward_changes.refuse_setting_data(self._patches, sharded_here)
 
         def undo() -> None:
             stepping.remove()
