@@ -638,6 +638,11 @@ BY_TORCH, BY_NUMPY = "torch.randint(48, (8,))", "numpy.random.randint(48, size=8
         ("torch.manual_seed(0)", DRAWN.format(draw=BY_TORCH), "torch.manual_seed() of an earlier cell"),
         ("", f"\ntorch.manual_seed(0){DRAWN.format(draw=BY_TORCH)}", "torch.manual_seed() of this cell"),
         ("", f"\nimport numpy\nnumpy.random.seed(0){DRAWN.format(draw=BY_NUMPY)}", "numpy.random.seed() of this cell"),
+        (
+            "torch.manual_seed(0)",
+            DRAWN.format(draw=BY_TORCH).replace("step in range(4)", "_, step in enumerate(range(4))"),
+            "torch.manual_seed() of an earlier cell",
+        ),
         ("", DRAWN.format(draw=BY_TORCH), ""),
     ],
 )
@@ -653,7 +658,7 @@ def test_a_seed_with_which_all_ranks_draw_the_same_batches_is_named(
     told = f"Batches that are drawn at random are the same because of {cause}: call {call}(rank) once the model is made"
     assert told in shown if cause else "losses are the same" not in shown
     if cause:
-        cured = cell.replace("\nfor step", f"\n{call}(rank)\nfor step")
+        cured = cell.replace("\nfor ", f"\n{call}(rank)\nfor ")
         assert "losses are the same" not in book.ok(f"{DDP}{cured};").view
 
 

@@ -78,8 +78,15 @@ def _loops_around(name: str, line: int) -> Iterator[ast.For]:
     loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
     inside = [each for each in loops if each.body[0].lineno <= line <= (each.end_lineno or 0)]
     for loop in sorted(inside, key=lambda each: each.lineno, reverse=True):
-        if not (isinstance(loop.iter, ast.Call) and called(loop.iter) in _NUMBERS):
+        over = _unwrapped(loop.iter)
+        if not (isinstance(over, ast.Call) and called(over) in _NUMBERS):
             yield loop
+
+
+def _unwrapped(thing: ast.expr) -> ast.expr:
+    while isinstance(thing, ast.Call) and thing.args and called(thing) in _WRAPPERS:
+        thing = thing.args[0]
+    return thing
 
 
 def _goes_over_modules(loop: ast.For, frame: FrameType) -> bool:
@@ -90,8 +97,7 @@ def _goes_over_modules(loop: ast.For, frame: FrameType) -> bool:
 
 
 def _described(thing: ast.expr, frame: FrameType) -> str:
-    while isinstance(thing, ast.Call) and thing.args and called(thing) in _WRAPPERS:
-        thing = thing.args[0]
+    thing = _unwrapped(thing)
     text = f"`{ast.unparse(thing)}`"
     if isinstance(thing, ast.Name):
         names = frame.f_globals | frame.f_locals
