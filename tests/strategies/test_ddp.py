@@ -419,6 +419,7 @@ for epoch in range(1):
 FULL_BATCH = """
 model = nn.Sequential(nn.Dropout(), Net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)  # an earlier cell may have seeded all alike
 for epoch in range(4):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(features), targets.argmax(1))
