@@ -217,7 +217,7 @@ def _initialising(original: Callable[..., Any], *, parameters_only: bool = False
         _initialised += 1  # not with `shared`, as in a split
         seed = _seed(_origin, f"first values {_initialised}")
         shared, _shared = _shared, None  # a call for a part of the module draws from the same streams
-        own = _states(shared)
+        own = {"torch": torch.get_rng_state()} if parameters_only else _states(shared)
         with _unrecorded():
             _set_states(_states_from(seed, own))
             try:
