@@ -369,6 +369,15 @@ def test_a_sharded_model_can_be_moved_after_it_has_trained(book: Notebook) -> No
     assert book.ok("sum(last[0]) < sum(first[0])").result == "True"
 
 
+def test_a_cell_that_failed_in_a_step_is_not_held_against_the_next_one(book: Notebook) -> None:
+    book.fails(
+        f"%%distributed --ranks 2 --strategy fsdp\n{PLAIN}\n"
+        "torch.left_behind = model\noptimizer.register_step_pre_hook(lambda *_: 1 / 0)\ntrain(model, optimizer)"
+    )
+
+    assert "was stopped in the middle" not in run(book, PLAIN + "del torch.left_behind")
+
+
 def test_a_cell_that_is_stopped_keeps_the_shards_that_it_has_trained(book: Notebook) -> None:
     book.start(
         f"%%distributed --ranks 2 --strategy fsdp --keep model,optimizer,losses\n{PLAIN}\n"

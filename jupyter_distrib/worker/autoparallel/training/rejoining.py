@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -18,12 +18,18 @@ from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.autoparallel.data import shard_samplers
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import EpochSampler
 
+T = TypeVar("T")
+
 
 def kept_objects() -> list[Any]:
-    """Return the optimizers, schedules, samplers and shuffled data sets to which the cell's names and kept values lead,
-    without what a failed cell has left in a library."""
-    found = [*ownership.alive((Optimizer, LRScheduler, EpochSampler)), *shard_samplers.shuffled()]
-    return ownership.within_reach(found, [vars(sys.modules["__main__"]), payload.kept_values])
+    """Return the optimizers, schedules, samplers and shuffled data sets within reach."""
+    return within_reach([*ownership.alive((Optimizer, LRScheduler, EpochSampler)), *shard_samplers.shuffled()])
+
+
+def within_reach(things: list[T]) -> list[T]:
+    """Return those of these objects to which the cell's names and kept values lead, without what a failed cell has left
+    in a library."""
+    return ownership.within_reach(things, [vars(sys.modules["__main__"]), payload.kept_values])
 
 
 def continue_schedules_and_passes(kept: Sequence[Any], note: Callable[[str], None]) -> None:

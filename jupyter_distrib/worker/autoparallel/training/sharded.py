@@ -295,7 +295,8 @@ class ShardedTraining:
     def _compare_steps(self) -> None:
         """Add a note if an interrupt has stopped the ranks at different steps, so that their shards are
         inconsistent."""
-        own_steps = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
+        kept = rejoining.within_reach(list(steps))  # a cell that failed has left others
+        own_steps = [(ownership.named_plainly([root]), steps[root].count, steps[root].stepping) for root in kept]
         every = object_collectives.gather(own_steps)
         for name, *_ in own_steps:
             seen = [(count, stepping) for rank_steps in every for other, count, stepping in rank_steps if other == name]
