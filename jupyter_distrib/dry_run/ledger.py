@@ -87,6 +87,24 @@ _SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that consist of others, whose operations are seen one level below."""
 
 
+_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
+"""The higher-order operators that compute as they are; others call the user's functions."""
+
+
+def _of_higher_order(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the operation that a higher-order operator stands for, and its arguments.
+
+    Raises:
+        NotImplementedError: It is another one; worded as torch (2.13) does.
+    """
+    if func.__name__ == "run_dtensor_rng_op":  # draws into a shard, with the generator put forward
+        _, _, func, *rest = args
+        return func, tuple(rest)
+    if func.__name__ not in _HIGHER_ORDER:
+        raise NotImplementedError(f"There was no rule registered for HigherOrderOperator {func.__name__}")
+    return func, args
+
+
 class Finished(BaseException):
     """Ends the cell once it has shown everything that a dry run can see."""
 
@@ -115,6 +133,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_users: Returns whether a file holds code of the user.
         mode: The mode that makes tensors fake.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, device: str, is_users: Callable[[str], bool], mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -146,6 +166,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if self.finished:
             raise Finished
+        if not hasattr(func, "_schema"):
+            func, args = _of_higher_order(func, args)
         self.operations += 1
         answered, answer, args = self._answered(func, args, keywords)
         if answered:
@@ -162,7 +184,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             likely = likely_truth(func, args) if out.dtype is torch.bool else likely_number(func, source)
             if likely is not None:
                 out.likely = likely  # type: ignore[attr-defined]
-            elif func._schema.is_mutable:
+            elif hasattr(func, "_schema") and func._schema.is_mutable:
                 vars(out).pop("likely", None)
         return out
 

@@ -45,6 +45,8 @@ WITHOUT_VALUES = (
 """Errors by which torch refuses an operation on tensors without values."""
 NO_KERNEL = ("no fake impl", "data is not allocated yet", "Cannot access data pointer")
 """Words of torch's errors where foreign code has asked for values."""
+_WITHOUT_RULE = re.compile(r"There was no rule registered for HigherOrderOperator (\w+)")
+"""The error of an operator that calls the user's functions, such as `torch.cond`."""
 _WITHOUT_KERNEL = re.compile(r"Could not run '(.*?)' with arguments from the '")
 """Torch's error where it has no kernel for a kind of tensor, such as sparse ones of a GPU in a build without CUDA."""
 _OTHER_KIND = "is already associated to a python object of type FakeTensor"
@@ -307,7 +309,9 @@ class DryRun:
         why = ""
         if type(error).__name__ in WITHOUT_VALUES:
             why = f"torch cannot compute {described.message.partition(chr(10))[0]}{at} without values"
-        elif (operation := _WITHOUT_KERNEL.match(described.message)) is not None:
+        elif (
+            operation := _WITHOUT_KERNEL.match(described.message) or _WITHOUT_RULE.match(described.message)
+        ) is not None:
             why = f"torch cannot compute {operation[1]}{at} without values"
         elif _OTHER_KIND in described.message or (isinstance(error, AssertionError) and _is_of_fake_tensors(error)):
             why = f"torch cannot make such a tensor{at}"

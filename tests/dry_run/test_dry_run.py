@@ -300,6 +300,23 @@ def test_fsdp_leaves_batches_where_they_are_if_the_cell_places_its_model() -> No
     assert "can't convert cuda" in repr(play(source.replace(".cuda()\nopt", "\nopt").replace("x.cuda()", "x"), "fsdp"))
 
 
+@pytest.mark.parametrize("draw", ["nn.init.normal_(model[0].weight)", "model[0].weight.data.uniform_(-1, 1)"])
+def test_weights_that_are_drawn_again_when_they_are_sharded_fit(draw: str) -> None:
+    source = DATA + MODEL + f"{draw}\nfor x, y in loader: model(x).mean().backward(); opt.step()"
+    assert play(source, "fsdp").verdict == "fits"
+
+
+def test_flex_attention_is_run_dry_and_a_condition_in_the_graph_is_not() -> None:
+    head = "import torch\nlinear = torch.nn.Linear(64, 64).cuda()\nopt = torch.optim.SGD(linear.parameters())\n"
+    flex = (
+        "from torch.nn.attention.flex_attention import flex_attention\nq = linear(torch.randn(2, 4, 16, 64).cuda())\n"
+    )
+    assert play(f"{head}{flex}flex_attention(q, q, q).sum().backward()\nopt.step()").verdict == "fits"
+    found = play(f"{head}torch.cond(torch.tensor(True).cuda(), linear, torch.sin, (torch.randn(4, 64).cuda(),))")
+    assert found.verdict == "cannot be run dry", repr(found)
+    assert "torch cannot compute cond on line 4" in found.refused
+
+
 def test_what_was_saved_cannot_be_read() -> None:
     saved = "import io, torch\nfile = io.BytesIO()\ntorch.save(torch.ones(1), file)\nfile.seek(0)\ntorch.load(file)"
     found = play(saved)

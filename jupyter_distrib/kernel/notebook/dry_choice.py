@@ -101,7 +101,7 @@ def _handles_in(value: object) -> Iterator[RankValue]:
 def _with(value: Any, shapes: Mapping[str, Any]) -> Any:
     if isinstance(value, RankValue):
         return shapes[value.key]
-    if not any(_handles_in(value)):
+    if next(_handles_in(value), None) is None:
         return value
     if isinstance(value, dict):
         return {key: _with(each, shapes) for key, each in value.items()}
