@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 COLLECTIVES = "_functional_collectives.py"
@@ -127,7 +128,9 @@ def saved_reduction(node: Any) -> int | None:
 
 def saved_target(node: Any) -> Any:
     """Return the target that a loss has saved in its graph, or None; relies on `_saved_target`."""
-    return getattr(node, "_saved_target", None)
+    with suppress(Exception):  # freed or changed by now, or a user's hook raises: backward() reports it
+        return getattr(node, "_saved_target", None)
+    return None
 
 
 def forget_sparse_tensors() -> None:

@@ -1064,6 +1064,17 @@ def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
     assert "nothing was trained" not in shown
 
 
+def test_two_loaders_that_one_line_reads_to_their_ends_are_named_once(book: Notebook) -> None:
+    outcome = book.ok(
+        f"{DDP}\nmodel = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "update(model, optimizer, features, targets)\n"
+        "one, two = DataLoader(data, batch_size=8), DataLoader(data, batch_size=8)\n"
+        "for (x, _), (z, _) in zip(one, two, strict=True): model(x + z)"
+    )
+
+    assert outcome.view.count("where nothing was trained") == 1
+
+
 IN_BACKWARD = """
 model = Net()
 each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}

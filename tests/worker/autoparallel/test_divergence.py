@@ -50,3 +50,17 @@ def test_sums_of_a_device_that_computes_wrongly_can_be_compared() -> None:
 )
 def test_targets_that_all_batches_have_do_not_tell_them_apart(target: torch.Tensor, told: bool) -> None:
     assert divergence._tells_batches_apart(target) is told
+
+
+def test_a_target_that_cannot_be_read_any_more_is_none() -> None:
+    def unpacks(_: object) -> torch.Tensor:
+        raise OSError("the file is gone")
+
+    target = torch.tensor([1.0, 2.0])
+    changed = torch.nn.functional.mse_loss(torch.ones(2, requires_grad=True), target)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpacks):
+        hooked = torch.nn.functional.mse_loss(torch.ones(2, requires_grad=True), target)
+    assert divergence._target(changed.grad_fn).tolist() == [1.0, 2.0]
+    target.add_(1)
+    assert divergence._target(changed.grad_fn) is None
+    assert divergence._target(hooked.grad_fn) is None

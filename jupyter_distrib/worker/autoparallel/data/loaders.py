@@ -262,7 +262,7 @@ class Loaders:
             if self.backwards > before:
                 self._trained_in.add(where)
         if read and self.backwards == before:
-            del self._left[where]
+            self._left.pop(where, None)  # another loader may have been read on this line
             self._note_untrained(where)
 
     def note_if_untrained(self) -> None:
