@@ -182,6 +182,18 @@ def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, m
     assert not stage.early.wait(0), "once is enough"
 
 
+def test_preloading_does_not_wait_for_a_pause_forever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells in a loop that each want fresh ranks leave none."""
+    monkeypatch.setattr(module, "PRELOAD_AFTER_S", 60.0)
+    monkeypatch.setattr(module, "PRELOAD_BY_S", 0.0)
+    stage.order(0)
+    stage.early.send(m.ForkserverReady(pid=1, early=True))
+    stage.turn()
+    stage.answer(stage.early, stage.take(stage.early), 10)
+    stage.loop._fire()
+    assert stage.early.receive() == (m.Preload(), [])
+
+
 def test_without_use_for_it_there_is_no_preloaded_forkserver(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
     stage.forkservers.start()

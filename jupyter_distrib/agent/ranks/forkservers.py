@@ -10,6 +10,7 @@ import itertools
 import signal
 import socket
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ ATTEMPTS = 2
 """Number of forkservers that may die while executing one order."""
 _numbers = itertools.count(1)
 PRELOAD_AFTER_S = 0.2
-"""Seconds to leave the processor to the first ranks and their first cell."""
+"""Seconds to leave the processor to the first ranks and their first cell, and to ranks that start soon after them."""
+PRELOAD_BY_S = 2.0
+"""Seconds after which preloading waits no longer for a pause between ranks: fresh ones in a loop leave none."""
 SAID_CHARACTERS = 2000
 """Number of characters shown from the end of a forkserver's log."""
 
@@ -185,6 +188,7 @@ class Forkservers:
         self._failures = 0
         """Number of consecutive forkservers that ended before they were ready while ranks waited for them."""
         self._preload_timer: Timer | None = None
+        self._preload_by_s = 0.0
         self.growing = True
         """Whether a preloaded forkserver is wanted."""
         self.session = 0
@@ -290,6 +294,7 @@ class Forkservers:
         self._failures = 0
         self._send()
         if message.early:
+            self._preload_by_s = time.monotonic() + PRELOAD_BY_S
             return self._preload_soon()
         generation.preloaded = True
         if before is not None:
@@ -306,7 +311,8 @@ class Forkservers:
     def _preload_soon(self) -> None:
         if self._preload_timer is not None:
             self._preload_timer.cancel()
-        self._preload_timer = self._loop.later(PRELOAD_AFTER_S, self._preload)
+        left_s = self._preload_by_s - time.monotonic()
+        self._preload_timer = self._loop.later(min(PRELOAD_AFTER_S, max(left_s, 0.0)), self._preload)
 
     def _preload(self) -> None:
         self._preload_timer = None
