@@ -234,6 +234,8 @@ class InputPickler(_Pickler):
         if type(obj) is Name:
             self.name = obj.name
             return NotImplemented
+        if obj is begin_input:
+            return NotImplemented
         if issubclass(type(obj), _OF_MODULES):
             self._by_value.look_at(obj)
         if obj is os.environ:

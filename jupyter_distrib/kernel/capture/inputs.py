@@ -40,6 +40,7 @@ _OF_CALLS = {
     "inside the cell": "inside the function",
 }
 """Words for the parts of a distributed function's call, for the sentence on one that cannot be sent."""
+_PLAIN = (str, bytes, bool, int, float, type(None))
 _LARGE_BYTES = 100_000_000
 _NAMED_BYTES = _LARGE_BYTES // 10
 """Size below which the warning does not name a variable."""
@@ -57,6 +58,8 @@ class PackedInputs:
 
     def uses(self, source: str) -> dict[str, object]:
         """Return the trackers that a program with these inputs uses, each with what its code says about it."""
+        if "import" not in source and all(type(value) in _PLAIN for value in self.values.values()):
+            return {}
         use = mlflow_use.of(source, self.packed.data, self.packed.sent, self.values)
         return {} if use is None else {"mlflow": use}
 

@@ -18,6 +18,7 @@ from jupyter_distrib.kernel.record.not_finite import NotFinite
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.over_time import OverTime
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.record.timeline import FEWEST_S
 from jupyter_distrib.kernel.views import timeline
 from jupyter_distrib.system import record_file
 from jupyter_distrib.system.formatting import clipped, rank_list
@@ -130,8 +131,9 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
     """Return the saved form of a run that has ended, not numbered yet."""
     state = _state(record)
     cause = failures.cause(record) if state != "done" else None
-    shares = Shares.of(record)
-    meaningful = shares.is_meaningful
+    has_trained = any(rank.times is not None for rank in record.ranks.values())
+    shares = Shares.of(record) if has_trained else None
+    meaningful = shares if shares is not None and shares.is_meaningful else None
     last: dict[str, float] = {}
     for rank in record.ranks.values():
         last = {**rank.metrics, **last}
@@ -148,8 +150,8 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
         facts=run_facts.setting(run) | {f"argument.{name}": text for name, text in run_facts.arguments(run).items()},
         last=last,
         not_finite=phrases_on_not_finite(record),
-        shares=dict(shares.mean()) if meaningful else {},
-        sentence=shares.sentence if meaningful else "",
+        shares=dict(meaningful.mean()) if meaningful else {},
+        sentence=meaningful.sentence if meaningful else "",
         peak_rss_bytes=record.peak_rss_bytes,
         peak_gpu_memory_bytes=record.peak_gpu_memory_bytes,
         peak_tensor_bytes=record.peak_tensor_bytes,
@@ -196,18 +198,19 @@ def read(path: Path) -> SavedRun:
 
 def metrics_to(record: RunRecord) -> dict[str, Any]:
     """Return the reported numbers as JSON values, thinned, what the ranks did over time, and the traceback."""
-    metrics = Metrics.of(record)
-    columns = [*OWN_COLUMNS, *metrics.names]
+    has_reported = any(rank.metrics for rank in record.ranks.values())
+    metrics = Metrics.of(record) if has_reported else None
+    columns = [*OWN_COLUMNS, *(metrics.names if metrics else ())]
     rows = defaultdict(list)
-    for row in metrics:
+    for row in metrics or ():
         rows[row["rank"]].append([row[name] for name in columns])
     most = max(2, min(ROWS, VALUES // len(columns)) // max(1, len(rows)))
-    course = timeline.ranks_over_time(record)
+    course = timeline.ranks_over_time(record) if record.elapsed_s >= FEWEST_S else None
     return {
         "columns": columns,
         "rows": [row for each in rows.values() for row in thinned(each, most)],
         "over_time": None if course is None else m.fields_of(course),
-        "traceback": failures.traceback_of(record),
+        "traceback": [] if record.ok else failures.traceback_of(record),
     }
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jupyter_distrib.serialization import payload, shared_memory
-from jupyter_distrib.serialization.value_cache import ValueCache
+from jupyter_distrib.serialization.value_cache import Layout, ValueCache
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -28,7 +28,8 @@ class Outgoing:
 
     def __init__(self, packed: payload.Packed, cache: ValueCache, limit_bytes: int | None) -> None:
         self._cache = cache
-        self._layout = cache.lay_out(*payload.laid_out(packed), limit_bytes)
+        parcel, views = payload.laid_out(packed)
+        self._layout = cache.lay_out(parcel, views, limit_bytes) if views else Layout(parcel=parcel, new=())
         self._memory = -1
         """The descriptor of the new memory when it is complete."""
         self._content: shared_memory.Content | None = None

@@ -248,7 +248,8 @@ class Session:
                     group.notes = (*group.notes, first)
                 run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
-                run.on_ended.append(self.sent_values.tidy)
+                if not outgoing.in_parcel:
+                    run.on_ended.append(self.sent_values.tidy)
                 run.values.held = request.inputs.sent
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))

@@ -156,10 +156,11 @@ def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
 
 def _writable_by_others(path: str) -> str:
     """Return the reason why other users may write a file or folder; empty if they may not."""
-    if os.stat(path).st_uid != os.getuid():
+    info = os.stat(path)
+    if info.st_uid != os.getuid():
         return "belongs to another user"
-    who = writers(path)
-    return f"can be written by {who}" if who else ""
+    is_own = not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return f"can be written by {who}" if not is_own and (who := writers(path)) else ""
 
 
 def is_trusted(path: str, digest: str) -> bool:

@@ -25,9 +25,8 @@ class GpuVisibility:
             self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
 
     def update(self, devices: tuple[str, ...] | None) -> None:
-        """Record the kernel's present CUDA_VISIBLE_DEVICES."""
-        if devices != self.devices:
-            self.devices, self.exist = devices, None
+        """Record the kernel's present CUDA_VISIBLE_DEVICES, which have changed."""
+        self.devices, self.exist = devices, None
 
 
 class GpuVariables:

@@ -316,7 +316,8 @@ class PoolManager:
         keeps = handles[0].group if handles else ""
         visible = _visible()
         connection = self.connections.connect(filled.pool or self._choices.pool, filled.pool_options, keeps)
-        connection.gpus.update(visible)
+        if connection.gpus.devices != visible:
+            connection.gpus.update(visible)
         request = _request(options, connection, connection.packages())
         if handles:
             group = selection.of_handles(handles, connection, size, filled.on)
