@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 AGENT = "JUPYTER_DISTRIB_AGENT"
 """Variable by which everything that an agent has started, directly or not, can be found when the agent is gone."""
+HASHED_ALIKE = {"PYTHONHASHSEED": "0"}
+"""Variables of each program of ranks, unless the user has set another value: by default Python hashes texts differently
+in each program, so that `list(set(labels))` would have another order on the ranks of another machine."""
 Launched = tuple["subprocess.Popen[bytes]", tuple[socket.socket, socket.socket], "IO[bytes]"]
 """Forkserver that is importing torch; links to it and to the preloaded one that replaces it; its log."""
 
@@ -73,6 +76,7 @@ def launch(log: IO[bytes] | None = None) -> Launched:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**HASHED_ALIKE, **os.environ},
             )
         except OSError:
             early.close()

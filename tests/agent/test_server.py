@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import resource
 import shutil
@@ -377,6 +378,18 @@ def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
     pids = [worker.pid for worker in group.workers]
     client.close_group(group)
     assert wait_until_gone(pids, 3) == []
+
+
+def test_ranks_hash_texts_alike_so_that_their_sets_have_one_order(client: PoolClient) -> None:
+    """Ranks on several machines, or that are programs of their own, would number the classes of `set(labels)` each in
+    another way."""
+    source = "import os\n(hash('a'), list({'cat', 'dog', 'bird', 'fish'}), 'PYTHONHASHSEED' in os.environ)"
+    program = "print((hash('a'), list({'cat', 'dog', 'bird', 'fish'}), False))"
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    expected = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    for load_env in ({}, {"OMP_NUM_THREADS": "3"}):
+        outcome = client.run(client.group(2, load_env=load_env), source, env={})
+        assert outcome.values == dict.fromkeys(range(2), ast.literal_eval(expected.stdout))
 
 
 def test_a_program_that_cannot_start_is_said(client: PoolClient) -> None:

@@ -13,7 +13,7 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import Rank, RankOwner
 from jupyter_distrib.system import control_groups, open_files, reap
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.system.launch import AGENT
+from jupyter_distrib.system.launch import AGENT, HASHED_ALIKE
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -161,7 +161,7 @@ def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:
 
 def _launch_program(rank: Rank, load_env: dict[str, str]) -> int:
     """Start a rank as a program of its own, for variables that are read when a program loads; return its process id."""
-    env = {**os.environ, **load_env}
+    env = {**HASHED_ALIKE, **os.environ, **load_env}
     with Descriptors(rank.descriptors.take()) as fds:
         process = subprocess.Popen(
             [sys.executable, "-m", "jupyter_distrib.worker.process.standalone", *map(str, fds)],
