@@ -19,7 +19,7 @@ from jupyter_distrib.libraries.library import Library
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.lmdb import LMDB
 from jupyter_distrib.libraries.mlflow import MLFLOW
-from jupyter_distrib.libraries.numpy_archives import NUMPY
+from jupyter_distrib.libraries.numpy_objects import NUMPY
 from jupyter_distrib.libraries.pydantic import PYDANTIC
 from jupyter_distrib.libraries.rich import RICH
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW

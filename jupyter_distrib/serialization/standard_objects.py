@@ -179,6 +179,25 @@ def _name(file: Any) -> str:
     return os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else "the file"
 
 
+_WITH_MEMORY = frozenset({"builtins", "array", "numpy"})
+"""The modules of classes whose memory a view can have, and that pickle."""
+
+
+def _view(view: memoryview) -> Reduced:
+    """Return the form of a view: over its object if it shows all of that, else over a copy of what it shows."""
+    base: Any = view.obj
+    if type(base).__module__ not in _WITH_MEMORY or not view.c_contiguous or memoryview(base).nbytes != view.nbytes:
+        base = view.tobytes() if view.readonly else bytearray(view.tobytes())
+    return view_of, (base, view.format, view.shape, view.readonly)
+
+
+def view_of(base: Any, kind: str, shape: tuple[int, ...], is_read_only: bool) -> memoryview:
+    view = memoryview(base)
+    if (view.format, view.shape) != (kind, shape):
+        view = view.cast("B").cast(kind, shape)  # type: ignore[call-overload]
+    return view.toreadonly() if is_read_only else view
+
+
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 LOCKS: dict[type, Callable[[Any], Any]] = {_LOCK: _lock, _RLOCK: _lock}
 """The functions that reduce locks, for kernel and ranks."""
@@ -190,6 +209,7 @@ FORMS: dict[type, Callable[[Any], Any]] = {
     contextvars.ContextVar: _variable,
     threading.local: _local,
     ctypes.CDLL: _shared_library,
+    memoryview: _view,
 }
 """The functions that reduce an object for a rank, by its class."""
 _BASES = threading.local, ctypes.CDLL

@@ -29,7 +29,7 @@ def test_the_library_of_every_file_is_known() -> None:
         "mlflow_store",
         "setting",
         "torch_objects",
-        "numpy_archives",
+        "numpy_objects",
         "compressed_files",
     }
     parts |= {f"{kind}_settings" for kind in ("display", "logging", "torch", "warning")}

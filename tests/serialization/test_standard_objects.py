@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import bz2
 import gzip
 import io
@@ -151,6 +152,42 @@ def test_archives_that_are_read_are_opened_again(kernel: Kernel, tmp_path: Path)
     assert kernel.run(cell, **given) == ([0, 1, 2], ["a", "b"], b"text", ["inside"])
     for each in given.values():
         each.close()
+
+
+def test_a_view_is_one_over_the_same_memory(kernel: Kernel) -> None:
+    """cloudpickle sends its bytes."""
+    data = bytearray(range(12))
+    numbers = array.array("i", range(6))
+    given = {
+        "data": data,
+        "whole": memoryview(data),
+        "part": memoryview(data)[2:6],
+        "every_other": memoryview(data)[::2],
+        "fixed": memoryview(b"abc"),
+        "table": memoryview(numbers).cast("B").cast("i", (2, 3)),
+        "numbers": numbers,
+    }
+    assert kernel.run("""
+        whole[0] = 9
+        table[1, 2] = 7
+        part[0] = 8
+        data[0], numbers[5], part.tolist(), every_other.tolist(), fixed.readonly, fixed.tobytes(), table.shape""", **given) == (
+        9, 7, [8, 3, 4, 5], [0, 2, 4, 6, 8, 10], True, b"abc", (2, 3)
+    )  # fmt: skip
+    assert data[0] == 0, "the notebook's own stays as it was"
+
+
+def test_a_vectorized_function_that_has_been_called_is_sent(kernel: Kernel) -> None:
+    pytest.importorskip("numpy")
+    kernel.cell("""
+        import numpy as np
+        class Labelled(np.vectorize):
+            label = "twice"
+        twice = Labelled(lambda number: 2 * number, otypes=[float])
+        twice.unit = "m"
+        twice([1, 2])
+    """)
+    assert kernel.run("(twice([1, 2]).tolist(), twice.label, twice.unit)") == ([2.0, 4.0], "twice", "m")
 
 
 def test_what_runs_in_the_notebook_stays_there(kernel: Kernel) -> None:
