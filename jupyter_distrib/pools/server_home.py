@@ -188,7 +188,8 @@ def _sources() -> list[str]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    folders.append(entry.path)
+                    if entry.name != "__pycache__":  # another user's, who has a private umask, cannot be read
+                        folders.append(entry.path)
                 elif entry.name.endswith(".py"):
                     info = entry.stat()
                     found.append(f"{entry.path}:{info.st_mtime_ns}:{info.st_size}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -37,6 +38,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "run"
     for listener in listeners:
         listener.close()
+
+
+def test_compiled_files_that_only_another_user_can_read_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python makes the folders of such files with the umask of whoever imports first, and agents have a private one."""
+    scandir = os.scandir
+
+    def refused(folder: str) -> Any:
+        if os.path.basename(folder) == "__pycache__":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert server_home.fingerprint()
 
 
 @pytest.mark.parametrize("kind", ["sock", "lock", "log"])
