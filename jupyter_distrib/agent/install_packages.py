@@ -139,7 +139,7 @@ def installed(packages: Sequence[m.Package], limit_bytes: int) -> Path:
 def folders() -> Path:
     """Return the folder of all folders of packages, in the user's cache. Raises `Refused` if it is somebody else's: the
     ranks import from it."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(paths.home(), ".cache")
     try:
         own = paths.private(Path(cache, "jupyter_distrib"), "XDG_CACHE_HOME")
         return paths.private(own / "packages", "XDG_CACHE_HOME")

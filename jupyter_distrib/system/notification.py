@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyter_distrib.system import paths
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 
@@ -128,7 +128,7 @@ def _execute(command: str, content: bytes, news: Notification) -> str:
     try:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
-            cwd=Path.home() if Path.home().is_dir() else "/",
+            cwd=paths.home() if os.path.isdir(paths.home()) else "/",
             env={**os.environ, **told},
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip

@@ -111,9 +111,15 @@ def usual_log_directory() -> Path:
 
 
 def state_directory() -> Path:
-    """Return the folder for state kept from one kernel to the next."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """Return the folder for state kept from one kernel to the next. Raises `PoolError` if it cannot be made."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home(), ".local", "state")
     return private(Path(base) / "jupyter_distrib", "XDG_STATE_HOME")
+
+
+def home() -> str:
+    """Return this user's home folder; `/`, as in a container, if neither `HOME` nor an account names one."""
+    folder = os.path.expanduser("~")
+    return folder if os.path.isabs(folder) else "/"
 
 
 def opened(path: Path, *, emptied: bool = True) -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.system import paths
 from tests.notebook import ROOT
 
@@ -85,6 +87,40 @@ def test_logs_have_a_folder_where_nothing_can_be_kept(tmp_path: Path, monkeypatc
     assert paths.log_directory(otherwise=tmp_path) == tmp_path / "runs"
     with pytest.raises(PoolError, match="XDG_STATE_HOME"):
         paths.usual_log_directory()
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of whom the machine knows only the number, as in a container, without `HOME`."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "JUPYTER_DISTRIB_LOG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_without_a_home_folder_the_first_one_of_all_stands_in_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(paths, "private", lambda folder, variable: made.append((folder, variable)))
+    paths.state_directory()
+    assert made == [(Path("/.local/state/jupyter_distrib"), "XDG_STATE_HOME")]
+
+
+@pytest.mark.usefixtures("nobody")
+def test_without_a_home_folder_no_file_of_the_project_passes_for_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "~" / ".config" / "jupyter_distrib"
+    theirs.mkdir(parents=True)
+    (theirs / "pools.toml").write_text('pool = "theirs"')
+    monkeypatch.chdir(tmp_path)
+    assert find_files.user_file() == "/.config/jupyter_distrib/pools.toml"
+    assert config_files.shown_path(tmp_path / "x.toml") == "x.toml"
 
 
 def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def _whole(part: Iterator[Finding]) -> Iterator[Finding]:
     """Yield the findings of one part of the report; the last one is the error that ended it, if any."""
     try:
         yield from part
-    except (DistributedError, OSError) as error:
+    except (DistributedError, OSError, RuntimeError) as error:  # Jupyter raises the last without a home folder
         yield Finding(topic="report", text="a part of this report could not be made", advice=str(error))
 
 

@@ -47,7 +47,7 @@ from jupyter_distrib.options import (
     unknown_option,
 )
 from jupyter_distrib.pools.base import capabilities_of
-from jupyter_distrib.system import record_file
+from jupyter_distrib.system import paths, record_file
 from jupyter_distrib.system.formatting import printable
 from jupyter_distrib.system.record_file import DamagedFile
 
@@ -365,7 +365,7 @@ def _line_of(text: str, header: str, key: str) -> int:
 def shown_path(path: Path) -> str:
     """Return the path in the form that a person would write: with `~`, or relative to the notebook's folder. Others may
     have named its folders."""
-    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+    for base, prefix in ((Path.cwd(), ""), (Path(paths.home()), "~/")):
         if path.is_relative_to(base):
             return printable(f"{prefix}{path.relative_to(base)}")
     return printable(str(path))

@@ -84,7 +84,7 @@ def user_file() -> str:
     """Return the path of the user's file with pools, which need not exist. Raises `OptionsError`."""
     chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
     if not chosen:
-        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(paths.home(), ".config")
         return os.path.join(base, "jupyter_distrib", "pools.toml")
     path = os.path.expanduser(chosen)
     if not os.path.isfile(path):
@@ -94,7 +94,7 @@ def user_file() -> str:
 
 def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
     """Return the nearest file of the project; or None, with a sentence, if others may have written that file."""
-    for path in _project_files(directory, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
+    for path in _project_files(directory, paths.home(), int(time.monotonic() / LOOK_ROUND_S)):
         if not os.path.lexists(path):
             continue
         if reason := _reason_against(path):
@@ -107,7 +107,7 @@ def project_file() -> tuple[str, str]:
     """Return the path of the project's file, which need not exist, and the reason why it is not, or would not be, read;
     an empty reason without one. Raises `OptionsError`, `OSError`."""
     folder = present_folder()
-    for path in _project_files(folder, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
+    for path in _project_files(folder, paths.home(), int(time.monotonic() / LOOK_ROUND_S)):
         if os.path.lexists(path):
             return path, _reason_against(path)
     reason = _writable_by_others(folder)

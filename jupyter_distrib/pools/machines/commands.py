@@ -48,7 +48,7 @@ class Command:
                 stdout=self._output or log,
                 stderr=log,
                 env=environment(path),
-                cwd=Path.home(),
+                cwd=paths.home(),
                 start_new_session=True,
             )
         self.pid, self.began = self._process.pid, began(self._process.pid)
