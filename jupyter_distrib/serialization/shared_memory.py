@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -169,8 +170,9 @@ class Unfinished:
         self._fd = _create(size_bytes)
         try:
             os.ftruncate(self._fd, size_bytes)
-        except OSError:
+        except OSError as error:
             self.close()
+            _raise_if_limited(error, size_bytes)
             raise
 
     def add(self, view: memoryview, start: int) -> None:
@@ -178,8 +180,7 @@ class Unfinished:
         try:
             _write_at(self._fd, view, start)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-                raise _no_room(self.size_bytes) from error
+            _raise_if_limited(error, self.size_bytes)
             raise
 
     def duplicate(self) -> int:
@@ -302,6 +303,19 @@ def is_sealed(fd: int) -> bool:
     with contextlib.suppress(OSError):  # a temporary file
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sum(_NO_WRITING))
     return False
+
+
+def _raise_if_limited(error: OSError, size_bytes: int) -> None:
+    """Raise a `PayloadError` in place of an error that comes from too little memory, or from a limit of the system."""
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        raise _no_room(size_bytes) from error
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise PayloadError(
+            f"{_readable(size_bytes)} of data must be handed over, but no file may have more than {_readable(limit)} "
+            "(ulimit -f), which holds for shared memory too. Raise the limit with `ulimit -f unlimited` before the "
+            "notebook server starts, or hand over less: load large data in the cell itself, and return a summary."
+        ) from error
 
 
 def _no_room(size_bytes: int) -> PayloadError:

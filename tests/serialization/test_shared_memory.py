@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -197,6 +198,18 @@ def test_a_full_disk_is_the_same_error_and_leaks_nothing(monkeypatch: pytest.Mon
     with pytest.raises(PayloadError, match="are free"):
         shared_memory.write(views(b"x"))
     assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_limit_on_the_size_of_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for memory without a name as well."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10_240, 10_240))
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refused)
+    with pytest.raises(PayloadError, match=r"50 kB of data .* more than 10\.2 kB \(ulimit -f\).* Raise the limit"):
+        shared_memory.write(views(b"x" * 50_000))
 
 
 def test_memory_that_a_reader_has_mapped_is_sealed_too() -> None:
