@@ -119,10 +119,11 @@ class Home:
         added = () if self.python else package_folders.added_first()
         if self.python or added or _is_lower_layer(root):
             root = _alone(directory)
+        inherited = process_environment.for_interpreter()
         return {
-            **os.environ,
+            **inherited,
             **confinement.job_variables(),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), *added, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), *added, inherited.get("PYTHONPATH")))),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
 

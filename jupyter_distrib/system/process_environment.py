@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -55,6 +56,22 @@ NOT_LOAD_TIME = (
     "JUPYTER_DISTRIB_CONFIG",
 )
 
+_OF_FLAGS = {
+    "dev_mode": "PYTHONDEVMODE",
+    "no_user_site": "PYTHONNOUSERSITE",
+    "optimize": "PYTHONOPTIMIZE",
+    "utf8_mode": "PYTHONUTF8",
+}
+"""Flags of an interpreter, with the variables that set them in another one."""
+
+
+def for_interpreter() -> dict[str, str]:
+    """Return the variables with which another interpreter runs code, and finds packages, as this one does, whatever
+    the flags on its command line were: `-O`, `-s`, `-X utf8`, `-X dev`, and `-I` or `-E` against variables."""
+    flags = {name: str(int(value)) for flag, name in _OF_FLAGS.items() if (value := getattr(sys.flags, flag))}
+    ignored = "PYTHON" if sys.flags.ignore_environment else "\0"
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(ignored)}, **flags}
+
 
 def variables() -> dict[str, str]:
     """Return the content of `os.environ`. Every cell asks for it, in the kernel and on each rank, and decoding it all
@@ -91,5 +108,5 @@ def _is_load_time(name: str) -> bool:
 
 
 def load_time_variables() -> Iterator[str]:
-    """Yield this process's load-time variables, each with its value."""
-    return (f"{name}={value}" for name, value in os.environ.items() if _is_load_time(name))
+    """Yield the load-time variables for interpreters that run code as this one does, each with its value."""
+    return (f"{name}={value}" for name, value in for_interpreter().items() if _is_load_time(name))

@@ -143,3 +143,42 @@ def test_another_version_has_an_agent_of_its_own(what: str, monkeypatch: pytest.
         case _:
             monkeypatch.setattr(server_home.process_environment, "version", lambda name: f"{name} 99")
     assert server_home.fingerprint() != before
+
+
+def with_flags(monkeypatch: pytest.MonkeyPatch, **flags: int) -> None:
+    """Have this process look as if it had been started with these flags."""
+    names = [name for name in dir(sys.flags) if not name.startswith(("_", "n_")) and name not in ("count", "index")]
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**{name: getattr(sys.flags, name) for name in names} | flags))
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("optimize", "PYTHONOPTIMIZE"),
+        ("utf8_mode", "PYTHONUTF8"),
+        ("no_user_site", "PYTHONNOUSERSITE"),
+        ("dev_mode", "PYTHONDEVMODE"),
+    ],
+)
+def test_ranks_have_the_flags_of_the_notebooks_interpreter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flag: str, name: str
+) -> None:
+    """Otherwise `assert` would count on ranks alone, or they would import the torch of another folder."""
+    monkeypatch.delenv(name, raising=False)
+    without = server_home.fingerprint()
+    assert name not in Home(name="agent-x")._environment(folder)
+    with_flags(monkeypatch, **{flag: 1})
+    assert Home(name="agent-x")._environment(folder)[name] == "1"
+    assert server_home.fingerprint() != without
+
+
+def test_variables_that_the_notebooks_interpreter_ignores_count_on_no_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/other/packages")
+    monkeypatch.setenv("OTHER", "1")
+    assert "/other/packages" in Home(name="agent-x")._environment(folder)["PYTHONPATH"]
+    with_flags(monkeypatch, ignore_environment=1)
+    environment = Home(name="agent-x")._environment(folder)
+    assert "/other/packages" not in environment["PYTHONPATH"]
+    assert environment["OTHER"] == "1"
