@@ -28,6 +28,8 @@ from jupyter_distrib.system.record_file import DamagedFile
 DAY_S = 86_400.0
 TOTAL_BYTES = 1_000_000_000
 """Limit on the size of all saved runs together."""
+_CLOCKS_DIFFER_S = 3600.0
+"""Seconds by which the clock of a file system, as on NFS, may be behind this process's."""
 _known_runs: weakref.WeakValueDictionary[tuple[str, int, int, int], SavedRun] = weakref.WeakValueDictionary()
 """The runs that the notebook still has, by path, inode, time of change and size of their files: IPython keeps every
 list that it has shown, and each would have hundreds of its own."""
@@ -152,18 +154,28 @@ def _marked(at: Path) -> tuple[int, ...]:
 
 
 def _remove_old(listing: _Listing, limits: Limits) -> None:
-    left = _within_total(listing, _pruned(listing.at, listing.names, limits.runs, limits.days))
+    now_s = _now_s(listing)
+    left = _within_total(listing, _pruned(listing.at, listing.names, limits.runs, now_s - limits.days * DAY_S))
     if limits.project_runs is not None or limits.project_days is not None:
         own = [name for name in left if listing.project(name) == limits.project]
         days = limits.days if limits.project_days is None else limits.project_days
-        gone = set(own).difference(_pruned(listing.at, own, limits.project_runs, days))
+        gone = set(own).difference(_pruned(listing.at, own, limits.project_runs, now_s - days * DAY_S))
         left = [name for name in left if name not in gone]
     listing.names = left
 
 
-def _pruned(at: Path, names: list[str], runs: int | None, days: float) -> list[str]:
+def _now_s(listing: _Listing) -> float:
+    """Return the present time or, where it is hours after the newest file, which has just been written, the time of
+    that file: a cell may have set the clock of its notebook for a test, and all runs would seem old."""
+    now_s = time.time()
+    with suppress(OSError, IndexError):
+        written_s = (listing.at / listing.names[-1]).lstat().st_mtime
+        return written_s if now_s - written_s > _CLOCKS_DIFFER_S else now_s
+    return now_s
+
+
+def _pruned(at: Path, names: list[str], runs: int | None, oldest_s: float) -> list[str]:
     """Remove the oldest of these files until number and age are within the limits. Return the names of the others."""
-    oldest_s = time.time() - days * DAY_S
     surplus = 0 if runs is None else max(0, len(names) - runs)
     for place, name in enumerate(names):
         with suppress(OSError):

@@ -211,6 +211,18 @@ def test_old_runs_are_removed(home: Path) -> None:
     assert [run.run for run in run_files.load()] == ["a-2"]
 
 
+def test_a_clock_that_a_cell_has_set_to_the_future_makes_no_run_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `freezegun` and `time_machine` do it, for the whole notebook."""
+    save("a-1", [])
+    future_s = time.time() + 400 * run_files.DAY_S
+    with monkeypatch.context() as frozen:
+        frozen.setattr(time, "time", lambda: future_s)
+        save("a-2", [])
+    save("a-3", [])
+
+    assert [run.run for run in run_files.load()] == ["a-1", "a-2", "a-3"]
+
+
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders whose names were read, one entry for each time."""
