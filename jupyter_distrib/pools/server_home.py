@@ -6,6 +6,7 @@ appear. Agents are found by a fingerprint of what they and their kernels must ha
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -23,6 +24,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import confinement, open_files, package_folders, paths, process_environment, record_file
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.system.process import TOO_MANY_PROCESSES
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import peer_pid
 
@@ -99,6 +101,8 @@ class Home:
             return f"there is no interpreter at {python} any more: recreate its environment, or restart the kernel."
         if limit := open_files.told(error):
             return f"the agent could not be started: {limit}"
+        if error.errno == errno.EAGAIN:
+            return f"the agent could not be started: {TOO_MANY_PROCESSES}."
         place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror
         return f"the agent could not be started: {place}."
 

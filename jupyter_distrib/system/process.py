@@ -19,6 +19,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
 
+TOO_MANY_PROCESSES = (
+    "this user may not start more processes (ulimit -u, or the pids.max of a container): raise the limit"
+)
+"""The reason for EAGAIN from fork(2) and clone(2), with advice, for use in a sentence."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25

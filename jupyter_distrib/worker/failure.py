@@ -20,7 +20,7 @@ from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner, open_files
 from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.network_interfaces import gloo_hint, nccl_hint
-from jupyter_distrib.system.process import NO_KEYBOARD
+from jupyter_distrib.system.process import NO_KEYBOARD, TOO_MANY_PROCESSES
 from jupyter_distrib.wire import messages as m
 
 _MAX_FRAMES = 60
@@ -111,6 +111,7 @@ def describe(
             *_hints(f"{name}: {message}", groupless),
             *_limit(error, depth),
             *_semaphores(error),
+            *_too_many_processes(error, message),
             *_story(error, absent),
             *_plain_model(error),
         ),
@@ -158,6 +159,8 @@ _OBJECTS = os.path.join("distributed", "distributed_c10d.py")
 _NOT_SENT = re.compile(r"Can't (?:get attribute|resolve path) '([\w.]+)' on (?:module )?<module '__main__'")
 """The message of pickle for a class of the notebook that the rank does not have."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its size is read
+_STARTERS = ("subprocess.py", os.path.join("multiprocessing", "popen_fork.py"))
+"""Ends of the paths of the files in which Python forks; elsewhere the same error may come from an empty pipe."""
 _SEMAPHORES = os.path.join("multiprocessing", "synchronize.py")
 _NO_ROOM = re.compile(
     r"NCCL[\s\S]*(?:creating shared memory segment|failed to extend \S*/nccl-)"
@@ -197,6 +200,17 @@ def _semaphores(error: BaseException) -> Iterator[str]:
             f"Locks and queues of multiprocessing are files in {SHARED_MEMORY}, where this user cannot write: mount it "
             "writable for everybody, or use no processes: DataLoader(num_workers=0)."
         )
+
+
+def _too_many_processes(error: BaseException, text: str) -> Iterator[str]:
+    """Yield advice where Python, or C code such as gloo, could start no process or thread."""
+    if isinstance(error, RuntimeError):
+        found = "start new thread" in text or text == os.strerror(errno.EAGAIN)
+    else:
+        files = (tb.tb_frame.f_code.co_filename for tb in _walk(error.__traceback__))
+        found = isinstance(error, BlockingIOError) and any(each.endswith(_STARTERS) for each in files)
+    if found:
+        yield f"A process or thread could not be started: {TOO_MANY_PROCESSES}, or use fewer ranks or loader workers."
 
 
 def _limit(error: BaseException, depth: int) -> Iterator[str]:

@@ -276,6 +276,15 @@ def test_the_last_words_of_a_forkserver_that_was_killed_are_reported(stage: Stag
     assert len(failure) < 2200
 
 
+def test_a_forkserver_that_may_start_no_thread_says_so(stage: Stage) -> None:
+    stage.log = b"Traceback (most recent call last):\nRuntimeError: can't start new thread\n"
+    stage.order(0)
+    stage.forkservers.on_child_ended(stage.forkservers.session, 1)
+    (failure,) = stage.failures
+    assert failure.startswith("the ranks could not be started: this user may not start more processes (ulimit -u, or ")
+    assert "Traceback" not in failure
+
+
 def test_the_last_words_of_one_failure_are_not_reported_at_the_next(stage: Stage) -> None:
     for words in (b"no space left\n", b""):
         stage.log = words
@@ -418,7 +427,7 @@ def test_a_forkserver_that_cannot_be_started_fails_its_orders(stage: Stage, monk
         context.setattr(module.subprocess, "Popen", no_more)
         stage.order(0)
     assert len(stage.failures) == 1
-    assert "could not be started: [Errno 11] Resource temporarily unavailable" in stage.failures[0]
+    assert "could not be started: this user may not start more processes (ulimit -u, or " in stage.failures[0]
     stage.order(1)
     assert len(stage.started) == 1, "the next order starts one"
 

@@ -105,6 +105,15 @@ def test_what_cannot_make_room_is_reported(folder: Path, monkeypatch: pytest.Mon
         Home(name="agent-x").reach()
 
 
+def test_too_many_processes_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(server_home, "exec_agent", refuse)
+    with pytest.raises(PoolError, match=r"^the agent could not be started: this user may not start more processes"):
+        Home(name="agent-x").reach()
+
+
 def test_an_interpreter_that_was_deleted_since_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path))
     python = str(tmp_path / "venv" / "bin" / "python")

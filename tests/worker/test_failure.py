@@ -7,6 +7,7 @@ import io
 import multiprocessing.synchronize
 import os
 import pickle
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_a_lock_that_cannot_be_made_is_explained(number: int, monkeypatch: pytes
     (note,) = failure.describe(caught.value, run="r", by_value=False).notes
     assert "mount it writable for everybody, or use no processes: DataLoader(num_workers=0)." in note
     assert failure.describe(OSError(number, "of another file"), run="r", by_value=False).notes == ()
+
+
+def test_too_many_processes_or_threads_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "_fork_exec", refuse)
+    with pytest.raises(BlockingIOError) as caught:
+        subprocess.run(["true"], check=True)
+    gloo = RuntimeError(os.strerror(errno.EAGAIN))
+    for error in (caught.value, gloo, RuntimeError("can't start new thread")):
+        (note,) = failure.describe(error, run="r", by_value=False).notes
+        assert "raise the limit, or use fewer ranks or loader workers." in note
+    empty = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    assert failure.describe(empty, run="r", by_value=False).notes == ()
 
 
 def test_an_object_of_another_rank_that_ends_too_early_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ and orders wait until it has imported torch.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import signal
 import socket
@@ -22,6 +23,7 @@ from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
 from jupyter_distrib.system.package_folders import PackageFolders
+from jupyter_distrib.system.process import TOO_MANY_PROCESSES
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 
@@ -228,9 +230,8 @@ class Forkservers:
         try:
             process, socks, _ = self._launched or launch(self._log)
         except OSError as error:
-            return self._orders.fail_all(
-                f"the process that starts ranks could not be started: {open_files.reason(error)}."
-            )
+            reason = TOO_MANY_PROCESSES if error.errno == errno.EAGAIN else open_files.reason(error)
+            return self._orders.fail_all(f"the process that starts ranks could not be started: {reason}.")
         self._launched = None
         self.session = process.pid
         self._generation = _Generation(process)
@@ -359,6 +360,8 @@ class Forkservers:
         if explained:
             *before, reason = said.splitlines()
             said = said if before else ""
+            if "start new thread" in reason:
+                reason, said = f"{TOO_MANY_PROCESSES}.", ""
         self._failures = 0
         self._orders.fail_all("\n".join(filter(None, [f"the ranks could not be started: {reason}", said])))
 

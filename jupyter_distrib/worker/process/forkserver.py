@@ -165,10 +165,7 @@ def _help(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: lis
 
 def _cannot_fork(error: OSError) -> str:
     if error.errno == errno.EAGAIN:
-        return (
-            "this user may not start more processes (ulimit -u, or the pids.max of a container): "
-            "raise the limit, or use fewer ranks."
-        )
+        return f"{process.TOO_MANY_PROCESSES}, or use fewer ranks."
     return f"the system cannot fork: {open_files.told(error) or error.strerror}."
 
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.pools import connection
+from jupyter_distrib.kernel.session.pools import connection, pool_manager
 from jupyter_distrib.kernel.session.pools.connection import Connection, ConnectionFacts, ConnectionState, PoolAddress
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.pools.base import Capabilities, Node
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.wire import messages as m
@@ -50,6 +51,18 @@ def reached(monkeypatch: pytest.MonkeyPatch, node: Any = None, **options: str) -
     address = PoolAddress(name="lab", kind="elsewhere", options=options)
     hello = KernelIdentity().hello()
     return Connection(address, hello, opened=Elsewhere(node), on_lost=lambda _: None, on_change=lambda: None)
+
+
+def test_a_kernel_that_may_start_no_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    session = Session()
+    with monkeypatch.context() as limited:
+        limited.setattr(pool_manager, "Connection", refuse)
+        with pytest.raises(PoolError, match=r"^pool inline cannot be reached: this user may not start more proc"):
+            session.pools.connect("inline")
+    assert session.pools.connect("inline").facts.pool == "inline"
 
 
 def test_a_changed_address_of_the_cluster_in_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from jupyter_distrib.pools.server_home import AGENT_NAME
 from jupyter_distrib.system import interrupts, open_files, process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.system.process import TOO_MANY_PROCESSES
 from jupyter_distrib.system.run_list import ListedRun
 from jupyter_distrib.wire import messages as m
 
@@ -96,6 +97,10 @@ class Connections:
             except OSError as error:
                 open_files.raise_if_full(error)
                 raise
+            except RuntimeError as error:
+                if "start new thread" not in str(error):
+                    raise
+                raise PoolError(f"pool {pool} cannot be reached: {TOO_MANY_PROCESSES}.") from error
             self._open.append(connection)
             return connection
 
