@@ -113,10 +113,7 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
     """
     _check_handles("load", objects)
-    folder = _folder(path)
-    periodic.wait(folder)
-    folder = series.newest(folder) or folder
-    with reader.opened(folder) as source:
+    with reader.opened(periodic.newest(_folder(path))) as source:
         return _load(source, objects)
 
 

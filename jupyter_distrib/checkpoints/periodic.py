@@ -51,11 +51,13 @@ class Periodic:
         self._to_meeting = 1
         """Number of calls until the ranks' next meeting."""
         self._snapshot: Snapshot | None = None
+        self._calls = 0
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
 
     def call(self, state: State, *, every_s: float, keep: int) -> None:
         """Save if a checkpoint is due; `state` returns the state."""
+        self._calls += 1
         self._schedule.every_s = every_s
         self._schedule.count()
         if self._snapshot is not None and self._snapshot.ended:
@@ -76,6 +78,14 @@ class Periodic:
         """Wait for the last checkpoint."""
         if self._snapshot is not None:
             self._snapshot.wait()
+
+    def agreed(self, find: Callable[[], str]) -> str:
+        """Return what rank 0 finds, on every rank: rank 0 may still be writing a checkpoint of which others know
+        nothing, and they would load an earlier one."""
+        words = meeting.board() if self._ranks > 1 else None
+        if words is None:
+            return find()
+        return meeting.newest_from_rank_0(words, find, str(self._folder), self._calls, self._rank)
 
     def _due(self) -> bool:
         """Return whether to save now: not while a checkpoint is being written, unless every call makes one."""
@@ -155,6 +165,16 @@ def wait(folder: Path) -> None:
     """Wait for a checkpoint in this folder that this process is writing."""
     if (running := _running.get(folder.absolute())) is not None:
         running.wait()
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest complete checkpoint of a folder, or the folder itself if there is none, once this process has
+    written its own; the same on all ranks that have saved into the folder in this cell."""
+    running = _running.get(folder.absolute())
+    if running is None:
+        return series.newest(folder) or folder
+    running.wait()
+    return Path(running.agreed(lambda: str(series.newest(folder) or folder)))
 
 
 def check_settings(every_s: object, keep: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.notebook import Notebook
@@ -200,6 +202,42 @@ def test_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_weig
     assert "where nothing was trained" not in last.text
     assert book.ok(f"weights_of('again-{strategy}')").result == expected
     assert book.ok(f"import os; len(os.listdir('again-{strategy}'))").result == "2"
+
+
+def test_all_ranks_load_what_rank_0_is_still_writing(book: Notebook) -> None:
+    """Only rank 0 has what it takes to know."""
+    code = (
+        "import time\nfrom jupyter_distrib import load, save\nfrom jupyter_distrib.checkpoints.snapshot import Snapshot\n"
+        "write = Snapshot._write_part\n"
+        "Snapshot._write_part = lambda self: (time.sleep(0.3), write(self))\n"
+        "try:\n    for number in range(3):\n        save('written', keep=2, number=cell + number)\n"
+        "    found = load('written')['number']\nfinally:\n    Snapshot._write_part = write\nfound"
+    )
+    for cell in (10, 20):
+        outcome = book.ok(f"%%distributed --ranks 2 --strategy ddp\ncell = {cell}\n{code}")
+        assert outcome.result == f"ranks 0-1: {cell + 2}"
+
+
+def test_a_rank_that_has_saved_less_often_than_rank_0_loads_the_same(book: Notebook) -> None:
+    cell = """\
+        %%distributed --ranks 2 --strategy ddp
+        from jupyter_distrib import load, save
+        for epoch in range(3):
+            save('uneven', keep=2, number=epoch)
+            if rank == 0:
+                save('uneven', keep=2, number=epoch + 10)
+        load('uneven')['number']"""
+    assert book.ok(dedent(cell)).result == "ranks 0-1: 12"
+
+
+def test_a_rank_that_loads_alone_what_rank_0_has_saved_is_named(book: Notebook) -> None:
+    wrong = book.fails(
+        "%%distributed --ranks 2 --strategy ddp\nfrom jupyter_distrib import load, save\nsave('one-rank', keep=2, number=1)\n"
+        "if rank == 1: load('one-rank')"
+    )
+    assert "jupyter_distrib.load() was called on rank 1, and rank 0, which decides, has ended its cell" in wrong.text
+    only = "%%distributed --ranks 2 --strategy ddp\nfrom jupyter_distrib import load, save\nsave('one-rank', keep=2, number=2)\n"
+    assert book.ok(f"{only}load('one-rank')['number'] if rank == 0 else None").result.startswith("rank 0: 2")
 
 
 def test_a_rank_that_does_not_call_resume_is_named(book: Notebook) -> None:
