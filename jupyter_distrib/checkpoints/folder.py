@@ -293,7 +293,17 @@ def as_told(cause: BaseException, what: str) -> BaseException:
     if isinstance(cause, (KeyboardInterrupt, DistributedError)):
         return cause
     where = f" on rank {dist.get_rank()}" if dist.is_initialized() else ""
+    cause = refused_by_system(cause)
     return DistributedError(f"{what}{where}: {type(cause).__name__}: {cause}")
+
+
+def refused_by_system(error: BaseException) -> BaseException:
+    """Return the error of the system that came first, or this error without one: once the disk is full, torch closes
+    its file and says only which position in it was unexpected."""
+    each: BaseException | None = error
+    while each is not None and not isinstance(each, OSError):
+        each = each.__cause__ or each.__context__
+    return each or error
 
 
 def write_share(writer: Writer, planner: SavePlanner, plan: SavePlan, items: list[WriteItem]) -> Part:

@@ -21,7 +21,13 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
 from jupyter_distrib.checkpoints import contents
-from jupyter_distrib.checkpoints.folder import Writer, complete_checkpoint, is_checkpoint, write_share
+from jupyter_distrib.checkpoints.folder import (
+    Writer,
+    complete_checkpoint,
+    is_checkpoint,
+    refused_by_system,
+    write_share,
+)
 from jupyter_distrib.errors import DistributedError
 
 _LOOK_UP_S = 0.02
@@ -108,7 +114,8 @@ class Snapshot:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._write_part()
-        except Exception as error:  # noqa: BLE001 - for the thread that waits
+        except Exception as raised:  # noqa: BLE001 - for the thread that waits
+            error = refused_by_system(raised)
             reason = getattr(error, "strerror", None) or str(error)
             told = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
             self.problem = str(error) if isinstance(error, DistributedError) else told

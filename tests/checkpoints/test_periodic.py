@@ -112,6 +112,28 @@ def test_a_folder_of_other_files_and_one_checkpoint_are_left_alone():
         save("several", number=2)
 
 
+NO_ROOM = """
+import resource, sys, torch
+from jupyter_distrib import load, save
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save("ckpt", weights=torch.ones(100_000), **eval(sys.argv[1]))
+    load("ckpt")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": 2}], ids=str)
+def test_a_file_that_cannot_grow_is_told_in_the_words_of_the_system(options: dict[str, int]):
+    """As on a full disk; torch says then that it has met an unexpected position."""
+    run = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, str(options)], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "could not be written: OSError: " in run.stdout
+    assert "File too large" in run.stdout
+
+
 KILLED = """
 import os, signal, torch
 from jupyter_distrib import save
