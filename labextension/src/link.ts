@@ -131,7 +131,7 @@ export class KernelLink implements IDisposable {
   /** Load the extension as the user would. */
   async load(): Promise<void> {
     const code = '%load_ext jupyter_distrib';
-    const reply = await this.kernel.requestExecute({ code, silent: false, store_history: false }).done;
+    const reply = await answered(() => this.kernel.requestExecute({ code, silent: false, store_history: false }).done);
     if (reply.content.status !== 'ok') {
       const content = reply.content as { evalue?: string };
       throw new Error(content.evalue ?? code);
@@ -147,7 +147,7 @@ export class KernelLink implements IDisposable {
       username: this.kernel.username,
       content: request as unknown as KernelMessage.IInterruptRequestMsg['content']
     });
-    const reply = await this.kernel.sendControlMessage(message, true).done;
+    const reply = await answered(() => this.kernel.sendControlMessage(message, true).done);
     return reply?.content as unknown as Answer;
   }
 
@@ -334,4 +334,13 @@ export class KernelLink implements IDisposable {
   private _settled = new Signal<this, Settled>(this);
   private _awoke = new Signal<this, void>(this);
   private _broken = new Signal<this, Run[]>(this);
+}
+
+/** What a kernel replies. JupyterLab's own words for a kernel that ends instead are about futures and messages. */
+async function answered<T>(reply: () => Promise<T>): Promise<T> {
+  try {
+    return await reply();
+  } catch {
+    throw new Error('the kernel ended before it answered');
+  }
 }

@@ -163,11 +163,9 @@ export class DistributedPanel extends SidePanel {
     const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.groups.map(group => [group.name, group.state])), overview.runs[0]?.state]);
     if (now && now !== this.seen && this.isVisible) {
       this.seen = now;
-      void this.doer.model.ask({ op: 'refresh' }).then(answer => {
-        if (!answer) {
-          this.seen = ''; // the next news asks again
-        }
-      });
+      const again = (): void => void (this.seen = ''); // the next news asks again
+      // Not with `ask`: the user, who has asked for nothing, is told of no error, and keeps one of a request of their own.
+      void this.doer.model.request({ op: 'refresh' }).then(answer => answer.ok || again(), again);
     }
   }
 

@@ -387,3 +387,14 @@ def test_a_notebook_saved_in_mid_run_tells_what_was_seen_last_when_its_kernel_ha
     assert "model not found" not in lab.page.content()
     assert "Error displaying widget" not in lab.page.content()
     lab.shoot("saved-in-mid-run")
+
+
+def test_a_kernel_that_is_shut_down_in_mid_run_leaves_no_error_in_the_panel(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    panel = lab.panel()
+    lab.run(1)
+    moves(lab, 1)
+    lab.do("kernelmenu:shutdown")
+    expect(panel.get_by_role("button", name="Choose a kernel")).to_be_visible()
+    expect(lab.output(1).locator(".jd-run")).to_have_count(0)
+    expect(panel.get_by_role("alert")).to_have_count(0)

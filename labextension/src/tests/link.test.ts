@@ -24,6 +24,7 @@ class Played {
   requests: Told[] = [];
   answer: Told = { ok: true };
   answers = true;
+  ends = false;
   interrupts = 0;
 
   sendShellMessage(): object {
@@ -34,6 +35,9 @@ class Played {
 
   sendControlMessage(message: KernelMessage.IMessage): object {
     this.requests.push(message.content as Told);
+    if (this.ends) {
+      return { done: Promise.reject(new Error('Canceled future for distrib_request message before replies were done')) };
+    }
     return { done: this.answers ? Promise.resolve({ content: this.answer }) : new Promise(() => undefined) };
   }
 
@@ -208,4 +212,11 @@ test('a page that did not hear its kernel for a while knows what it may have mis
   assert.ok(link.sleptThrough(own));
   assert.ok(!link.sleptThrough({ ...own, asked_at_s: Date.now() / 1000 + 1 }));
   assert.ok(!link.sleptThrough({ ...own, session: 'another page' }));
+});
+
+test('a kernel that ends instead of answering is named, and not its futures and messages', async context => {
+  const [kernel, link] = linked(context);
+  kernel.tells('session');
+  kernel.ends = true;
+  await assert.rejects(link.request({ op: 'refresh' }), { message: 'the kernel ended before it answered' });
 });
