@@ -368,6 +368,25 @@ def test_metrics_can_be_read_in_a_view_of_any_width(show: Show, ranks: int, loop
     assert closed.locator(".jd-metrics").get_attribute("title") == ", ".join(f"{name} 0.1235" for name in names)
 
 
+CUT_OFF = """run => [...run.querySelectorAll(".jd-head > *, .jd-no, .jd-state, .jd-steps, .jd-tool")]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1 || each.getBoundingClientRect().right > run.getBoundingClientRect().right)
+    .map((each) => each.className)"""
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+def test_a_run_is_followed_and_stopped_in_a_view_beside_the_panel_of_a_small_window(show: Show, loops: int) -> None:
+    record = a_record(2)
+    for rank in range(2):
+        if loops == 2:
+            record.apply(m.Progressed(run="r-7", rank=rank, label="epoch", step=10, total=20, at_s=1.0))
+        move(record, rank, 250)
+    page = show(record)
+    for width in (240, 300, 400, 560):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate(FRAME)
+        assert page.locator(".jd-run").evaluate(CUT_OFF) == [], width
+
+
 def test_updates_use_the_same_nodes_again_and_keep_the_focus(show: Show) -> None:
     record = a_record(64)
     for rank in range(64):
