@@ -28,22 +28,30 @@ export type Missed = '' | 'elsewhere' | 'asleep';
 
 /** Put the last view of a run, whose kernel is gone, in place of the live one; into its cell if `drawn` by the page itself. */
 export function replaceLive(panel: NotebookPanel, view: SettledView, cell: string, drawn: boolean): void {
-  for (const each of panel.content.model?.sharedModel.cells ?? []) {
-    if (each.cell_type === 'code') {
-      const outputs = (each as ISharedCodeCell).getOutputs() as OutputLike[];
-      if (outputs.some(output => isLive(output, view))) {
-        write(each as ISharedCodeCell, outputs.map(output => (isLive(output, view) ? view.output : output)));
-      } else if (drawn && each.id === cell) {
-        write(each as ISharedCodeCell, [...outputs, view.output]);
-      }
+  for (const each of codeCells(panel)) {
+    if (!end(each, view) && drawn && each.id === cell) {
+      write(each, [...(each.getOutputs() as OutputLike[]), view.output]);
     }
   }
 }
 
+/** Put the last view of a run in place of a live one in this cell; false if there is none. */
+function end(cell: ISharedCodeCell, view: SettledView): boolean {
+  const outputs = cell.getOutputs() as OutputLike[];
+  const found = outputs.some(output => isLive(output, view));
+  if (found) {
+    write(cell, outputs.map(output => (isLive(output, view) ? view.output : output)));
+  }
+  return found;
+}
+
+function codeCells(panel: NotebookPanel): ISharedCodeCell[] {
+  return [...(panel.content.model?.sharedModel.cells ?? [])].filter((each): each is ISharedCodeCell => each.cell_type === 'code');
+}
+
 /** The runs whose live views are in the notebook. */
 export function liveRuns(panel: NotebookPanel): string[] {
-  const cells = [...(panel.content.model?.sharedModel.cells ?? [])].filter((each): each is ISharedCodeCell => each.cell_type === 'code');
-  return cells.flatMap(cell => (cell.getOutputs() as OutputLike[]).map(liveRun).filter(run => run !== null));
+  return codeCells(panel).flatMap(cell => (cell.getOutputs() as OutputLike[]).map(liveRun).filter(run => run !== null));
 }
 
 /** The time of the file that the page shows, by the server's clock; null if unknown. */
@@ -96,8 +104,11 @@ export async function repair(panel: NotebookPanel, settled: Settled, missed: Mis
   if (!first) {
     await wait(SHARED_MS);
   }
-  const cells = panel.isDisposed ? null : panel.content.model?.sharedModel.cells;
-  const cell = cells?.find((each): each is ISharedCodeCell => each.id === settled.cell && each.cell_type === 'code');
+  const cells = panel.isDisposed ? [] : codeCells(panel);
+  const cell = cells.find(each => each.id === settled.cell);
+  for (const copy of first ? cells.filter(each => each !== cell) : []) {
+    settled.views.forEach(view => end(copy, view)); // made while the cell ran: what the kernel displays reaches only the cell itself
+  }
   if (!cell || (missed && isNewer(executed.get(cell), settled, missed))) {
     return;
   }

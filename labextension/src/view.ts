@@ -501,11 +501,13 @@ export function lastSeen(name: string, runs: Run[], nowS: number, t: Say): Outpu
 
 /** The output for the runs of a view in a notebook file that is saved in the middle of them. */
 export function seenWhenSaved(name: string, runs: Run[], nowS: number, t: Say): OutputLike {
-  const time = new Date(1000 * nowS).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  const now = new Date(1000 * nowS);
+  const time = now.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  const day = now.toLocaleDateString([], { dateStyle: 'medium' }); // the file may be opened on another one
   const went =
     runs.length > 1
-      ? t('The runs were going on when the notebook was saved. They were seen last at %1.', time)
-      : t('The run was going on when the notebook was saved. It was seen last at %1.', time);
+      ? t('The runs were going on when the notebook was saved. They were seen last at %1 on %2.', time, day)
+      : t('The run was going on when the notebook was saved. It was seen last at %1 on %2.', time, day);
   return seen(name, runs, nowS, went, t);
 }
 

@@ -398,3 +398,18 @@ def test_a_kernel_that_is_shut_down_in_mid_run_leaves_no_error_in_the_panel(open
     expect(panel.get_by_role("button", name="Choose a kernel")).to_be_visible()
     expect(lab.output(1).locator(".jd-run")).to_have_count(0)
     expect(panel.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_copy_that_is_made_of_a_running_cell_shows_the_end_of_its_run(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    lab.run(1)
+    moves(lab, 1)
+    lab.select(1)
+    lab.do("notebook:copy-cell")
+    lab.do("notebook:paste-cell-below")
+    moves(lab, 2)
+    enough.touch()
+    expect(lab.output(2)).to_contain_text("[0-1] ended")
+    is_settled(lab, 1)
+    (copied,) = lab.save().cells[2].outputs
+    assert copied["data"].keys() == {"text/plain", "text/html"}
