@@ -355,8 +355,8 @@ function insert(model: Model): void {
 
 /** Where the log of a run comes from. */
 function logOf(link: KernelLink | null, run: string, ranks: number[], t: view.Say): LogSource {
-  const load = async (rank: number, whole: boolean): Promise<Loaded> => {
-    const answer = await link?.request({ op: 'logs', run, rank, whole });
+  const load = async (rank: number, whole: boolean, among: number): Promise<Loaded> => {
+    const answer = await link?.request({ op: 'logs', run, rank, whole, among });
     return { lines: answer?.lines ?? [], skippedBytes: answer?.skipped_bytes ?? 0, path: answer?.path ?? '', error: answer?.error ?? '' };
   };
   const goesOn = (): boolean => link?.overview?.runs.find(each => each.run === run)?.elapsed_s === null;

@@ -25,7 +25,8 @@ export interface Loaded {
 
 export interface LogSource {
   run: string;
-  load: (rank: number, whole: boolean) => Promise<Loaded>;
+  /** `among` is the number of ranks whose logs are shown together: each gets its share of what is read at once. */
+  load: (rank: number, whole: boolean, among: number) => Promise<Loaded>;
   ranks: number[];
   /** Whether the run goes on, so that more may come. */
   goesOn: () => boolean;
@@ -57,7 +58,7 @@ export class Log extends Widget {
     super.onAfterAttach(message);
     document.addEventListener('selectionchange', noteSelection);
     this.timer = setInterval(() => {
-      if (this.isVisible && this.tools.following && this.goesOn) {
+      if (this.isVisible && this.tools.following && this.goesOn && !this.looking) {
         void this.look();
       }
     }, FOLLOW_MS);
@@ -81,13 +82,22 @@ export class Log extends Widget {
     const [asked, whole] = [this.rank.value, this.isWhole];
     const wanted = asked === ALL ? ranks : [Number(asked)];
     this.goesOn = goesOn(); // once more after the end
-    const loaded = Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, whole)) })));
-    const logs = await loaded.catch((error: unknown) => {
+    const logs: (Loaded & { rank: number })[] = [];
+    const left = (): boolean => this.isDisposed || asked !== this.rank.value || whole !== this.isWhole;
+    this.looking += 1;
+    try {
+      for (const rank of wanted) { // one after another: the kernel has a time for each answer, and Stop comes in between
+        logs.push({ rank, ...(await load(rank, whole, wanted.length)) });
+        if (left()) {
+          return;
+        }
+      }
+    } catch (error) {
       this.goesOn = true; // it is asked again
       this.none.textContent = error instanceof Error ? error.message : String(error);
-    });
-    if (!logs || this.isDisposed || asked !== this.rank.value || whole !== this.isWhole) {
       return;
+    } finally {
+      this.looking -= 1;
     }
     const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);
     const lines = logs.map(({ rank, lines }) => lines.map(({ text, spans }): Line => ({ rank, stream: '', text, spans })));
@@ -111,6 +121,8 @@ export class Log extends Widget {
   private readonly whole: HTMLButtonElement;
   private readonly box: Output;
   private isWhole = false;
+  /** Number of times that the kernel is being asked for the output. */
+  private looking = 0;
   private goesOn = true;
   private timer: ReturnType<typeof setInterval> | undefined;
 }

@@ -409,7 +409,7 @@ export type Request =
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }
-  | { op: 'logs'; run: string; rank: number; whole: boolean };
+  | { op: 'logs'; run: string; rank: number; whole: boolean; among: number };
 
 /** A line of a log, and the parts of it that have a colour or a weight. */
 export interface LogLine {

@@ -52,8 +52,10 @@ REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
 """Size of the part at the end of a rank's log that is shown first."""
-WHOLE_LOG_BYTES = 20_000_000
-"""Maximum size shown of a rank's log; the file has all of it."""
+ALL_LOG_BYTES = 1_000_000
+"""The same of all ranks that are shown together: a page waits 5 s for an answer, and Stop waits behind it."""
+WHOLE_LOG_BYTES = 8_000_000
+"""Maximum size shown of the logs of all ranks that are shown together; the files have all of it."""
 
 
 class _Broadcast:
@@ -260,7 +262,10 @@ class FrontEnd:
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
-                return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
+                among = max(1, int(request.get("among") or 1))
+                return self._log(
+                    _text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")), among=among
+                )
             case "history" | "history_table" | "compare" | "page" as op:
                 return self._handle_history_request(op, request)
             case "drawing":
@@ -346,11 +351,12 @@ class FrontEnd:
                 self._pools[connection.facts.pool] = pool_status(connection, current)
         self._news.changed()
 
-    def _log(self, run: str, rank: int, *, whole: bool) -> dict[str, Any]:
+    def _log(self, run: str, rank: int, *, whole: bool, among: int) -> dict[str, Any]:
         from jupyter_distrib.kernel.sidebar import run_page
 
         path = run_page.log_file(session.current(), run, rank)
-        text, skipped = _end_of(path, WHOLE_LOG_BYTES if whole else LOG_BYTES)
+        most = WHOLE_LOG_BYTES // among if whole else min(LOG_BYTES, ALL_LOG_BYTES // among)
+        text, skipped = _end_of(path, most)
         lines = [{"text": line, "spans": spans} for line, spans in styled_lines(text)]
         return {"lines": lines, "skipped_bytes": skipped, "path": str(path)}
 

@@ -356,6 +356,9 @@ def test_a_log_is_shown_by_its_end_with_whole_lines(book: Notebook) -> None:
     assert lines[-1] == "line 59999"
     assert lines[0].startswith("line ")
     assert answer["skipped_bytes"] > 0
+    of_64 = ask(book, op="logs", run=run["run"], rank=1, among=64)
+    assert len(of_64["lines"]) < len(answer["lines"]) / 8
+    assert of_64["lines"][-1] == answer["lines"][-1]
     whole = ask(book, op="logs", run=run["run"], rank=1, whole=True)
     assert (len(whole["lines"]), whole["skipped_bytes"]) == (60_000, 0)
     assert answer["path"].endswith("rank1.log")
