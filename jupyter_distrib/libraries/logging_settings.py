@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import PathFinder
 from typing import Any
 
-from jupyter_distrib.libraries.setting import LibrarySetting
+from jupyter_distrib.libraries.setting import LibrarySetting, when_imported
 from jupyter_distrib.system import file_owner
 
 _OWN_LOGGERS = frozenset(
@@ -43,6 +43,8 @@ _STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$
 _LEVELS = logging.getLevelNamesMapping()
 _before: dict[str, tuple[int, bool, bool, list[logging.Handler]]] = {}
 """Level, `propagate`, `disabled` and handlers of this process's loggers before those of another process were set."""
+_wanted: dict[str, dict[str, Any]] = {}
+"""The loggers of the notebook, on a rank."""
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
@@ -88,13 +90,20 @@ def _read(_: Any) -> dict[str, Any] | None:
         if logger.disabled:  # as `logging.config.dictConfig` does with existing loggers
             own["disabled"] = True
         if own:
-            found[name] = own
+            found[name] = own | _maker(logger)
     value: dict[str, Any] = {"loggers": found} if found else {}
     if logging.root.manager.disable:
         value["disabled"] = logging.root.manager.disable
     if (levels := logging.getLevelNamesMapping()) != _LEVELS:
         value["names"] = {name: level for name, level in levels.items() if _LEVELS.get(name) != level}
     return value or None
+
+
+def _maker(logger: logging.Logger) -> dict[str, str]:
+    """Return the package that makes a logger of a class of its own as it is imported, as astropy does: one that exists
+    before that would be of the wrong class."""
+    package = type(logger).__module__.partition(".")[0]
+    return {} if package in (logging.__name__, "__main__") else {"maker": package}
 
 
 def _form(handler: logging.Handler) -> dict[str, Any] | None:
@@ -151,24 +160,35 @@ def handlers_that_stay() -> Iterator[str]:
 
 
 def _write(_: Any, value: dict[str, Any] | None) -> None:
+    global _wanted
     value = value or {}
-    wanted = value.get("loggers", {})
+    _wanted = value.get("loggers", {})
     for name, level in value.get("names", {}).items():
         logging.addLevelName(level, name)
-    for name in _before.keys() - wanted.keys():
+    for name in _before.keys() - _wanted.keys():
         _put_back(name)
-    for name, own in wanted.items():
-        logger = logging.getLogger(name)
-        if name not in _before:
-            _before[name] = logger.level, logger.propagate, logger.disabled, list(logger.handlers)
-        level, propagate, disabled, handlers = _before[name]
-        logger.setLevel(own.get("level", level))
-        logger.propagate = own.get("propagate", propagate)
-        logger.disabled = own.get("disabled", disabled)
-        present = [_form(each) for each in logger.handlers if each not in _made_here]
-        forms = [form for form in own.get("handlers", ()) if form not in present]
-        _replace_handlers(logger, [made for form in forms if (made := _made(form))] or handlers)
+    for name, own in _wanted.items():
+        if maker := own.get("maker"):
+            when_imported(maker, f"the logger {name}", partial(_set, name))
+        else:
+            _set(name)
     logging.disable(value.get("disabled", logging.NOTSET))
+
+
+def _set(name: str, _: object = None) -> None:
+    """Set up a logger as the notebook now has it."""
+    if (own := _wanted.get(name)) is None:
+        return
+    logger = logging.getLogger(name)
+    if name not in _before:
+        _before[name] = logger.level, logger.propagate, logger.disabled, list(logger.handlers)
+    level, propagate, disabled, handlers = _before[name]
+    logger.setLevel(own.get("level", level))
+    logger.propagate = own.get("propagate", propagate)
+    logger.disabled = own.get("disabled", disabled)
+    present = [_form(each) for each in logger.handlers if each not in _made_here]
+    forms = [form for form in own.get("handlers", ()) if form not in present]
+    _replace_handlers(logger, [made for form in forms if (made := _made(form))] or handlers)
 
 
 def _put_back(name: str) -> None:

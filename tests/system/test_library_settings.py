@@ -199,6 +199,23 @@ def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) ->
     assert "StreamHandler" not in notebook.ok("%%distributed --ranks 1\npass").view, "it is said once"
 
 
+def test_a_library_makes_a_logger_of_its_own_class_on_a_rank_too(notebook: Notebook) -> None:
+    """As astropy does: it asks its own logger for more than others have, and a rank had made a plain one of that name."""
+    notebook.ok("""
+        from pathlib import Path
+        text = "import logging\\nclass Own(logging.Logger):\\n    def start(self):\\n        self.setLevel(20)\\n"
+        text += "before = logging.getLoggerClass()\\nlogging.setLoggerClass(Own)\\nlog = logging.getLogger(__name__)\\n"
+        text += "logging.setLoggerClass(before)\\nlog.start()\\n"
+        assert Path("own_logger.py").write_text(text)
+        import own_logger
+        own_logger.log.setLevel(40)""")
+    cell = "%%distributed --ranks 1\nimport own_logger\n(type(own_logger.log).__name__, own_logger.log.level)"
+    for _ in range(2):
+        assert notebook.ok(cell).result == "rank 0: ('Own', 40)"
+    notebook.ok("own_logger.log.setLevel(20)")
+    assert notebook.ok(cell).result == "rank 0: ('Own', 20)"
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_loggers_of_libraries_are_not_said_to_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
