@@ -121,7 +121,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reduced = self._tensors.reduce(obj, cls)
         if reduced is not NotImplemented:
             return reduced
-        return NotImplemented  # as cloudpickle's own method does with other objects
+        return standard_objects.accessor(obj, self.dispatch_table)  # NotImplemented, as cloudpickle's, for most objects
 
     def text(self, stream: Any) -> Any:
         return _standard_stream(stream)

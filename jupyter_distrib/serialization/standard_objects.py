@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copyreg
 import ctypes
 import gc
 import io
@@ -196,6 +197,28 @@ def view_of(base: Any, kind: str, shape: tuple[int, ...], is_read_only: bool) ->
     if (view.format, view.shape) != (kind, shape):
         view = view.cast("B").cast(kind, shape)  # type: ignore[call-overload]
     return view.toreadonly() if is_read_only else view
+
+
+ACCESSORS = property, classmethod, staticmethod
+"""Classes that cloudpickle has forms for, but not for classes derived from them: `class classproperty(property)`."""
+
+
+def accessor(obj: Any, others: Mapping[type, object]) -> Any:
+    """Return the form of a decorator in a class body whose class is derived from one of these; for other objects, and
+    those of classes that pickle themselves, NotImplemented."""
+    cls: Any = type(obj)
+    if cls in ACCESSORS or not issubclass(cls, ACCESSORS) or not is_plain(cls, others):
+        return NotImplemented
+    functions = (obj.fget, obj.fset, obj.fdel, obj.__doc__) if issubclass(cls, property) else (obj.__func__,)
+    slots = {name: getattr(obj, name) for name in copyreg._slotnames(cls) if hasattr(obj, name)}  # type: ignore[attr-defined]  # noqa: SLF001
+    return new_accessor, (cls, functions), (getattr(obj, "__dict__", None), slots), None, None, set_attributes
+
+
+def new_accessor(cls: Any, functions: tuple[Any, ...]) -> Any:
+    """Return an accessor of a class, whose own `__init__` may want something else, with these functions."""
+    made = cls.__new__(cls, *functions)
+    next(base for base in ACCESSORS if issubclass(cls, base)).__init__(made, *functions)
+    return made
 
 
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())

@@ -11,6 +11,7 @@ import os
 import queue
 import subprocess
 import tarfile
+import textwrap
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,43 @@ def test_a_view_is_one_over_the_same_memory(kernel: Kernel) -> None:
         9, 7, [8, 3, 4, 5], [0, 2, 4, 6, 8, 10], True, b"abc", (2, 3)
     )  # fmt: skip
     assert data[0] == 0, "the notebook's own stays as it was"
+
+
+def test_accessors_of_the_users_own_classes_are_sent_and_come_back(kernel: Kernel) -> None:
+    source = """
+        import threading
+        class classproperty(property):
+            def __get__(self, obj, cls): return self.fget(cls)
+        class lazy(property):
+            __slots__ = ("key", "__dict__")
+            def __init__(self, function, key="k"):
+                super().__init__(function)
+                self.key, self.lock = key, threading.Lock()
+            def __get__(self, obj, cls=None):
+                if obj is None: return self
+                with self.lock: return self.key, self.fget(obj)
+        class noted(staticmethod):
+            def __init__(self, function):
+                super().__init__(function)
+                self.note = "n"
+        class counted(classmethod): pass
+        class A:
+            @classproperty
+            def name(cls): "doc"; return cls.__name__
+            @lazy
+            def value(self): return 7
+            @noted
+            def static(): return "s"
+            @counted
+            def of_class(cls): return cls.__name__
+    """
+    cell = "(A.name, A().value, A.static(), vars(A)['static'].note, A.of_class(), vars(A)['name'].__doc__)"
+    kernel.cell(source)
+    expected = ("A", ("k", 7), "s", "n", "A", "doc")
+    assert kernel.run(cell) == expected
+    made = kernel.run(f"{textwrap.dedent(source)}\nA")
+    assert made is not kernel.namespace["A"]
+    assert eval(cell, {"A": made}) == expected
 
 
 def test_a_vectorized_function_that_has_been_called_is_sent(kernel: Kernel) -> None:
