@@ -110,7 +110,7 @@ TORCH = Library(
         "torch._C._distributed_c10d:Backend": "_get_sequence_number_for_group",
         "torch._C._distributed_c10d:ProcessGroupGloo": "_set_default_timeout",
         "torch.distributed:Reducer": "_rebuild_buckets _autograd_hook",
-        "torch.distributed.rendezvous": "_rendezvous_handlers",
+        "torch.distributed.rendezvous": "_env_rendezvous_handler _rendezvous_handlers",
         "torch.distributed.utils": "_sync_module_states",
         "torch.nn.parallel:DistributedDataParallel": (
             "_update_process_group _set_params_and_buffers_to_ignore_for_model _lazy_init"

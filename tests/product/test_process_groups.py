@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from jupyter_distrib.system import control_groups
@@ -208,3 +210,32 @@ def test_a_model_that_was_wrapped_and_kept_follows_a_group_that_the_cell_makes(b
     )
 
     assert book.ok(own).result.startswith("ranks 0-1:")
+
+
+IN_CHILDREN = """
+import os, torch, torch.multiprocessing as mp
+from torch.distributed import all_reduce, destroy_process_group, get_rank, get_world_size, init_process_group, new_group
+def work(rank, size, told):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", PORT
+    init_process_group("gloo", rank=rank, world_size=size)
+    x = torch.ones(1)
+    all_reduce(x, group=new_group([0, 1]))
+    told.put((get_rank(), get_world_size(), int(x)))
+    destroy_process_group()
+told = mp.Queue()
+children = [mp.Process(target=work, args=(rank, 2, told)) for rank in range(2)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+sorted(told.get() for child in children), [child.exitcode for child in children]
+"""
+
+
+def test_processes_that_a_rank_forks_make_a_group_of_their_own(book: Notebook) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    outcome = book.ok("%%distributed --ranks 1 --timeout 30" + IN_CHILDREN.replace("PORT", repr(str(port))))
+
+    assert outcome.result == "rank 0: ([(0, 2, 2), (1, 2, 2)], [0, 0])"

@@ -166,6 +166,11 @@ def answer_env_rendezvous(handler: Callable[..., Any]) -> None:
     sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = handler  # a function hides the module
 
 
+def torch_env_rendezvous(url: str, timeout: timedelta, **others: Any) -> Any:
+    """Answer `env://` as torch does; relies on `_env_rendezvous_handler`."""
+    return sys.modules["torch.distributed.rendezvous"]._env_rendezvous_handler(url, timeout, **others)
+
+
 def recorded_collectives() -> list[dict[str, Any]]:
     """Return the last collectives, oldest first; relies on the flight recorders' pickles and the keys of an entry."""
     from torch._C import _distributed_c10d

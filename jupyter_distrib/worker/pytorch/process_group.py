@@ -57,6 +57,7 @@ class Rendezvous:
 
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
         self.store = RankStore(rank, world_size)
+        self._pid = os.getpid()
         self._take_device = take_device
         self._aborting: threading.Thread | None = None
         self.automatic = False
@@ -74,6 +75,11 @@ class Rendezvous:
         self._stops_before = 0
         """Value of `stops` at the last call of `ensure`."""
         self._destroyed = DestroyedGroups()
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Return whether this process was forked by the rank: its groups are its own, by torch's own rules."""
+        return self._pid != os.getpid()
 
     @property
     def apart(self) -> bool:
@@ -327,8 +333,10 @@ def default_backend(device: torch.device) -> str:
     return {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}.get(device.type, "gloo")
 
 
-def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
+def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **others: object) -> Any:
     """Answer `env://` with RANK and WORLD_SIZE as set, and our store in place of MASTER_ADDR and MASTER_PORT."""
+    if current.is_of_parent:
+        return (yield from private.torch_env_rendezvous(url, timeout, **others))
     rank = int(os.environ.get("RANK", current.store.rank))
     world_size = int(os.environ.get("WORLD_SIZE", current.store.world_size))
     store = current.store.of_next_group()
@@ -339,6 +347,9 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: o
 
 @wraps(_torch_init)
 def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
+    if current.is_of_parent:
+        _torch_init(backend, *args, **keywords)
+        return
     current.asked = True
     if falls_back(backend, identity.device()):
         backend = "gloo"
@@ -382,6 +393,8 @@ def check_backend(asked: str | None, have: str) -> None:
 
 @wraps(_torch_destroy)
 def _destroy_process_group(group: Any = None) -> None:
+    if current.is_of_parent:
+        return _torch_destroy(group)
     if dist.is_initialized():
         current.automatic = False
     current.hold()
@@ -396,6 +409,8 @@ def _destroy_process_group(group: Any = None) -> None:
 
 @wraps(_torch_new_group)
 def _new_group(*args: Any, **keywords: Any) -> Any:
+    if current.is_of_parent:
+        return _torch_new_group(*args, **keywords)
     if dist.is_initialized():
         current.automatic = False
     group = _torch_new_group(*args, **keywords)
