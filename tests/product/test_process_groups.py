@@ -239,3 +239,45 @@ def test_processes_that_a_rank_forks_make_a_group_of_their_own(book: Notebook) -
     outcome = book.ok("%%distributed --ranks 1 --timeout 30" + IN_CHILDREN.replace("PORT", repr(str(port))))
 
     assert outcome.result == "rank 0: ([(0, 2, 2), (1, 2, 2)], [0, 0])"
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp"])
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (
+            "rank=rank, world_size=4",
+            "rank=0, world_size=4): this is rank 0 of 2. Leave out both arguments, and RANK and ",
+        ),
+        ("rank=rank + 1, world_size=world_size", "rank=1, world_size=2): this is rank 0 of 2."),
+        ("world_size=8", "rank=0, world_size=8): this is rank 0 of 2."),
+    ],
+)
+def test_a_place_that_a_rank_cannot_have_is_refused(book: Notebook, strategy: str, place: str, told: str) -> None:
+    outcome = book.fails(
+        f"%%distributed --ranks 2 --strategy {strategy}\nimport torch.distributed as dist\n"
+        f"if rank == 0:\n    dist.init_process_group('gloo', {place})"
+    )
+
+    assert outcome.ename == "ValueError"
+    assert f"init_process_group({told}" in outcome.traceback
+    assert ("or start 4 ranks." in outcome.traceback) == ("=4" in place)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place", "sums"),
+    [
+        ("none", "rank=rank, world_size=world_size", "ranks 0-1: (2, 2)"),
+        ("ddp", "rank=rank, world_size=world_size", "ranks 0-1: (2, 2)"),
+        ("none", "rank=0, world_size=1", "ranks 0-1: (1, 1)"),
+        ("ddp", "rank=0, world_size=1", "ranks 0-1: (2, 2)"),
+    ],
+)
+def test_a_group_has_the_ranks_that_it_is_asked_for(book: Notebook, strategy: str, place: str, sums: str) -> None:
+    outcome = book.ok(
+        f"%%distributed --ranks 2 --strategy {strategy}\nimport torch, torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', {place})\nt = torch.ones(1)\ndist.all_reduce(t)\ndist.barrier()\n"
+        "int(t), dist.get_world_size()"
+    )
+
+    assert outcome.result == sums

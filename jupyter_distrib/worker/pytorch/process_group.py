@@ -11,6 +11,7 @@ the user.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
+from urllib.parse import parse_qsl, urlparse
 
 import torch
 import torch.distributed as dist
@@ -337,8 +339,10 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **othe
     """Answer `env://` with RANK and WORLD_SIZE as set, and our store in place of MASTER_ADDR and MASTER_PORT."""
     if current.is_of_parent:
         return (yield from private.torch_env_rendezvous(url, timeout, **others))
-    rank = int(os.environ.get("RANK", current.store.rank))
-    world_size = int(os.environ.get("WORLD_SIZE", current.store.world_size))
+    given = dict(parse_qsl(urlparse(url).query))  # torch puts its arguments there
+    rank = int(given.get("rank", os.environ.get("RANK", current.store.rank)))
+    world_size = int(given.get("world_size", os.environ.get("WORLD_SIZE", current.store.world_size)))
+    check_place(rank, world_size)
     store = current.store.of_next_group()
     current.limit_store(store, timeout)
     yield store, rank, world_size
@@ -358,6 +362,9 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
             warnings.warn("the ranks have no GPU: this process group uses gloo, as requested", stacklevel=2)
     if current.automatic and dist.is_initialized():
         check_backend(backend, str(dist.get_backend_config()))
+        given = inspect.signature(_torch_init).bind_partial(backend, *args, **keywords).arguments
+        if (given.get("rank"), given.get("world_size")) != (0, 1):  # else it is a program for a single process
+            check_place(given.get("rank", -1), given.get("world_size", -1), whole=True)
         return
     current.drop()
     _torch_init(backend, *args, **keywords)
@@ -391,10 +398,31 @@ def check_backend(asked: str | None, have: str) -> None:
     )
 
 
+def check_place(rank: int, world_size: int, *, whole: bool = False) -> None:
+    """Refuse a group that this rank cannot be in as asked, which would wait for ranks that there are not.
+
+    Args:
+        rank: This rank's number in the group; -1 for its number in the run.
+        world_size: The number of ranks in the group; -1 for all of the run. A group of some of them is fine.
+        whole: Whether the group has all ranks of the run.
+    """
+    mine = current.store
+    place = rank if rank >= 0 else mine.rank
+    size = world_size if world_size >= 0 else mine.world_size
+    if (place, size) == (mine.rank, mine.world_size) or (not whole and place < size < mine.world_size):
+        return
+    cure = f", or start {size} ranks" if size > mine.world_size else ""
+    raise ValueError(
+        f"init_process_group(rank={place}, world_size={size}): this is rank {mine.rank} of {mine.world_size}. Leave "
+        f"out both arguments, and RANK and WORLD_SIZE in os.environ as they are{cure}."
+    )
+
+
 @wraps(_torch_destroy)
 def _destroy_process_group(group: Any = None) -> None:
     if current.is_of_parent:
-        return _torch_destroy(group)
+        _torch_destroy(group)
+        return
     if dist.is_initialized():
         current.automatic = False
     current.hold()
