@@ -152,11 +152,22 @@ class DistributedFunction(Generic[P, R]):
         self.tracked_by: tuple[str, ...] = ()
         """The trackers that record its runs if they are installed, even if its code does not use them."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
         return self.function(*args, **kwargs)
 
-    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> DistributedFunction[..., R]:
+        """Return the method of an object or a class, if the function is defined in a class."""
+        bind = getattr(type(self.function), "__get__", None)
+        function = self.function if bind is None else bind(self.function, instance, owner)
+        if function is self.function:
+            return self
+        bound = DistributedFunction(function, self.options)
+        bound.label, bound.choose_pool = self.label, self.choose_pool
+        bound.names, bound.tracked_by = self.names, self.tracked_by
+        return bound
+
+    def distributed(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the function with these arguments on every rank. Return the `Results`: the value of each rank; with
         `dry_run=True`, play it without GPUs instead, and return the answer.
 
@@ -177,7 +188,7 @@ class DistributedFunction(Generic[P, R]):
             return results if results is not None else run.all_none()
         raise stopped
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
+    def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> Run:
         """Run the function with these arguments on every rank without waiting for it. Return the `Run` at once.
 
         Raises:

@@ -57,6 +57,44 @@ def work(x, *, plus=0):
     assert book.ok("list(work.distributed(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
 
 
+def test_a_method_runs_with_its_object_and_a_class_method_with_its_class(book: Notebook) -> None:
+    book.ok("""
+from jupyter_distrib import distributed
+class Trainer:
+    def __init__(self, width):
+        self.width = width
+    @distributed(ranks=1)
+    def fit(self, steps):
+        self.width += 1
+        return self.width * steps * self.half.function(8)
+    @distributed(ranks=1)
+    @staticmethod
+    def half(x):
+        return x // 2
+    @classmethod
+    @distributed(ranks=1)
+    def make(cls, x):
+        return cls.__name__, x
+class Longer(Trainer):
+    @distributed(ranks=1)
+    def fit(self, steps):
+        return super().fit(steps) + 0.5
+trainer = Trainer(5)
+""")
+
+    assert book.ok("trainer.fit.distributed(2)[0], trainer.fit.submit(steps=2).result()[0]").result == "(48, 48)"
+    assert book.ok("trainer.fit(2), Trainer.fit(trainer, 2), trainer.width").result == "(48, 56, 7)"
+    assert book.ok("Longer(5).fit.distributed(2)[0], Trainer.half.distributed(8)[0]").result == "(48.5, 4)"
+    assert book.ok("Longer.make.distributed(1)[0], trainer.make(2)").result == "(('Longer', 1), ('Trainer', 2))"
+    assert "the function is fit(steps)" in book.fails("trainer.fit.distributed()").evalue
+
+
+def test_a_parameter_may_be_called_self(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(self): return self")
+
+    assert book.ok("work.distributed(self=1)[0], work.submit(self=2).result()[0], work(self=3)").result == "(1, 2, 3)"
+
+
 def test_a_decorated_function_runs_here_and_on_every_rank_only_when_told_to(book: Notebook) -> None:
     book.ok("""
 from jupyter_distrib import distributed
