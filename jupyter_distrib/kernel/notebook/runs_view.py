@@ -50,8 +50,8 @@ widget reports an error if that is closed."""
 
 
 def texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the values of a configuration as short texts."""
-    return {name: formatting.short(repr(value)) for name, value in values.items()}
+    """Return the values of a configuration as short texts of one line."""
+    return {name: formatting.short(" ".join(repr(value).split())) for name, value in values.items()}
 
 
 def row_of(run: Run, swept: Mapping[str, str] | None = None) -> RunRow:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf, isfinite, isnan, nan
 
 from jupyter_distrib.kernel.analysis.best_value import direction
 from jupyter_distrib.kernel.record.not_finite import NotFinite
@@ -56,7 +56,7 @@ class RunRow:
 
 
 def of_sweep(rows: Sequence[RunRow]) -> TextTable:
-    """Return the table of a sweep: the reported values of each run, sorted by the first metric."""
+    """Return the table of a sweep: the reported values of each run, the best run first."""
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     swept = list(rows[0].swept) if rows else []
     head = (*swept, *names, "state", "progress", "time", "")
@@ -71,14 +71,14 @@ def of_sweep(rows: Sequence[RunRow]) -> TextTable:
 
 
 def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Return the runs sorted by the first metric, the best first; runs without it are last, in the order of
-    submission."""
-    first = next((name for row in rows for name in row.metrics), "")
-    sign = -1.0 if direction(first) > 0 else 1.0
+    """Return the runs sorted by the metric that compares them, the best first; runs without it are last, in the order
+    of submission."""
+    metric = metric_of(rows)
+    sign = -1.0 if direction(metric) > 0 else 1.0
 
     def key(row: RunRow) -> float:
-        value = row.metrics.get(first, inf)
-        return inf if isnan(value) else value if value == inf else sign * value
+        value = row.metrics.get(metric, inf)
+        return inf if isnan(value) else sign * value
 
     return sorted(rows, key=key)
 
@@ -107,7 +107,8 @@ def chart_of_sweep(rows: Sequence[RunRow]) -> Drawing | None:
             for name, odd in rank.not_finite.items():
                 turned.setdefault(name, {})[number] = odd
     charts = chart.drawn({name: lines(name) for name in names}, name_of, turned)
-    return together([charts, _parallel(ordered, charts.width if charts is not None else chart.WIDTH)])
+    width = charts.width if charts is not None else chart.WIDTH
+    return together([charts, _parallel(ordered, metric_of(rows), width)])
 
 
 def metric_of(rows: Sequence[RunRow]) -> str:
@@ -117,11 +118,12 @@ def metric_of(rows: Sequence[RunRow]) -> str:
     return next((name for name in names if direction(name)), next(iter(names), ""))
 
 
-def _parallel(ordered: Sequence[RunRow], width: int) -> Drawing | None:
-    metric = metric_of(ordered)
+def _parallel(ordered: Sequence[RunRow], metric: str, width: int) -> Drawing | None:
     if not metric:
         return None
     names = list(ordered[0].swept)
     rows = [[*(row.swept.get(name) for name in names), row.metrics.get(metric)] for row in ordered]
-    best = ", ".join(f"{name}={value}" for name, value in ordered[0].swept.items())
+    first = ", ".join(f"{name}={value}" for name, value in ordered[0].swept.items())
+    has_best = isfinite(ordered[0].metrics.get(metric, nan))
+    best = f"the {'best' if direction(metric) else 'smallest'} is {first}" if has_best else ""
     return parallel.drawn([*names, metric], rows, best, width)
