@@ -355,6 +355,27 @@ def test_a_detached_script_gives_a_run(book: Notebook, folder: Path) -> None:
     )
 
 
+def test_a_detached_script_gives_a_run_in_python_too(book: Notebook, folder: Path) -> None:
+    book.ok("import jupyter_distrib\nrun = jupyter_distrib.run_script('project/train.py', ranks=2, detach=True)")
+
+    assert " 0 2 1" in book.ok("run.result()\nprint(run.logs(0))").stdout
+
+
+def test_a_list_of_arguments_is_refused_with_the_way_to_give_it(book: Notebook, folder: Path) -> None:
+    outcome = book.fails("import jupyter_distrib\njupyter_distrib.run_script('leaves.py', ['--lr', 1], ranks=1)")
+
+    assert "one by one: put * in front" in outcome.evalue
+
+
+def test_a_script_in_the_home_folder_is_found_by_its_short_path(book: Notebook, folder: Path) -> None:
+    (folder / "at_home.py").write_text("print('from home')")
+    book.ok("import os\nhome = os.environ['HOME']\nos.environ['HOME'] = os.getcwd()")
+    try:
+        assert "from home" in book.ok("%distributed_run --ranks 1 ~/at_home.py").view
+    finally:
+        book.ok("os.environ['HOME'] = home")
+
+
 def test_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebook, folder: Path) -> None:
     (folder / "cli.py").write_text(
         "import argparse, torch.distributed as dist\nparser = argparse.ArgumentParser()\n"

@@ -33,7 +33,8 @@ LABEL_CHARACTERS = 60
 
 
 def run_script(path: str | os.PathLike[str], *arguments: object, **options: Unpack[OptionKeywords]) -> Any:
-    """Run a script on every rank of a pool, as torchrun does. Return None, or the answer of a dry run.
+    """Run a script on every rank of a pool, as torchrun does. Return None; with `detach=True` the `Run` at once; with
+    `dry_run=True` the answer of a dry run.
 
     Args:
         path: The script; or `-m`, and the first argument is a module.
@@ -41,17 +42,17 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Unpa
         options: The options of `%%distributed`.
 
     Raises:
-        OptionsError: An option is wrong, or there is no such script.
+        OptionsError: An option or an argument is wrong, or there is no such script.
         RankLost: A rank exited with a status other than 0.
         BaseException: The exception of the first rank that failed.
     """
     chosen = from_keywords(options, **session.current().settings.possible)
+    if any(isinstance(each, (list, tuple, dict)) for each in arguments):
+        raise OptionsError("run_script() takes the script's arguments one by one: put * in front of a list of them")
     try:
-        done = run(os.fspath(path), [str(each) for each in arguments], chosen)
+        return run(os.fspath(path), [str(each) for each in arguments], chosen)
     except KeyboardInterrupt as interrupt:
         stopped = early_interrupt(interrupt)
-    else:
-        return None if isinstance(done, Run) else done
     raise stopped
 
 
@@ -74,6 +75,7 @@ def run(
     Raises:
         OptionsError: An option is wrong, or there is no such script.
     """
+    path = os.path.expanduser(path)  # the shell's part
     if (not os.path.exists(path) or os.access(path, os.X_OK)) and (
         instead := launcher_lines.told(path, arguments, given)
     ):
