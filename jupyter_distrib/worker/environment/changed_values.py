@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import call_parts, file_owner
 from jupyter_distrib.system.nested_code import bound_globals, names_in, own_functions
 
 _CONTAINERS = list, dict, set, deque, defaultdict, OrderedDict, Counter
@@ -31,17 +31,18 @@ class ChangedValues:
     """The values of the notebook that one cell has on this rank, as they are before the cell.
 
     Args:
-        names: The namespace of the cell.
+        names: The namespace of the cell, or of a function's call.
         kept_values: Values that earlier cells have left on this rank, which cells change for good.
     """
 
     def __init__(self, names: dict[str, object], kept_values: Iterable[object]) -> None:
         kept = {id(each) for each in kept_values}
         self._names = names
+        self._given = call_parts.arguments(names)
         self._ids = {name: id(value) for name, value in names.items() if not name.startswith("_")}
         self._before = [  # by their ids, so that what the cell deletes is freed
             (name, id(value), content)
-            for name, value in names.items()
+            for name, value in (*names.items(), *self._given.items())
             if not name.startswith("_") and id(value) not in kept and (content := _content(value, _Left())) is not None
         ]
 
@@ -57,22 +58,33 @@ class ChangedValues:
         changed = [
             name
             for name, identity, content in self._before
-            if id(value := self._names.get(name)) == identity and _content(value, _Left()) != content
+            if id(value := self._value(name, identity)) == identity and _content(value, _Left()) != content
         ]
         left = [
             name
-            for name in (*changed, *self._bound_by_functions())
+            for name in dict.fromkeys((*changed, *self._bound_by_functions()))
             if name not in keep
-            and not _holds(returned, self._names[name])
+            and not any(_holds(returned, each[name]) for each in (self._names, self._given) if name in each)
             and _said.setdefault(name, hash(text)) == hash(text)
         ]
         if not left:
             return ""
         listed, (are, ones) = ", ".join(f"`{name}`" for name in left), ("are", "them") if left[1:] else ("is", "it")
-        return (
-            f"{listed} of the notebook {are} as before: the cell has changed copies on the ranks. To have the changes, "
-            f"add --keep {','.join(left)}, and read {left[0]}[0] in the notebook, or end the cell with {ones}"
+        what, cure = (
+            "cell",
+            f"add --keep {','.join(left)}, and read {left[0]}[0] in the notebook, or end the cell with {ones}",
         )
+        if call_parts.FUNCTION in self._names:
+            what, cure = "function", f"return {ones} from the function"
+        return (
+            f"{listed} of the notebook {are} as before: the {what} has changed copies on the ranks. "
+            f"To have the changes, {cure}"
+        )
+
+    def _value(self, name: str, identity: int) -> object:
+        """Return the value of a name, or of an argument if that is the one with this id."""
+        given = self._given.get(name)
+        return given if id(given) == identity else self._names.get(name)
 
     def _bound_by_functions(self) -> list[str]:
         """Return the names to which functions of the notebook have bound something else (`global steps`)."""

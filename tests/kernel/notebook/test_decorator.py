@@ -89,6 +89,37 @@ trainer = Trainer(5)
     assert "the function is fit(steps)" in book.fails("trainer.fit.distributed()").evalue
 
 
+def test_a_call_tells_of_arguments_that_it_has_changed_on_the_ranks_only(book: Notebook) -> None:
+    book.ok("""
+import torch
+from jupyter_distrib import distributed
+@distributed(ranks=2, strategy="ddp")
+def train(net, losses, *, returns, **others):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss = net(torch.ones(2, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+    return (net.state_dict(), losses) if returns else None
+class Trainer:
+    steps = 0
+    @distributed(ranks=1)
+    def fit(self):
+        self.steps += 1
+""")
+    told = book.ok("train.distributed(torch.nn.Linear(2, 1), losses=[], returns=False, lr=1)").view
+    returned = book.ok("train.distributed(torch.nn.Linear(2, 1), [], returns=True);").view
+    method = book.ok("Trainer().fit.distributed()").view
+
+    assert "`net` of the notebook is as it was before: the function has trained its copies on the ranks." in told
+    assert "For the trained one return it from the function" in told
+    assert "`losses` of the notebook is as before: the function has changed copies on the ranks." in told
+    assert "To have the changes, return it from the function" in told
+    assert "--keep" not in told
+    assert "of the notebook" not in returned
+    assert "`self` of the notebook is as before" in method
+
+
 def test_a_parameter_may_be_called_self(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(self): return self")
 

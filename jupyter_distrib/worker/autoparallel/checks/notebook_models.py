@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
+from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.nested_code import codes_in, own_functions
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.autoparallel.patches import Patches
@@ -61,7 +62,8 @@ class NotebookModels:
         if identity.rank() != 0 or self._run.keep is None or not object_collectives.others.have_values:
             return
         seen = {id(model) for value in kept_values for model in _models_in(value)}
-        named = [(name, each) for name, each in self._run.names.items() if name[:1] != "_"]
+        given = call_parts.arguments(self._run.names)
+        named = [(name, each) for name, each in (*self._run.names.items(), *given.items()) if name[:1] != "_"]
         direct = [(name, each) for name, each in named if _is_model(each)]
         for name, value in (*direct, *named):
             for model in _models_in(value):
@@ -93,10 +95,14 @@ class NotebookModels:
 
     def note(self) -> None:
         """Add a note on each trained model that stays on the ranks; called unless the cell has failed."""
+        is_call = call_parts.FUNCTION in self._run.names
         for name in self._left():
+            what, cure = "cell", f"add --keep {name}, and read {name}[0] in the notebook, or end the cell with `{name}`"
+            if is_call:
+                what, cure = "function", "return it from the function"
             self._run.note(
-                f"`{name}` of the notebook is as it was before: the cell has trained its copies on the ranks. For the "
-                f"trained one add --keep {name}, and read {name}[0] in the notebook, or end the cell with `{name}`"
+                f"`{name}` of the notebook is as it was before: the {what} has trained its copies on the ranks. For "
+                f"the trained one {cure}"
             )
 
     def _train(self, weak: ref[nn.Module], name: str, version: int) -> None:
