@@ -225,6 +225,17 @@ class DistributedFunction(Generic[P, R]):
         if problem:
             raise TypeError(f"{name}.{method}(): {problem}; the function is {name}{signature}")
 
+    def _check_ends(self) -> None:
+        """Raise an error for a generator function, whose call runs none of its lines."""
+        function = self.function
+        while isinstance(function, functools.partial | DistributedFunction):
+            function = function.func if isinstance(function, functools.partial) else function.function
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{self._name}() is a generator function: a call runs none of its lines, and the generator cannot "
+                f"leave its rank. Return a value, or call list({self._name}(...)) in another function."
+            )
+
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
         """Start the function on every rank, without a view. Return the `Run`."""
         run = self._begun(args, kwargs, submitted=submitted)
@@ -236,6 +247,7 @@ class DistributedFunction(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False
     ) -> Run | DryRun | DryRuns:
         """Start the function, or make the dry run that is asked for, and return its answer."""
+        self._check_ends()
         name = self.label or _path(self.subject).rpartition(".")[2]
         function = self if self._is_importable() else self.function
         parts = {call_parts.FUNCTION: function, call_parts.ARGUMENTS: args, call_parts.KEYWORDS: kwargs}

@@ -120,6 +120,30 @@ class Trainer:
     assert "`self` of the notebook is as before" in method
 
 
+@pytest.mark.parametrize(
+    "call", ["work.distributed(2)", "work.submit(2)", "partly.distributed(2)", "later.distributed()"]
+)
+def test_a_generator_function_is_refused_since_none_of_it_would_run(book: Notebook, call: str) -> None:
+    book.ok("""
+import functools
+from jupyter_distrib import distributed
+@distributed(ranks=1)
+def work(epochs):
+    for epoch in range(epochs):
+        yield epoch
+partly = distributed(ranks=1)(functools.partial(work))
+@distributed(ranks=1)
+async def later():
+    yield 1
+""")
+
+    outcome = book.fails(call)
+
+    assert outcome.ename == "TypeError"
+    assert "() is a generator function: a call runs none of its lines" in outcome.evalue
+    assert book.ok("list(work(2))").result == "[0, 1]"
+
+
 def test_a_parameter_may_be_called_self(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(self): return self")
 
