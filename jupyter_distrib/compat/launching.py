@@ -52,8 +52,8 @@ def launch(
         launched.subject = subject
     with _failing_as(name):
         run = launched.start(tuple(args), dict(keywords))
-        results: Results | None = run.wait(view(run))
-    return results if results is not None else run.all_none()
+        results: Results = run.wait(view(run))
+    return results
 
 
 def launch_script(name: str, path: str, arguments: Sequence[Any], **options: Any) -> None:

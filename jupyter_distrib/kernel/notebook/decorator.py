@@ -181,11 +181,9 @@ class DistributedFunction(Generic[P, R]):
             run = self._begun(args, kwargs)
             if not isinstance(run, Run):
                 return run
-            results = session.current().wait(run, _view(run), self.options)
+            return session.current().wait(run, _view(run), self.options)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
-        else:
-            return results if results is not None else run.all_none()
         raise stopped
 
     def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> Run:
@@ -299,6 +297,7 @@ class DistributedFunction(Generic[P, R]):
             in_words=functools.partial(in_call, names=self.names),
         )
         run = current.submit(request) if submitted else current.start(request)
+        run.of_function = True
         run.program = current.setups.before(_program(self._name, cell, inputs, options, namespace))
         return run
 

@@ -144,6 +144,17 @@ async def later():
     assert book.ok("list(work(2))").result == "[0, 1]"
 
 
+def test_a_submitted_call_gives_a_value_for_each_rank_even_if_it_is_none(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
+
+    assert (
+        book.ok("run = work.submit(None)\nrun.result()[1] is None, list(run.result())").result == "(True, [None, None])"
+    )
+    assert (
+        book.ok("list(await work.submit(None)), list(work.distributed(None))").result == "([None, None], [None, None])"
+    )
+
+
 def test_a_parameter_may_be_called_self(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(self): return self")
 

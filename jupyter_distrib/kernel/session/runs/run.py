@@ -124,6 +124,8 @@ class Run:
         self.observers = RunObservers()
         self.on_ended: list[Callable[[], object]] = []
         self.program: Program | None = None
+        self.of_function = False
+        """Whether it is a function's call, whose value counts even if it is None."""
         self._seen: Callable[[], Results | None] = lambda: None
         """The results, for as long as the notebook has them."""
         self._sources = CellSources(cell or {})
@@ -270,7 +272,7 @@ class Run:
             call()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the end of the run and return the `Results`, or None if no rank returned anything.
+        """Wait for the end of the run and return the `Results`, or None if it is a cell's and no rank has a value.
 
         Raises:
             TimeoutError: The run has not ended after `timeout_s` seconds; it goes on.
@@ -399,8 +401,8 @@ class Run:
         self._draw(view, at_end=True)
 
     def all_none(self) -> Results:
-        """Return the results of a run whose ranks have all returned None, in which case `wait` and `result` return
-        None."""
+        """Return the results of a cell's run whose ranks have all returned None, in which case `wait` and `result`
+        return None."""
         return self._named(Results(dict.fromkeys(self.record.ranks)))
 
     def _named(self, results: Results) -> Results:
@@ -519,7 +521,7 @@ class Run:
             self.values.held = ()
             self._named(results)
             self._seen = weakref.ref(results)
-            return results if any(value is not None for value in results) else None
+            return results if self.of_function or any(value is not None for value in results) else None
         with suppress(AttributeError, TypeError):
             exception.__dict__["results"] = results
         raise exception
