@@ -186,6 +186,36 @@ def test_two_names_give_all_combinations_and_may_be_read_from_the_notebook(book:
     assert outcome.result == "lr=1, w=0: 10\nlr=1, w=1: 11\nlr=2, w=0: 20\nlr=2, w=1: 21"
 
 
+@pytest.mark.parametrize(
+    ("body", "is_read"),
+    [
+        ("width", True), ("get_width()", True), ("Net().width()", True), ("eval('width + 1')", True), ("by_text()", True),
+        ("[width for _ in range(2)]", True), ("f'{width}'", True), ("with_default()", False), ("settings.width", False),
+        ("widht = 3\nwidht", False),
+    ],
+)  # fmt: skip
+def test_a_name_of_a_sweep_that_nothing_reads_is_told(book: Notebook, body: str, is_read: bool) -> None:
+    book.ok("""
+import types
+width = 5
+settings = types.SimpleNamespace(width=width)
+def get_width():
+    return inner()
+def inner():
+    return width
+class Net:
+    def width(self):
+        return width
+def by_text():
+    return eval("width * 2")
+def with_default(width=width):
+    return width
+""")
+    outcome = book.ok(f'%%distributed --sweep "width=[1, 2]" --ranks 1\n{body}')
+
+    assert ("`width` of --sweep is read neither by the cell nor by a function" in outcome.stderr) != is_read
+
+
 def test_a_failed_configuration_has_its_exception_in_place_of_its_value(book: Notebook) -> None:
     outcome = book.ok("%%distributed --sweep lr=[0,1] --ranks 1\n1 / lr")
 

@@ -8,6 +8,7 @@ No other function knows the whole path.
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from jupyter_distrib.interfaces.strategy import load as load_strategy
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.capture import inputs
-from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
+from jupyter_distrib.kernel.capture.capture import Captured, Dropped, Input, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView, show_detached
 from jupyter_distrib.kernel.session import handles as handles_module
@@ -182,6 +183,11 @@ class CellMagics(Magics):
         """Submit the cell once for each configuration, and return the runs."""
         from jupyter_distrib.kernel.notebook import runs_view, sweep
 
+        def pack(needed: tuple[Input, ...]) -> inputs.PackedInputs:
+            return self._pack(current, replace(captured, inputs=needed), options)
+
+        if told := sweep.unread(captured, swept[0], pack):
+            print(told, file=sys.stderr)
         runs: list[Run] = []
         try:
             for configuration in swept:

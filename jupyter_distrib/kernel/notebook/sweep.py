@@ -8,7 +8,8 @@ In the thread that executes the cell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,6 +26,8 @@ from jupyter_distrib.kernel.views import run_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from jupyter_distrib.kernel.capture.inputs import PackedInputs
 
 MOST_RUNS = 10_000
 
@@ -77,6 +80,29 @@ def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input
         Input(name=name, value=value, line=0, certain=True, reason="--sweep") for name, value in configuration.items()
     ]
     return (*others, *swept)
+
+
+def unread(captured: Captured, configuration: Configuration, pack: Callable[[tuple[Input, ...]], PackedInputs]) -> str:
+    """Return a sentence on the names of a sweep that nothing in the cell reads; empty if there are none.
+
+    Args:
+        captured: The cell, with the values of a configuration among the notebook's names.
+        configuration: The values.
+        pack: Packs inputs, to find out which functions travel.
+    """
+    read = captured.reads | {item.name for item in captured.inputs}
+    names = [name for name in configuration if name not in read]
+    if names:
+        packed = pack(inputs_with(captured, configuration))
+        in_code, texts = packed.names_in_code(), packed.texts_in_code()
+        names = [name for name in names if name not in in_code and not re.search(rf"\b{name}\b", texts)]
+    if not names:
+        return ""
+    listed, is_are = ", ".join(f"`{name}`" for name in names), "are" if names[1:] else "is"
+    return (
+        f"{listed} of --sweep {is_are} read neither by the cell nor by a function that it calls, so the values change "
+        f"nothing. What the notebook has computed before, such as a default argument, stays as it is."
+    )
 
 
 class SweepRuns(Sequence[Any]):
