@@ -45,12 +45,13 @@ def tracked(
     *,
     choose_pool: Callable[[], str] | None = None,
 ) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
-    """Let MLflow, if it is installed, track each run of the functions that a decorator makes, as Databricks does.
+    """Let MLflow, if it is installed, track each run of the functions that a decorator makes, and let a call return a
+    list, as Databricks does.
     `names` are the decorator's names for options, for advice; `choose_pool` returns the pool of a call."""
 
     def made(function: Callable[..., Any]) -> DistributedFunction[..., Any]:
         distributed_function = decorate(function)
-        distributed_function.tracked_by = ("mlflow",)
+        distributed_function.tracked_by, distributed_function.gives_list = ("mlflow",), True
         distributed_function.names = dict(names or {})
         distributed_function.choose_pool = choose_pool
         return distributed_function

@@ -278,9 +278,8 @@ def place(x):
     from serverless_gpu.runtime import get_world_size
     return runtime.get_global_rank(), get_world_size(), rt.get_local_rank(), serverless_gpu.__name__, x
 """)
-    assert book.ok("place.distributed(5)").result == (
-        "rank 0: (0, 2, 0, 'serverless_gpu', 5)\nrank 1: (1, 2, 1, 'serverless_gpu', 5)"
-    )
+    assert book.ok("place.distributed(5)").result == "[(0, 2, 0, 'serverless_gpu', 5), (1, 2, 1, 'serverless_gpu', 5)]"
+    assert book.ok("place.distributed(5) + [1] == [*place.distributed(5), 1]").result == "True"
     assert book.ok("GPUType.H100 == 'H100', rt.get_world_size()").result == "(True, 1)"
 
 

@@ -151,6 +151,8 @@ class DistributedFunction(Generic[P, R]):
         """The names that the caller writes for options where they differ from the keywords: for advice."""
         self.tracked_by: tuple[str, ...] = ()
         """The trackers that record its runs if they are installed, even if its code does not use them."""
+        self.gives_list = False
+        """Whether `distributed` returns the values as a list, as another product's decorator does."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
@@ -164,7 +166,7 @@ class DistributedFunction(Generic[P, R]):
             return self
         bound = DistributedFunction(function, self.options)
         bound.label, bound.choose_pool = self.label, self.choose_pool
-        bound.names, bound.tracked_by = self.names, self.tracked_by
+        bound.names, bound.tracked_by, bound.gives_list = self.names, self.tracked_by, self.gives_list
         return bound
 
     def distributed(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -181,9 +183,11 @@ class DistributedFunction(Generic[P, R]):
             run = self._begun(args, kwargs)
             if not isinstance(run, Run):
                 return run
-            return session.current().wait(run, _view(run), self.options)
+            results = session.current().wait(run, _view(run), self.options)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
+        else:
+            return results.values() if self.gives_list else results
         raise stopped
 
     def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> Run:
