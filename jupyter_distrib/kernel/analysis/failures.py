@@ -175,16 +175,22 @@ def to_early_interrupt(frames: Sequence[m.Frame]) -> KeyboardInterrupt:
     return stopped
 
 
-def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
+def to_timeout(
+    record: RunRecord,
+    limit_s: float,
+    elapsed_s: float,
+    source_of: SourceOf | None = None,
+    in_words: Callable[[str], str] = str,
+) -> RunTimeout:
     """Return the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
-    where each rank was."""
+    where each rank was. `in_words` returns a sentence about options in the words of the caller that began the run."""
     name = "--hang-timeout" if record.hung else "--timeout"
     why = f"its {name} is {duration(limit_s)}"
     if record.hopeless:
         why = (
             f"a rank has waited {duration(limit_s)} for one that has left the cell (--hang-timeout sets another limit)"
         )
-    message = f"The run was stopped after {duration(elapsed_s)}, because {why}."
+    message = in_words(f"The run was stopped after {duration(elapsed_s)}, because {why}.")
     if record.hung:
         message = " ".join([message, *_stall(record)])
     lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]

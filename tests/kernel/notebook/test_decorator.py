@@ -252,7 +252,10 @@ def test_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
         "def work():\n    import time\n    while True: time.sleep(0.01)"
     )
 
-    assert book.fails("work.distributed()").ename == "RunTimeout"
+    outcome = book.fails("work.distributed()")
+
+    assert outcome.ename == "RunTimeout"
+    assert "because its timeout_s is 0.2 s." in outcome.evalue
 
 
 def test_a_call_that_would_send_too_much_is_refused_with_the_names(book: Notebook) -> None:

@@ -532,7 +532,7 @@ class Run:
         if self.interrupted:
             return failures.to_interrupt(record, elapsed_s, source_of)
         if record.limit_s is not None:
-            return failures.to_timeout(record, record.limit_s, elapsed_s, source_of)
+            return failures.to_timeout(record, record.limit_s, elapsed_s, source_of, self._in_words)
         if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
             return failures.to_interrupt(record, elapsed_s, source_of)  # stopped from elsewhere, or in the inline pool
         return failures.to_exception(record, unpack_exception, source_of, elapsed_s, bold=True)
