@@ -212,6 +212,16 @@ def test_a_model_that_was_wrapped_and_kept_follows_a_group_that_the_cell_makes(b
     assert book.ok(own).result.startswith("ranks 0-1:")
 
 
+def test_a_group_of_some_ranks_is_made_and_two_with_one_number_are_refused(book: Notebook) -> None:
+    some = "%%distributed --ranks 3\nimport torch, torch.distributed as dist\nt = torch.ones(1)\nif rank < 2:\n"
+    some += "    dist.init_process_group('gloo', rank={}, world_size=2)\n    dist.all_reduce(t)\nint(t)"
+
+    assert book.ok(some.format("rank")).result == "ranks 0-1: 2\nrank 2: 1"
+    refused = book.fails(some.format("0"))
+    assert "init_process_group(rank=0, world_size=2): another rank has this number in the group." in refused.evalue
+    assert book.ok(some.format("1 - rank")).result == "ranks 0-1: 2\nrank 2: 1"
+
+
 IN_CHILDREN = """
 import os, torch, torch.multiprocessing as mp
 from torch.distributed import all_reduce, destroy_process_group, get_rank, get_world_size, init_process_group, new_group

@@ -345,6 +345,11 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **othe
     check_place(rank, world_size)
     store = current.store.of_next_group()
     current.limit_store(store, timeout)
+    if 1 < world_size < current.store.world_size and store.add(f"jupyter_distrib: rank {rank}", 1) > 1:
+        raise ValueError(
+            f"init_process_group(rank={rank}, world_size={world_size}): another rank has this number in the group. "
+            f"Give each rank its own, and make several groups with torch.distributed.new_group."
+        )
     yield store, rank, world_size
     raise RuntimeError("env:// rendezvous happens once per init_process_group")
 
