@@ -47,6 +47,35 @@ def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(shared_noteboo
     assert shared_notebook.ok("[a + b for a, b in zip(begun, rest)] == list(whole)").result == "True"
 
 
+UNSEEDED = """%%distributed --ranks 2 --strategy ddp --keep state --out seen
+import torch
+from torch.utils.data import TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+data = TensorDataset(torch.arange(24.0).view(24, 1))
+loader = StatefulDataLoader(data, batch_size=2, shuffle=True)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+seen = []
+for (x,) in loader:
+    seen.append([int(each) for each in x])
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+    if len(seen) == 2:
+        state = loader.state_dict()
+seen
+"""
+
+
+def test_a_stateful_loader_without_a_seed_goes_on_in_the_order_of_its_state(notebook: Notebook) -> None:
+    pytest.importorskip("torchdata")
+    notebook.ok(UNSEEDED)
+    restored = UNSEEDED.replace("model =", "loader.load_state_dict(state)\nmodel =").replace("out seen", "out rest")
+    outcome = notebook.ok(restored.replace(" --keep state", ""))
+
+    assert notebook.ok("[each[2:] for each in seen] == list(rest)").result == "True"
+    assert "Traceback" not in outcome.text
+
+
 TABLE = """%%distributed --ranks 2 --strategy ddp --out seen
 import torch
 from datasets import Dataset

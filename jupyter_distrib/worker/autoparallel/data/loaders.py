@@ -408,7 +408,7 @@ class LoaderShares:
         before = {name: parts[name] for name in _ITERATOR_PARTS}
         parts |= {name: own_share.__dict__[name] for name in _ITERATOR_PARTS}  # torch refuses an assignment
         if callable(getattr(loader, "state_dict", None)) and own_share.batch_sampler is not None:
-            parts["batch_sampler"] = ResumableBatches(own_share.batch_sampler, loader.sampler)
+            parts["batch_sampler"] = ResumableBatches(own_share.batch_sampler, before["sampler"])
         self._ours.add(loader)
         try:
             yield
