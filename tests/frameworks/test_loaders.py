@@ -76,6 +76,16 @@ def test_a_stateful_loader_without_a_seed_goes_on_in_the_order_of_its_state(note
     assert "Traceback" not in outcome.text
 
 
+def test_ranks_live_on_after_a_stateful_loader_was_restored(notebook: Notebook) -> None:
+    pytest.importorskip("torchdata")
+    notebook.ok(UNSEEDED)
+    restored = UNSEEDED.replace("model =", "loader.load_state_dict(state)\nmodel =").replace(" --keep state", "")
+    notebook.ok(restored)
+
+    outcome = notebook.ok("%%distributed --ranks 2\nsorted(state)[:1]")
+    assert "ranks 0-1" in outcome.text
+
+
 TABLE = """%%distributed --ranks 2 --strategy ddp --out seen
 import torch
 from datasets import Dataset

@@ -320,7 +320,9 @@ def end_loaders(values: Iterable[object]) -> None:
     for loader in values if data is not None else ():
         if isinstance(loader, data.DataLoader) and (workers := getattr(loader, "_iterator", None)) is not None:
             loader._iterator = None
-            workers._shutdown_workers()
+            # torchdata's StatefulDataLoader has an iterator without workers there as well.
+            if (end := getattr(workers, "_shutdown_workers", None)) is not None:
+                end()
 
 
 # --------------------------------------------------------------------------------------------------- meshes and FSDP
