@@ -55,6 +55,19 @@ def test_an_evaluation_without_a_training_counts_once(prepared: Notebook) -> Non
     assert "ranks 0-1: [64, 64]" in outcome.text
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_loader_that_only_its_loop_has_counts_once(prepared: Notebook, behind: bool) -> None:
+    update = "of_class.update((predicted > 0).flatten().long(), (y > 0).flatten().long())"
+    outcome = prepared.cell(
+        f"%%distributed --ranks 2 --strategy ddp{TRAINED}model.eval()\n"
+        "with torch.no_grad():\n    for numbers, x, y in DataLoader(samples, batch_size=64):\n"
+        f"        predicted = model(x)\n{'' if behind else '        '}{update}\nint(of_class.compute().sum())",
+        120,
+    )
+
+    assert "ranks 0-1: 64" in outcome.text
+
+
 def test_an_evaluation_that_the_cell_has_divided_is_added_up(prepared: Notebook) -> None:
     mine = "torch.utils.data.Subset(samples, range(rank, 64, world_size))"
     outcome = prepared.cell(f"%%distributed --ranks 2 --strategy ddp{TRAINED}{EVALUATED.replace('samples', mine)}", 120)

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -81,8 +81,8 @@ class Loaders:
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the most recent loader."""
-        self._latest: Callable[[], DataLoader[Any] | None] = lambda: None
-        """Returns that loader, if it still exists."""
+        self._latest: DataLoader[Any] | None = None
+        """That loader. It is held, as a loop may be its only other owner, and what is behind the loop asks about it."""
         self._searched = WeakSet[DataLoader[Any]]()
         """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
         self.read_early = False
@@ -120,12 +120,13 @@ class Loaders:
 
     def reads_all(self) -> bool:
         """Return whether every rank has all batches of the most recent loader."""
-        loader = self._latest()
+        loader = self._latest
         return loader is not None and self.read_last == "whole" and not self._others.has_divided(loader)
 
     def close(self) -> None:
         """End the workers of all shares; no rank has to wait for this one."""
         torchmetrics.follow()
+        self._latest = None
         self._others.end()
         self._shares.close()
 
@@ -175,7 +176,7 @@ class Loaders:
             self._look_around()
             allow_ranks(loader.dataset)
             how = self._last[loader] = self.read_last = self._decided(loader)
-            self._latest = ref(loader)
+            self._latest = loader
             if how != "whole":
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share) if how == "divided" else share
