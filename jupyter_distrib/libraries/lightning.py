@@ -12,6 +12,7 @@ import os
 import warnings
 from typing import Any
 
+from jupyter_distrib.libraries import torchmetrics
 from jupyter_distrib.libraries.library import Library
 
 _BEGINS = {"Trainer": "fit", "Fabric": "launch"}
@@ -29,8 +30,6 @@ def fitting(devices: object, num_nodes: object) -> tuple[object, object]:
 
 
 def _fit_to_ranks(name: str, module: Any) -> None:
-    from torch import distributed  # Lightning, which is being imported, has it
-
     made = getattr(module, name)
     original = made.__init__
 
@@ -46,7 +45,7 @@ def _fit_to_ranks(name: str, module: Any) -> None:
     @functools.wraps(begin)
     def begin_or_warn(self: Any, *arguments: Any, **keywords: Any) -> Any:
         ranks = os.environ.get("WORLD_SIZE", "1")
-        if self.world_size == 1 and ranks != "1" and not distributed.is_initialized():
+        if self.world_size == 1 and ranks != "1" and not torchmetrics.is_followed():
             warnings.warn(
                 f"this {name} counts one process, so each of the {ranks} ranks trains alone, with all data: make it in "
                 f'the cell, with {name}(strategy="ddp", devices=world_size)',

@@ -27,6 +27,11 @@ def follow(reading: Callable[[], bool] = _never) -> None:
     reads_all = reading
 
 
+def is_followed() -> bool:
+    """Return whether a strategy is at work that divides loaders."""
+    return reads_all is not _never
+
+
 def _count_once(module: Any) -> None:
     wrap, synchronize = module.Metric._wrap_update, module.Metric.sync  # noqa: SLF001 - updates have no public hook
 

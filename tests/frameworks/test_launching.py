@@ -65,6 +65,7 @@ def test_a_trainer_that_trains_each_rank_alone_says_so(notebook: Notebook, in_no
 
     assert alone in notebook.cell(code, 120).text
     assert alone not in notebook.cell(cell(LIGHTNING, line="--strategy none"), 120).text
+    assert alone in notebook.cell(code, 120).text, "with the process group that Lightning has left"
 
 
 @needs_transformers

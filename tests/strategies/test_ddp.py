@@ -776,6 +776,13 @@ def test_training_without_a_strategy_is_said(book: Notebook) -> None:
     assert NO_STRATEGY in book.ok(f"{NONE}{BY_ITSELF};").view, "each time"
 
 
+def test_training_beside_a_group_that_an_earlier_cell_has_left_is_said(book: Notebook) -> None:
+    assert NO_STRATEGY not in book.ok(f"{TOGETHER['a group of its own']};").view
+    assert NO_STRATEGY in book.ok(f"{NONE}{BY_ITSELF};").view
+    parallel = "\nimport torch\nwrap = vars(torch.nn.parallel)['Dis' + 'tributedDataParallel']"
+    assert NO_STRATEGY not in book.ok(f"{NONE}{parallel}{BY_ITSELF.replace('Net()', 'wrap(Net())')};").view
+
+
 @pytest.mark.parametrize("how", TOGETHER)
 def test_training_that_is_meant_to_be_separate_is_not_mentioned(book: Notebook, how: str) -> None:
     assert NO_STRATEGY not in book.ok(f"{TOGETHER[how]};").text

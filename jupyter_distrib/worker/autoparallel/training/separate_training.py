@@ -16,6 +16,7 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.nested_code import codes_in, own_functions
 from jupyter_distrib.worker.autoparallel.checks import notebook_models
 from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.pytorch import private
 
 _RANKS = re.compile(
     r"\b(local_|node_|group_)?rank\b|get_\w*rank|RANK|world_?size|WORLD_SIZE|\bdist(ributed)?\b|Distributed|distrib\b"
@@ -32,9 +33,12 @@ class SeparateTraining:
         self._patches = Patches()
         self._seen: set[int] = set()
         """Ids of the optimizers that have made a step."""
+        self._collectives = -1
+        """Number of collectives before the cell in the groups that an earlier cell has left; -1 if it has left none."""
 
     def begin(self) -> None:
         """Watch the optimizers; called before the cell."""
+        self._collectives = _collectives()
         self._models.begin(self._patches, payload.kept_values.values())
         self._unwatch = register_optimizer_step_post_hook(self._stepped).remove
 
@@ -62,9 +66,16 @@ class SeparateTraining:
 
     def _is_alone(self) -> bool:
         """Return whether nothing shows that the ranks are to differ, or work together by other means."""
-        if not self._run.everyone or identity.world_size() == 1 or dist.is_initialized():
+        if not self._run.everyone or identity.world_size() == 1:
+            return False
+        if dist.is_initialized() and (self._collectives < 0 or _collectives() != self._collectives):
             return False
         texts = [line for line in linecache.getlines(self._run.filename) if not line.startswith("%")]
         codes = [each.__code__ for each in own_functions(self._run.names)]
         names = [name for each in codes for part in codes_in(each) for name in (*part.co_names, *part.co_consts)]
         return not any(_RANKS.search(each) for each in (*texts, *names) if isinstance(each, str))
+
+
+def _collectives() -> int:
+    """Return the number of collectives that this rank has called in all its groups; -1 if it has none."""
+    return sum(private.sequence(group) for _, group, _ in private.known_groups()) if dist.is_initialized() else -1
