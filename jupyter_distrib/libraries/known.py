@@ -40,6 +40,7 @@ LIBRARIES = (
         instead_of_launching="with Accelerate call the training function instead of notebook_launcher()",
         divides_data=True,
         shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
+        prepares_loaders="accelerate.state:AcceleratorState",
     ),
     BZ2,
     Library(modules=("composer",), divides_data=True),
@@ -167,6 +168,15 @@ def divides_data(thing: object) -> bool:
 def adds_up_metrics() -> bool:
     """Return whether a library is loaded whose metrics add up over the ranks."""
     return any(module in sys.modules for library in LIBRARIES if library.adds_up_metrics for module in library.modules)
+
+
+def prepares_loaders() -> bool:
+    """Return whether an object is there that divides the loaders which are given to it, and expects lengths and
+    schedules of whole ones before."""
+    return any(
+        getattr(getattr(sys.modules.get(module), name, None), "_shared_state", None)
+        for module, _, name in (each.prepares_loaders.partition(":") for each in LIBRARIES if each.prepares_loaders)
+    )
 
 
 def wraps_model(module: object) -> bool:

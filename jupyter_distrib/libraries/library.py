@@ -33,6 +33,9 @@ class Library:
     shared_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it. It
     describes the process, so instances are not sent."""
+    prepares_loaders: str = ""
+    """The class, as `module:name`, among these whose shared state is filled while an object is there that divides the
+    loaders which are given to it."""
     sent: Mapping[str, Callable[[Any], tuple[Any, ...]]] = field(default_factory=dict)
     """Functions, by class as `module:name`, that reduce an instance for a rank, as `__reduce_ex__` does."""
     stays: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.training import FAILS, HANGS, TRAININGS, Training, cell, missing
+from tests.frameworks.training import FAILS, HANGS, PROBLEM, TRAININGS, Training, cell, missing
 from tests.notebook import Notebook, Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -95,3 +95,34 @@ def test_it_goes_from_one_strategy_to_the_other_and_back(prepared: Prepared) -> 
     first, *others = [prepared.trains(line) for line in (*STRATEGIES, *STRATEGIES)]
 
     assert all(pids(other) == pids(first) for other in others)
+
+
+SCHEDULED = """
+from accelerate import Accelerator
+accelerator = Accelerator()
+loader = DataLoader(samples, batch_size=8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=len(loader))
+wrapped, optimizer, mine, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+rates = []
+for numbers, x, y in mine:
+    optimizer.zero_grad()
+    accelerator.backward(nn.functional.mse_loss(wrapped(x), y))
+    optimizer.step()
+    schedule.step()
+    rates.append(schedule.get_last_lr()[0])
+"""
+
+
+@pytest.mark.skipif(missing("accelerate") is not None, reason=str(missing("accelerate")))
+def test_a_schedule_of_accelerate_ends_with_the_training(notebook: Notebook) -> None:
+    """Accelerate counts a step of a schedule once for each rank, so its length is that of the whole loader."""
+    notebook.ok(PROBLEM)
+    for line in STRATEGIES:
+        rates = notebook.cell(f"%%distributed --ranks 2 {line}{SCHEDULED}[round(rate, 3) for rate in rates]", 120)
+        assert rates.result == "ranks 0-1: [0.875, 0.75, 0.625, 0.5]", rates.text
+
+    line = "wrapped, optimizer, mine, schedule = accelerator.prepare(model, optimizer, loader, schedule)"
+    own = SCHEDULED.replace(line, "wrapped, mine = model, loader")
+    said = notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[0]}{own}", 120).view
+    assert "called on line 6 beside an Accelerator, was that of the whole loader" in said

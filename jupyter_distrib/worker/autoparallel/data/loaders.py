@@ -73,8 +73,8 @@ class Loaders:
         self._shares = LoaderShares(part, run, summary)
         self._others = DivisionByOthers(run, alone=part.size == 1)
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
-        self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
-        """Loaders whose length was read before anything was trained, with the place."""
+        self._measured: WeakKeyDictionary[DataLoader[Any], tuple[str, str]] = WeakKeyDictionary()
+        """Loaders whose whole length was read and that may be divided later, with the place, and what to do."""
         self._patches = Patches()
         self._watched: set[type] = {DataLoader}
         """The classes of loaders whose reading is routed through this object."""
@@ -196,12 +196,20 @@ class Loaders:
                 return int(original(loader))
             self._look_around()
             # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
-            how = self._last.get(loader) or self._decided(loader)
-            if how == "whole" and not self._state.active and loader not in self._measured:
-                self._measured[loader] = source_location.current_line(self._run.filename)
+            how = self._last.get(loader) or ("whole" if known.prepares_loaders() else self._decided(loader))
+            if loader not in self._last and how == "whole" and loader not in self._measured:
+                self._note_length(loader)
             return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
 
         return __len__
+
+    def _note_length(self, loader: DataLoader[Any]) -> None:
+        """Record that the length of a loader was that of the whole one, if a share of it may still be read."""
+        where = source_location.current_line(self._run.filename)
+        if not self._state.active:
+            self._measured[loader] = f"{where} before there was an optimizer", "call len() after the optimizer is made"
+        elif known.prepares_loaders():
+            self._measured[loader] = f"{where} beside an Accelerator", "have the Accelerator prepare() the loader"
 
     def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
         """Return the batches of this rank's share, read by the loader itself if its class has its own iterators."""
@@ -242,9 +250,10 @@ class Loaders:
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
+            when, advice = measured
             self._run.note(
-                f"len() of a data loader, called on {measured} before there was an optimizer, was that of the whole "
-                f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
+                f"len() of a data loader, called on {when}, was that of the whole loader; read on {where}, each rank "
+                f"has a share: {advice}"
             )
         if loader not in self._searched and (mean := means.over_all_samples(loader, self._run.filename)):
             divisor, place = mean
