@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jupyter_distrib.errors import PayloadError, ValueLost
 from jupyter_distrib.serialization import shared_memory, tensors
@@ -88,6 +88,14 @@ class Unreturned:
 
     def __repr__(self) -> str:
         return f"<not returned: {self.short or self.type_name or 'a value'} ({self.reason})>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in Unreturned.__slots__ or name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"there is no `{name}` here, since this {self.type_name or 'value'} was not returned ({self.reason}). Use "
+            "it in a distributed cell, and end that cell with what you need of it"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ kernel to rank

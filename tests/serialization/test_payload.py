@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,9 @@ def test_only_the_items_that_cannot_be_pickled_are_replaced(kernel: Kernel) -> N
     assert "pickle" in value["gen"].reason
     assert [type(value[name]) for name in ("gen", "f")] == [payload.Unreturned] * 2
     assert "not returned" in repr(value["gen"])
+    with pytest.raises(AttributeError, match="there is no `send` here, since this generator was not returned"):
+        value["gen"].send(None)
+    assert copy.copy(value["gen"]) == pickle.loads(pickle.dumps(value["gen"])) == value["gen"]
 
 
 def test_a_value_that_cannot_be_pickled_at_all_is_a_placeholder(kernel: Kernel) -> None:
