@@ -693,6 +693,8 @@ NOT_LEFT = {
     "returned": f"{TRAIN}\nmodel",
     "weights returned": f"{TRAIN}\n[0.5, model.state_dict()]",
     "kept": f"--keep model{TRAIN}",
+    "kept in a wrapper": f"--keep model{TRAIN}\nmodel = torch.nn.Sequential(model)",
+    "kept in another model": f"--keep whole{TRAIN}\nwhole = torch.nn.Sequential(model)",
     "saved": f"{TRAIN}\nif rank == 0: torch.save(model.state_dict(), '/dev/null')",
     "saved in a checkpoint": f"{TRAIN}\ntorch.save({{'epoch': 1, 'net': dict(best=model.state_dict())}}, '/dev/null')",
     "saved as a list of weights": f"{TRAIN}\ntorch.save(list(model.parameters()), '/dev/null')",
@@ -720,6 +722,9 @@ SAVES_OTHERS = {
     "images, in a function": f"def show():\n    if rank == 9: save_image(0)\nshow(){TRAIN}",
     "saved log-probabilities": f"{TRAIN}\nmodel.saved_log_probs = []\ndel model.saved_log_probs[:]",
     "tensors for a backward pass": f"def forward(ctx, x):\n    ctx.save_for_backward(x)\n{TRAIN}",
+    "hyperparameters": f"class Fit:\n    def begin(self): self.save_hyperparameters(), self.load_from_checkpoint()\n{TRAIN}",
+    "nothing, by its options": "def trainer(**_): 0\n"
+    f"trainer(enable_checkpointing=False, save_strategy='no', gradient_checkpointing=True){TRAIN}",
     "an option that is off": f"class args: save_model = False\nif args.save_model: torch.save(model, 'm.pt'){TRAIN}",
 }
 

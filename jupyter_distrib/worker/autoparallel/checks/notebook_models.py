@@ -28,7 +28,8 @@ from jupyter_distrib.worker.pytorch import private
 _WRITES = re.compile(r"save|dump|export|push_to_hub|checkpoint", re.IGNORECASE)
 """Names of functions that write a model somewhere."""
 _WRITES_OTHERS = re.compile(
-    r"saved|savefig|savetxt|imsave|save_?(all_)?(im(age|g)|fig|plot|grid|video|gif|audio|sample|for_backward|on_cpu)",
+    r"saved|savefig|savetxt|imsave|save_?(all_)?(im(age|g)|fig|plot|grid|video|gif|audio|sample|for_backward|on_cpu)"
+    r"|save_hyperparameters|(gradient|activation)_checkpoint|(load|resume|restore)\w*checkpoint",
     re.IGNORECASE,
 )
 """Names of what was saved, and of functions that save something else."""
@@ -114,10 +115,12 @@ class NotebookModels:
         if self._returned or self._saved or not self._trained:
             return
         values = [self._run.names.get(name) for name in self._run.keep or ()]
-        kept = {id(model) for value in values for model in _models_in(value)}
+        kept = {id(each) for value in values for model in _models_in(value) for each in ownership.own_parameters(model)}
         for name, (weak, version) in self._trained.items():
             model, cell = weak(), hash(self._text)
-            if model is None or _version(model) == version or id(model) in kept or self._writes():
+            if model is None or _version(model) == version or self._writes():
+                continue
+            if kept.issuperset(map(id, ownership.own_parameters(model))):  # also in a wrapper, or in a larger model
                 continue
             if _said.setdefault(name, cell) == cell:
                 yield name
@@ -139,7 +142,7 @@ class NotebookModels:
 
 def _names_in_text(text: str) -> Iterator[str]:
     """Yield the names that a cell reads, its keywords and the methods that it calls; a text that is not Python as it
-    is."""
+    is. A keyword that switches something off does not count."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -147,6 +150,8 @@ def _names_in_text(text: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         match node:
+            case ast.keyword(value=ast.Constant(False | None | "no")):
+                pass
             case ast.Name(id=name, ctx=ast.Load()) | ast.keyword(arg=str(name)):
                 yield name
             case ast.Call(func=ast.Attribute(attr=name) as called) if ast.unparse(called) != "torch.save":
