@@ -126,3 +126,10 @@ def test_a_schedule_of_accelerate_ends_with_the_training(notebook: Notebook) -> 
     own = SCHEDULED.replace(line, "wrapped, mine = model, loader")
     said = notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[0]}{own}", 120).view
     assert "called on line 6 beside an Accelerator, was that of the whole loader" in said
+
+    late = SCHEDULED.replace("accelerator = Accelerator()\n", "").replace(
+        "wrapped,", "accelerator = Accelerator()\nwrapped,"
+    )
+    said = notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[0]}{late}", 120).view
+    assert "called on line 5 before there was an Accelerator, was that of a rank's share" in said
+    assert "len()" not in notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[1]}{late}", 120).view

@@ -75,6 +75,8 @@ class Loaders:
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._measured: WeakKeyDictionary[DataLoader[Any], tuple[str, str]] = WeakKeyDictionary()
         """Loaders whose whole length was read and that may be divided later, with the place, and what to do."""
+        self._counted: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
+        """Loaders of which a share's length was read before they were, with the place."""
         self._patches = Patches()
         self._watched: set[type] = {DataLoader}
         """The classes of loaders whose reading is routed through this object."""
@@ -180,6 +182,7 @@ class Loaders:
             if how != "whole":
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share) if how == "divided" else share
+            self._check_length(loader)
             batches = self._placed(original(loader))
             if not self._state.active:
                 where = source_location.current_line(self._run.filename)
@@ -199,9 +202,23 @@ class Loaders:
             how = self._last.get(loader) or ("whole" if known.prepares_loaders() else self._decided(loader))
             if loader not in self._last and how == "whole" and loader not in self._measured:
                 self._note_length(loader)
-            return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
+            if how == "whole":
+                return int(original(loader))
+            if loader not in self._last:
+                self._counted.setdefault(loader, source_location.current_line(self._run.filename))
+            return len(self._shares.of(loader, how))
 
         return __len__
+
+    def _check_length(self, loader: DataLoader[Any]) -> None:
+        """Add a note if the length of a share was read and a library has divided the data then."""
+        for other, where in list(self._counted.items()):
+            if other not in self._last and other.dataset is loader.dataset and known.prepares_loaders():
+                del self._counted[other]
+                self._run.note(
+                    f"len() of a data loader, called on {where} before there was an Accelerator, was that of a rank's "
+                    "share, and Accelerate counts a step of a schedule once for each rank: make the Accelerator first"
+                )
 
     def _note_length(self, loader: DataLoader[Any]) -> None:
         """Record that the length of a loader was that of the whole one, if a share of it may still be read."""
