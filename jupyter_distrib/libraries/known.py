@@ -26,7 +26,7 @@ from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.torch_objects import TORCH
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
 from jupyter_distrib.libraries.tqdm import TQDM
-from jupyter_distrib.libraries.transformers import TRANSFORMERS
+from jupyter_distrib.libraries.transformers import TRANSFORMERS, refuse_shards
 from jupyter_distrib.libraries.triton import TRITON
 from jupyter_distrib.libraries.wandb import WANDB
 
@@ -84,6 +84,7 @@ LIBRARIES = (
     LZMA,
     MLFLOW,
     NUMPY,
+    Library(modules=("peft",), mend={"peft.peft_model": partial(refuse_shards, "PeftModel")}),
     Library(modules=("petastorm",), divides_data=True),
     Library(
         modules=("pyarrow",),

@@ -4,9 +4,11 @@ were made. Those of the notebook are sent without, and look for the rank's own w
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Collection
 from typing import Any
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.libraries.library import Library
 
 _SET_UP = "_setup_devices"
@@ -45,6 +47,30 @@ def _set_up_first(module: Any) -> None:
     module.Trainer.__init__ = initialize
 
 
+_SHARDS = (
+    "save_pretrained() would write this rank's shards only, since this model is sharded over the ranks: end the cell "
+    "with `model`, which comes back whole, and call it in the notebook, or call "
+    "jupyter_distrib.save(path, model=model) on every rank."
+)
+
+
+def refuse_shards(name: str, module: Any) -> None:
+    """Have `save_pretrained` of this class of models refuse one that a strategy has sharded."""
+    cls = getattr(module, name)
+    original = cls.save_pretrained
+
+    @functools.wraps(original)
+    def save_pretrained(model: Any, *args: Any, **keywords: Any) -> Any:
+        state = keywords.get("state_dict")
+        tensors = model.parameters() if state is None else state.values()
+        meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.training.meshes")
+        if meshes is not None and meshes.ours_among(lambda: [each for each in tensors if hasattr(each, "device_mesh")]):
+            raise DistributedError(_SHARDS)
+        return original(model, *args, **keywords)
+
+    cls.save_pretrained = save_pretrained
+
+
 def _sent(arguments: Any) -> tuple[Any, ...]:
     return arrived, (type(arguments),), {k: v for k, v in vars(arguments).items() if k not in _OF_PROCESS}
 
@@ -57,6 +83,9 @@ TRANSFORMERS = Library(
     modules=("transformers",),
     extra="transformers",
     repeated_blocks=_declared_blocks,
-    mend={"transformers.trainer": _set_up_first},
+    mend={
+        "transformers.trainer": _set_up_first,
+        "transformers.modeling_utils": functools.partial(refuse_shards, "PreTrainedModel"),
+    },
     sent={"transformers.training_args:TrainingArguments": _sent},
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.training import FAILS, HANGS, PROBLEM, TRAININGS, Training, cell, missing
+from tests.frameworks.training import FAILS, HANGS, PROBLEM, SENTENCES, TRAININGS, Training, cell, missing
 from tests.notebook import Notebook, Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -133,3 +133,17 @@ def test_a_schedule_of_accelerate_ends_with_the_training(notebook: Notebook) -> 
     said = notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[0]}{late}", 120).view
     assert "called on line 5 before there was an Accelerator, was that of a rank's share" in said
     assert "len()" not in notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[1]}{late}", 120).view
+
+
+@pytest.mark.skipif(missing("transformers") is not None, reason=str(missing("transformers")))
+def test_save_pretrained_of_shards_is_refused_and_of_the_whole_model_is_not(notebook: Notebook) -> None:
+    notebook.cell(SENTENCES, 120)
+    optimizer = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    cell = f"%%distributed --ranks 2 --strategy fsdp --out got\n{optimizer}\n"
+    refused = notebook.cell(f"{cell}model.save_pretrained('here')", 120)
+
+    assert refused.evalue.startswith("save_pretrained() would write this rank's shards only"), refused.text
+    notebook.ok(f"{cell}model")
+    saved = "got[0].save_pretrained('here')\nother = GPT2LMHeadModel.from_pretrained('here')"
+    assert notebook.ok(f"{saved}\ntorch.equal(weights_of(other), weights_of(model))").result == "True"
+    notebook.ok("%%distributed --ranks 2 --strategy ddp\nif rank == 0: model.save_pretrained('there')")
