@@ -147,3 +147,43 @@ def test_a_stream_of_datasets_is_divided_by_its_shards_and_ends_on_all_ranks_at_
     assert (
         shared_notebook.ok(f"[each[:8] for each in three] == [{order}[0::2][:8], {order}[1::2][:8]]").result == "True"
     )
+
+
+EPOCHS = """%%distributed --ranks 2 --strategy ddp --out seen
+import torch
+from datasets import Dataset
+table = Dataset.from_dict({{"x": [float(number) for number in range(24)]}}).with_format("torch")
+stream = table.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=8)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+seen = []
+loader = torch.utils.data.DataLoader(stream, batch_size=4{options})
+for epoch in range(2):
+    stream.set_epoch(epoch)
+    seen.append([])
+    for batch in {read}:
+        seen[-1] += [int(each) for each in batch["x"]]
+        model(batch["x"].view(-1, 1)).pow(2).mean().backward()
+        optimizer.step()
+seen
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "options"),
+    [
+        ("loader", ""),
+        ("loader", ", num_workers=2, persistent_workers=True"),
+        ("torch.utils.data.DataLoader(stream, batch_size=4)", ""),
+    ],
+)
+def test_a_stream_of_datasets_is_shuffled_again_by_its_epoch(
+    shared_notebook: Notebook, read: str, options: str
+) -> None:
+    pytest.importorskip("datasets")
+    shared_notebook.ok(EPOCHS.format(read=read, options=options))
+
+    for epoch in range(2):
+        check = f"sorted(seen[0][{epoch}] + seen[1][{epoch}]) == list(range(24))"
+        assert shared_notebook.ok(check).result == "True"
+    assert shared_notebook.ok("[first != second for first, second in seen]").result == "[True, True]"

@@ -231,6 +231,8 @@ class Loaders:
     def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
         """Return the batches of this rank's share, read by the loader itself if its class has its own iterators."""
         own_share = self._shares.of(loader, how)
+        if isinstance(own_share.dataset, ShardsOfStream):
+            own_share.dataset.follow()
         # A stream is drawn alike on all ranks, also by workers, whose seeds the iterator draws.
         with randomness.shared() if isinstance(own_share.dataset, IterableDataset) else nullcontext():
             if makes_own_iterators(type(loader)):

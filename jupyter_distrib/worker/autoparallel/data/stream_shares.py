@@ -38,11 +38,18 @@ class ShardsOfStream(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self._whole) // self.num_replicas
 
+    def follow(self) -> None:
+        """Take over what was set in the whole stream; called before each pass, and before workers get their copies."""
+
 
 class ShardsOfDatasets(ShardsOfStream):
     """A share of a stream of `datasets`, which has an epoch and a position."""
 
+    def follow(self) -> None:
+        self.stream.set_epoch(self._whole.epoch)
+
     def set_epoch(self, epoch: int) -> None:
+        self._whole.set_epoch(epoch)
         self.stream.set_epoch(epoch)
 
     def state_dict(self) -> Any:
