@@ -262,6 +262,17 @@ def is_split(part: object) -> bool:
     return getattr(part, "_distributed", None) is not None
 
 
+def counts_samples(stream: object) -> bool:
+    """Return whether a stream of `datasets` skips or takes a number of samples: ranks that divide its shards would skip
+    or take a part of the number each, and so other samples."""
+    parts = [getattr(stream, "_ex_iterable", None)]
+    for part in parts:
+        if getattr(part, "split_when_sharding", False):
+            return True
+        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
+    return False
+
+
 def dataset_fingerprint(thing: object) -> object:
     """Return the fingerprint of a dataset of `datasets`, which spares reading its tables; None for anything else."""
     return getattr(thing, "_fingerprint", None)

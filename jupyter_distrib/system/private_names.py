@@ -307,7 +307,10 @@ DATASETS = Library(
     files=("libraries/known.py",),
     spared={
         "datasets:Dataset.from_dict()": ("_fingerprint", "its columns are read instead"),
-        "datasets:IterableDataset()": ("_distributed", "a stream that is split by hand is split once more"),
+        "datasets:IterableDataset()": (
+            "_distributed _ex_iterable",
+            "a stream that is split by hand is split once more, and one with `skip` or `take` by its shards",
+        ),
     },
 )
 MLFLOW = Library(

@@ -187,3 +187,29 @@ def test_a_stream_of_datasets_is_shuffled_again_by_its_epoch(
         check = f"sorted(seen[0][{epoch}] + seen[1][{epoch}]) == list(range(24))"
         assert shared_notebook.ok(check).result == "True"
     assert shared_notebook.ok("[first != second for first, second in seen]").result == "[True, True]"
+
+
+LEFT_OUT = """%%distributed --ranks 2 --strategy ddp --out seen
+import torch
+from datasets import Dataset, concatenate_datasets
+table = Dataset.from_dict({"x": [float(number) for number in range(24)]}).with_format("torch")
+stream = table.to_iterable_dataset(num_shards=4)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+seen = []
+for part in (stream.skip(8).shuffle(seed=3, buffer_size=8), concatenate_datasets([stream.take(8), stream.take(8)])):
+    for batch in torch.utils.data.DataLoader(part, batch_size=4):
+        seen += [int(each) for each in batch["x"]]
+        model(batch["x"].view(-1, 1)).pow(2).mean().backward()
+        optimizer.step()
+seen
+"""
+
+
+def test_samples_that_a_stream_leaves_out_are_those_of_one_process(shared_notebook: Notebook) -> None:
+    """The others are those that it is evaluated with."""
+    pytest.importorskip("datasets")
+    shared_notebook.ok(LEFT_OUT)
+
+    expected = "sorted([*range(8, 24), *range(8), *range(8)])"
+    assert shared_notebook.ok(f"sorted(seen[0] + seen[1]) == {expected}").result == "True"

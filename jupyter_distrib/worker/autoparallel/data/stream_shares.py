@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.libraries import known
 
 _ONE_NODE = "single_node_only"
 """Name of the stage that makes a pipeline of `webdataset` refuse several ranks."""
@@ -66,7 +67,8 @@ def by_shards(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
         DistributedError: It can only be divided by its shards, and has too few.
     """
     datasets, webdataset = sys.modules.get("datasets"), sys.modules.get("webdataset")
-    if datasets is not None and isinstance(stream, datasets.IterableDataset) and stream.num_shards % size == 0:
+    is_stream = datasets is not None and isinstance(stream, datasets.IterableDataset)
+    if is_stream and stream.num_shards % size == 0 and not known.counts_samples(stream):
         distributed: Any = importlib.import_module("datasets.distributed")
         own = distributed.split_dataset_by_node(stream, rank=rank, world_size=size)
         return ShardsOfDatasets(stream, own, size)
