@@ -24,10 +24,16 @@ def load(file: Any, allow_pickle: bool) -> Any:
 
 def _vectorized(function: Any) -> tuple[Any, ...]:
     """Return the form of a function without the compiled functions that it has made for its calls, and makes again."""
-    make, arguments, state, *rest = function.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    if isinstance(state, dict) and "_ufunc" in state:
-        state = {**state, "_ufunc": {}}
-    return make, arguments, state, *rest
+    names = ("pyfunc", "otypes", "__doc__", "excluded", "cache", "signature")
+    own = {name: value for name, value in vars(function).items() if name[:1] != "_"}
+    return vectorized, (type(function), [getattr(function, name) for name in names]), own
+
+
+def vectorized(cls: Any, arguments: list[Any]) -> Any:
+    """Return a function of a class whose own `__init__` may want something else."""
+    made = cls.__new__(cls)
+    importlib.import_module("numpy").vectorize.__init__(made, *arguments)
+    return made
 
 
 NUMPY = Library(

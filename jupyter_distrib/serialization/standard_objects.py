@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copyreg
 import ctypes
 import gc
 import io
@@ -210,14 +209,14 @@ def accessor(obj: Any, others: Mapping[type, object]) -> Any:
     if cls in ACCESSORS or not issubclass(cls, ACCESSORS) or not is_plain(cls, others):
         return NotImplemented
     functions = (obj.fget, obj.fset, obj.fdel, obj.__doc__) if issubclass(cls, property) else (obj.__func__,)
-    slots = {name: getattr(obj, name) for name in copyreg._slotnames(cls) if hasattr(obj, name)}  # type: ignore[attr-defined]  # noqa: SLF001
-    return new_accessor, (cls, functions), (getattr(obj, "__dict__", None), slots), None, None, set_attributes
+    return new_accessor, (cls, functions), object.__getstate__(obj), None, None, set_attributes
 
 
 def new_accessor(cls: Any, functions: tuple[Any, ...]) -> Any:
-    """Return an accessor of a class, whose own `__init__` may want something else, with these functions."""
-    made = cls.__new__(cls, *functions)
-    next(base for base in ACCESSORS if issubclass(cls, base)).__init__(made, *functions)
+    """Return an accessor of a class with these functions, whatever its own `__new__` and `__init__` want."""
+    base: Any = next(each for each in ACCESSORS if issubclass(cls, each))
+    made = base.__new__(cls)
+    base.__init__(made, *functions)
     return made
 
 

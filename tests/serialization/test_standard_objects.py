@@ -182,6 +182,7 @@ def test_accessors_of_the_users_own_classes_are_sent_and_come_back(kernel: Kerne
     source = """
         import threading
         class classproperty(property):
+            def __new__(cls, fget): return super().__new__(cls, fget)
             def __get__(self, obj, cls): return self.fget(cls)
         class lazy(property):
             __slots__ = ("key", "__dict__")
