@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import io
 import platform
 import re
 import subprocess
@@ -117,6 +118,8 @@ def named(where: str) -> Any:
 
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
+    "bz2:BZ2File()": lambda: importlib.import_module("bz2").BZ2File(io.BytesIO()),
+    "lzma:LZMAFile()": lambda: importlib.import_module("lzma").LZMAFile(io.BytesIO()),
     "torch.distributed.fsdp:fully_shard()": fsdp_module,
     "torch.distributed.device_mesh:DeviceMesh()": mesh,
     "torch.nn.functional:mse_loss()": loss,
