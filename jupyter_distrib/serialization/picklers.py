@@ -121,6 +121,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reduced = self._tensors.reduce(obj, cls)
         if reduced is not NotImplemented:
             return reduced
+        if issubclass(cls, _WEAK):
+            return _weak_form(obj)
         return standard_objects.accessor(obj, self.dispatch_table)  # NotImplemented, as cloudpickle's, for most objects
 
     def text(self, stream: Any) -> Any:
@@ -222,7 +224,7 @@ class InputPickler(_Pickler):
         """Name of the last input reached."""
         self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
         """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
-        self._forms: Mapping[type, Callable[[Any], Any]] = {**known.sent_forms(), **dict.fromkeys(_WEAK, _weak_form)}
+        self._forms: Mapping[type, Callable[[Any], Any]] = known.sent_forms()
         self._form_by_class: dict[type, Callable[[Any], Any] | None] = {}
         self._by_value = ModulesByValue()
 
@@ -259,7 +261,7 @@ class InputPickler(_Pickler):
         return self._with_identities(obj, form) if self._is_users(type(obj)) else form
 
     def _form_of(self, cls: type) -> Callable[[Any], Any] | None:
-        """Return what reduces instances of a class of a known library, or of weak references; None if nothing does."""
+        """Return what reduces instances of a class of a known library; None if nothing does."""
         try:
             return self._form_by_class[cls]
         except KeyError:
@@ -341,11 +343,10 @@ def new_weak(cls: Any, base: Any) -> Any:
 
 
 def new_reference(target: Any, cls: Any = weakref.ref) -> Any:
-    """Return a weak reference to an object, which the run's namespace keeps; a dead one for None."""
+    """Return a weak reference to an object; a dead one for None."""
     if target is None:
         return weakref.ref.__new__(cls, set())
-    held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
-    held.append(target)
+    _hold(target)
     return weakref.ref.__new__(cls, target)
 
 
@@ -358,13 +359,19 @@ def new_method_reference(method: Any) -> Any:
 
 
 def fill_weak(container: Any, state: tuple[Any, dict[str, object]]) -> None:
-    """Fill a container that does not keep its members alive. The run's namespace does, as the notebook did."""
+    """Fill a container that does not keep its members alive."""
     members, own = state
     base = next(each for each in _WEAK_CONTAINERS if isinstance(container, each))
     base.update(container, members)
     vars(container).update(own)
-    held: Any = NAMESPACE.get().setdefault("__distributed_held__", [])
-    held.append(members)
+    _hold(members)
+
+
+def _hold(target: object) -> None:
+    """Let the run's namespace keep what the notebook keeps. In the kernel, only the value itself keeps its parts."""
+    if (namespace := NAMESPACE.get(None)) is not None:
+        held: Any = namespace.setdefault("__distributed_held__", [])
+        held.append(target)
 
 
 def compile_again(context: Callable[[Any], Any], function: Any) -> Any:

@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 import textwrap
 import threading
+import weakref
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,6 +139,24 @@ def test_a_weak_reference_to_a_method_is_alive_as_long_as_its_object(kernel: Ker
     """)
     assert kernel.run("(alive()(), alive().__self__ is thing, dead())") == (5, True, None)
     assert kernel.run("alive()()") == 5
+
+
+def test_weak_references_in_a_value_refer_to_its_parts(kernel: Kernel) -> None:
+    parent, refs, lost = kernel.run("""
+        import weakref
+        class Node:
+            def __init__(self, parent=None):
+                self.children, self.parent = [], parent and weakref.ref(parent)
+                self.known = weakref.WeakSet([parent] if parent else ())
+        root = Node()
+        root.children.append(Node(root))
+        root, weakref.WeakValueDictionary(r=root), weakref.ref(Node())""")
+    (child,) = parent.children
+    assert child.parent() is parent
+    assert list(child.known) == [parent]
+    assert type(refs) is weakref.WeakValueDictionary
+    assert dict(refs) == {"r": parent}
+    assert lost() is None
 
 
 def test_archives_that_are_read_are_opened_again(kernel: Kernel, tmp_path: Path) -> None:
