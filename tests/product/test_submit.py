@@ -277,6 +277,8 @@ def test_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
             "--sweep gives more than 10,000 runs: choose fewer values",
         ),
         ("--sweep lr=[]", "lr", "--sweep lr=[] gives no values"),
+        ("--sweep \"lr='abc'\"", "lr", "--sweep lr='abc' gives a single str, and each of its parts would be a value"),
+        ("--sweep \"lr={'a':1}\"", "lr", "gives a single dict, and each of its parts would be a value: write a list"),
         ("--sweep lr=nope", "lr", "cannot be evaluated (NameError: name 'nope' is not defined)"),
         ("--sweep lr=[1]", "lr = 2", "--sweep gives `lr` its values, and so does the cell: remove its line there."),
         ("--sweep lr=[1] --keep m", "m = lr", "--sweep and --keep exclude each other"),

@@ -54,14 +54,16 @@ def configurations(given: Mapping[str, str], notebook: dict[str, Any]) -> list[C
 
 
 def _values(name: str, text: str, notebook: dict[str, Any]) -> list[Any]:
-    problem = ""
+    values: list[Any] = []
     try:
         given = eval(text, dict(notebook))  # noqa: S307 - the user's own expression, as in the cell
-        values = list(itertools.islice(given, MOST_RUNS + 1))  # a generator may have no end
+        if isinstance(given, (str, bytes, Mapping)):
+            why = f"gives a single {type(given).__name__}, and each of its parts would be a value"
+        else:
+            values, why = list(itertools.islice(given, MOST_RUNS + 1)), "gives no values"  # it may have no end
     except Exception as error:  # noqa: BLE001 - foreign code
-        problem, values = f"{type(error).__name__}: {error}", []
-    if problem or not values:
-        why = f"cannot be evaluated ({problem})" if problem else "gives no values"
+        why = f"cannot be evaluated ({type(error).__name__}: {error})"
+    if not values:
         raise OptionsError(f"--sweep {name}={text} {why}: write a list, such as --sweep {name}=[1,2]")
     return values
 
