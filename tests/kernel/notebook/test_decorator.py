@@ -71,8 +71,8 @@ class Trainer:
     @staticmethod
     def half(x):
         return x // 2
-    @classmethod
     @distributed(ranks=1)
+    @classmethod
     def make(cls, x):
         return cls.__name__, x
 class Longer(Trainer):
