@@ -58,6 +58,7 @@ def test_webdataset_is_divided_by_its_shards_and_read_whole_for_an_evaluation(bo
     shards = [[*range(8 * rank, 8 * rank + 8), *range(8 * rank + 16, 8 * rank + 24)] for rank in (0, 1)]
     assert read.result == "\n".join(f"rank {rank}: ({shards[rank]}, 32)" for rank in (0, 1))
     assert "shards of WebDataset dealt to 2 ranks" in read.text
+    assert "different samples" not in read.text, "each rank has a seed of its own for the order of its shards"
 
 
 def test_webdataset_with_fewer_shards_than_ranks_is_refused(book: Notebook) -> None:

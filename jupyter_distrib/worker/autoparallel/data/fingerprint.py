@@ -219,6 +219,8 @@ def _print(thing: Any, depth: int) -> Iterator[bytes]:
         return
     elif isinstance(thing, dict):
         for key in itertools.islice(thing, _SAMPLES):
+            if key == "seed":  # it does not determine the samples
+                continue
             yield from _print(key, depth - 1)
             yield from _print(thing[key], depth - 1)
     elif isinstance(thing, (list, tuple, range)):
@@ -254,8 +256,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
-    """Yield parts of an object's data, except its numbers and strings: a seed, for instance, does not determine the
-    samples."""
+    """Yield parts of an object's data, except its numbers and strings, which seldom determine the samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
     fingerprint = dataset_fingerprint(thing)
