@@ -238,6 +238,7 @@ def test_cells_run_after_a_stop_between_the_steps_of_an_odd_schedule(book: Noteb
     assert said in outcome.text, outcome.text
     if "cannot be read" not in schedule and "lock" not in said:
         assert outcome.result == "ranks 0-1: 0.5"
+    book.ok(SETUP)
 
 
 @pytest.mark.slow
