@@ -258,7 +258,8 @@ class ShardedTraining:
         if any(isinstance(part, FSDPModule) for part in module.modules()):
             raise DistributedError(
                 f"{type(module).__name__} is sharded already, by --strategy fsdp when its optimizer was built: leave "
-                "DistributedDataParallel out, or use --strategy ddp."
+                "DistributedDataParallel out, or use --strategy ddp. Accelerate, and a Trainer built on it, add it by "
+                "themselves: use no strategy with them."
             )
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
