@@ -60,6 +60,11 @@ def hooks_of(tensor: Any) -> dict[str, Any]:
     return {name: hooks for name in names if (hooks := getattr(tensor, name, None))}
 
 
+def has_gradient_hook(tensor: Any) -> bool:
+    """Return whether a tensor has hooks for its gradient; relies on `_backward_hooks`."""
+    return bool(tensor._backward_hooks)
+
+
 def identity(storage: Any) -> int:
     """Return the identity of a storage: its address in C++, since torch may make several Python objects for it. Relies
     on `_cdata`."""

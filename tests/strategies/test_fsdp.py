@@ -161,6 +161,36 @@ def test_data_that_is_changed_in_place_between_steps_is_not_refused(book: Notebo
     assert book.ok("{*parts[0]}").result == ("{1.0}" if "=" in change else "{0.5}")
 
 
+HOOKED = """
+model = build()
+{before}
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+{behind}
+train(model, optimizer, 1);"""
+HALVE = "handle = model.head.weight.register_hook(lambda grad: grad * 0.5)"
+COUNT = "model.head.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm().item()))"
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_hook_for_the_gradient_of_a_parameter_is_refused(book: Notebook, where: str) -> None:
+    """FSDP would not call it, without a word."""
+    cell = HOOKED.format(**{"before": "", "behind": "", where: HALVE})
+    told = book.fails(f"%%distributed --ranks 2 --strategy fsdp{cell}").evalue
+
+    assert "`head.weight` is a parameter of Net with a hook for its gradient (register_hook), which is not " in told
+    removed = HOOKED.format(**{"before": "", "behind": "", where: f"{HALVE}; handle.remove()"})
+    book.ok(f"%%distributed --ranks 2 --strategy fsdp{removed}")
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_hook_that_is_called_with_the_sum_of_gradients_stays(book: Notebook, where: str) -> None:
+    cell = HOOKED.format(**{"before": "", "behind": "", where: f"seen = []; {COUNT}"})
+    for strategy in ("fsdp", "none"):
+        book.ok(f"%%distributed --ranks 2 --strategy {strategy} --out seen_{strategy}{cell}\nlen(seen)")
+
+    assert book.ok("seen_fsdp[0], seen_none[0]").result == "(3, 6)"  # batches of each rank's share, and of all
+
+
 @pytest.mark.parametrize("bound", ["", ", max_norm=0.1"])
 def test_a_forward_pass_that_changes_no_parameter_for_good_is_not_refused(book: Notebook, bound: str) -> None:
     run(book, CODE_BOOK.format(change="pass", bound=bound) + "\nmodel.load_state_dict(Book().state_dict());")

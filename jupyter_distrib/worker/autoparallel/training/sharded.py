@@ -50,6 +50,7 @@ from jupyter_distrib.worker.autoparallel.training.sharding import (
     check,
     offloads,
     place,
+    refuse_gradient_hooks,
     reshard,
     shard,
     shard_state,
@@ -311,6 +312,8 @@ class ShardedTraining:
         for root in self._roots:
             reshard(root)  # after an evaluation the whole parameters may still exist, and would be used again
         for root in self._of(optimizer):
+            if steps[root].sharded_here:
+                refuse_gradient_hooks(root)
             steps[root].stepping = True
 
     def _train(self, roots: Sequence[nn.Module], optimizer: Optimizer | None = None) -> None:
@@ -318,6 +321,8 @@ class ShardedTraining:
         new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
         for root in new:
             check(root)
+            if self._plan.data is not None:
+                refuse_gradient_hooks(root)
         guessed = "units" in self._heuristics or bool(self._plan.unit)
         units = [
             units_of(root, self._plan.unit) if guessed else [] for root in new

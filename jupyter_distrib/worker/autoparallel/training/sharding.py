@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.optim import Optimizer
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.autoparallel.training.units import has_forward
@@ -86,6 +87,17 @@ def check(root: nn.Module) -> None:
             parameter.data = parameter.data.contiguous()
 
 
+def refuse_gradient_hooks(root: nn.Module) -> None:
+    """Raise `DistributedError` for hooks that change or read a parameter's gradient, which FSDP (2.13) never calls."""
+    for name, parameter in root.named_parameters():
+        if private_torch.has_gradient_hook(parameter):
+            raise DistributedError(
+                f"`{name}` is a parameter of {ownership.named_plainly([root])} with a hook for its gradient "
+                "(register_hook), which is not called if the model is sharded: change its .grad after backward(), or "
+                "use --strategy ddp."
+            )
+
+
 def synchronize_weights(root: nn.Module, data: DeviceMesh | None) -> None:
     """Give every rank the weights of rank 0; weights that are sharded over other dimensions of the mesh come from the
     first rank along `data`."""
@@ -111,6 +123,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
         if parameter is not None
     ]
     grads = {id(parameter): parameter.grad for _, _, parameter in before}
+    hooks = {id(parameter): private_torch.hooks_of(parameter) for _, _, parameter in before}
     normalizing = _in_full_precision(root) if plan.compute else []
     for module in normalizing:
         for name, buffer in module.named_buffers(recurse=False):
@@ -126,6 +139,8 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
     for old, new in new_of.values():
         if (grad := grads[id(old)]) is not None:
             new.grad = _sharded_like(grad, new)
+        for attribute, own in hooks[id(old)].items():
+            setattr(new, attribute, own)  # the same dict, which handles remove their hook from
     return new_of
 
 
