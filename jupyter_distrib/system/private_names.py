@@ -135,6 +135,8 @@ TORCH = Library(
             "_forward_hooks_with_kwargs _forward_hooks_always_called"
         ),
         "torch.nn.functional:mse_loss()": "_saved_reduction _saved_target",
+        "torch:div()": "_saved_other",
+        "torch:sum()": "_saved_self_sym_sizes",
         "torch:compile()": "_orig_mod",
         "torch.utils.data.dataloader": "_BaseDataLoaderIter",
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": "_shutdown_workers",

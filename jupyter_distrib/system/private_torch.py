@@ -131,6 +131,19 @@ def saved_reduction(node: Any) -> int | None:
     return number
 
 
+def saved_divisor(node: Any) -> Any:
+    """Return the divisor that a division has saved in its graph, or None; relies on `_saved_other`."""
+    with suppress(Exception):  # as for a target, see below
+        return getattr(node, "_saved_other", None)
+    return None
+
+
+def summed_sizes(node: Any) -> tuple[int, ...] | None:
+    """Return the shape of what a sum has added up; relies on `_saved_self_sym_sizes`."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return None if sizes is None else tuple(map(int, sizes))
+
+
 def saved_target(node: Any) -> Any:
     """Return the target that a loss has saved in its graph, or None; relies on `_saved_target`."""
     with suppress(Exception):  # freed or changed by now, or a user's hook raises: backward() reports it

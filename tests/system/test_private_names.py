@@ -63,6 +63,18 @@ def loss() -> Any:
     return torch.nn.functional.mse_loss(torch.ones(2, requires_grad=True), torch.ones(2)).grad_fn
 
 
+def divided() -> Any:
+    import torch
+
+    return (torch.ones(2, requires_grad=True) / 2).grad_fn
+
+
+def summed() -> Any:
+    import torch
+
+    return torch.ones(2, requires_grad=True).sum().grad_fn
+
+
 def checkpointed() -> Any:
     import torch
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
@@ -123,6 +135,8 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch.distributed.fsdp:fully_shard()": fsdp_module,
     "torch.distributed.device_mesh:DeviceMesh()": mesh,
     "torch.nn.functional:mse_loss()": loss,
+    "torch:div()": divided,
+    "torch:sum()": summed,
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:checkpoint_wrapper()": checkpointed,
     "torch:compile()": compiled,
     "torch:TypedStorage()": typed_storage,

@@ -12,6 +12,7 @@ data/       loaders.py            the choice of the loaders that are divided amo
             consensus.py          the messages and the waits of the ranks for that check
 checks/     training_checks.py    the checks of a cell's training, and the notes on it
             divergence.py         the check whether the ranks train together
+            sum_losses.py         the recognition of losses that are sums over a batch
             tensor_sums.py        the sums by which ranks compare tensors
 ownership.py           the modules that own an optimizer's parameters
 object_collectives.py  the exchange of values between ranks

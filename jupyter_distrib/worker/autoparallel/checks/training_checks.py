@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
-from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.sum_losses import is_sum_loss
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group, randomness
@@ -201,7 +201,7 @@ class TrainingChecks:
         """Add a note if a loss is a sum over a batch that `--batch global` has split over the ranks."""
         if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
             size = identity.world_size()
-            if any(map(is_sum_loss, losses)):
+            if any(is_sum_loss(each, samples=self._loaders.share_of_batch, ranks=size) for each in losses):
                 self._run.note(
                     f"the loss is a sum over the batch, of which each rank has 1/{size} with --batch global, and "
                     f"gradients are averaged over ranks: they are 1/{size} of those of one device. Take "
@@ -299,24 +299,3 @@ def _watchable(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _at(place: str) -> str:
     return f" on {place}" if place else ""
-
-
-_SUM = 2
-"""torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
-_SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
-"""Operations that do not change whether a loss is a sum: scaling, a penalty term, a type conversion."""
-_DEPTH = 8
-
-
-def is_sum_loss(loss: torch.Tensor) -> bool:
-    """Return whether a loss is a sum over a batch."""
-    return _is_sum(loss.grad_fn, _DEPTH)
-
-
-def _is_sum(node: Any, depth: int) -> bool:
-    if node is None or depth == 0:
-        return False
-    name = type(node).__name__
-    if name.startswith(_SCALED):
-        return any(_is_sum(each, depth - 1) for each, _ in node.next_functions)
-    return name.startswith("SumBackward") or private_torch.saved_reduction(node) == _SUM

@@ -108,6 +108,12 @@ class Loaders:
         """Return whether a loader was divided, by this class, the user or a library."""
         return self._shares.divides or self._others.divides
 
+    @property
+    def share_of_batch(self) -> int | None:
+        """Number of samples in a rank's part of a batch that `--batch global` splits; None if it is not known."""
+        loader = self._latest
+        return loader.batch_size // self.ranks if loader is not None and loader.batch_size else None
+
     def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
         """Route the reading of every loader through this object; `look_around` is called before each decision."""
         self._look_around = look_around
