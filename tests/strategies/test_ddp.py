@@ -672,6 +672,37 @@ def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) ->
     assert sentence in book.ok(f"{DDP.replace('ddp', 'fsdp')}\n{body};").view
 
 
+OWN_CHOICES = {
+    "a step": (
+        "if rank or step: optimizer.step()",
+        "Adam has made 5 steps on rank 0 and 6 on rank 1: each rank has decided that by its own share of the data. ",
+    ),
+    "a learning rate": (
+        "optimizer.step()\n    if rank and step == 2: optimizer.param_groups[0]['lr'] /= 2",
+        "Adam has a learning rate of 0.01 on rank 0 and 0.005 on rank 1: each rank has decided that by its own share ",
+    ),
+    "a step of all": ("optimizer.step()", ""),
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", OWN_CHOICES)
+def test_what_each_rank_decides_by_itself_is_named(book: Notebook, what: str, strategy: str) -> None:
+    """Under fsdp each rank would train its part of the model in another way, without a word."""
+    choice, told = OWN_CHOICES[what]
+    cell = f"""
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+    F.mse_loss(model(x), y).backward()
+    {choice}
+    optimizer.zero_grad()"""
+    view = book.ok(f"{DDP.replace('ddp', strategy)}{cell}").view
+    trained = {"ddp": "trained different weights", "fsdp": "trained their parts of the model differently"}[strategy]
+
+    assert f"{trained}: {told}" in view if told else trained not in view, view
+
+
 LEFT = "`model` of the notebook is as it was before"
 TRAIN = "\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
 

@@ -41,14 +41,20 @@ def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Ten
     """Return whether a rank that has already ended has different weights from this one; None if no difference is known
     yet, because other ranks have not ended."""
     own_sums = _sums(tensors)
-    board.put(f"weights/{rank}", json.dumps(own_sums))
-    keys = [f"weights/{each}" for each in range(size)]
-    complete = board.has(keys)
-    others = keys if complete or rank == 0 else keys[:1]
-    other_sums = [json.loads(board.get(key)) for key in others if complete or board.has([key])]
-    if any(_apart(own_sums, other) for other in other_sums):
+    other_sums = published(board, "weights", rank, size, own_sums)
+    if any(_apart(own_sums, other) for other in other_sums.values()):
         return True
-    return False if complete else None
+    return False if len(other_sums) == size else None
+
+
+def published(board: StoreBoard, key: str, rank: int, size: int, own: Any) -> dict[int, Any]:
+    """Write a value of this rank to the store. Return the values of all ranks by rank, if all have written one; else
+    rank 0's or, on rank 0, the values written so far."""
+    board.put(f"{key}/{rank}", json.dumps(own))
+    keys = [f"{key}/{each}" for each in range(size)]
+    complete = board.has(keys)
+    others = range(size) if complete or rank == 0 else range(1)
+    return {each: json.loads(board.get(keys[each])) for each in others if complete or board.has([keys[each]])}
 
 
 class LossComparison:

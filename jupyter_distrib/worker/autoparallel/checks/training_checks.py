@@ -17,6 +17,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.step_counts import StepCounts
 from jupyter_distrib.worker.autoparallel.checks.sum_losses import is_sum_loss
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
@@ -24,6 +25,7 @@ from jupyter_distrib.worker.pytorch import private, process_group, randomness
 
 LOOKS = 20
 """Number of backward passes after which losses are no longer compared."""
+_DECIDE_TOGETHER = "Take the mean over ranks of the number that decides, by torch.distributed.all_reduce()"
 END_WAIT_S = 1.0
 """Maximum seconds that the end of a cell waits for the first losses from the device."""
 
@@ -61,6 +63,9 @@ class TrainingChecks:
         self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
         self._by_hand = TrainingByHand()
+        self._steps = StepCounts()
+        self._shards = False
+        """Whether an optimizer with sharded parameters has stepped."""
         self._alone = False
         """Whether a backward pass has run that involved no model of the distributor."""
         self._together = False
@@ -130,8 +135,11 @@ class TrainingChecks:
             optimizer: The optimizer.
             is_known: Whether its model was searched for.
         """
+        if is_known:
+            self._steps.add(optimizer)
         if optimizer in self._fed:
             return
+        self._shards = self._shards or any(map(ownership.is_sharded, ownership.parameters_of(optimizer)))
         hungry = all(each.grad is None for each in ownership.parameters_of(optimizer))
         if hungry and self._alone and is_known:
             line = _at(source_location.current_line(self._run.filename))
@@ -167,15 +175,19 @@ class TrainingChecks:
             return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
         self._by_hand.look_again()
         board = process_group.current.board()
-        if not (trained or self._by_hand.found) or board is None or identity.world_size() == 1:
+        if not (trained or self._shards or self._by_hand.found) or board is None or identity.world_size() == 1:
             return
         place = board, identity.rank(), identity.world_size()
+        uneven = self._steps.difference(*place) if self._together else ""
+        own_choice = f"{uneven}: each rank has decided that by its own share of the data. {_DECIDE_TOGETHER}"
         apart = differs(*place, [*trained, *self._others_of_models(trained)]) if trained else None
         alone = not self._together and self._has_not_met()
         if alone and self._by_hand.found and (same := self._by_hand.are_the_same(*place)) is not None:
             apart = bool(apart) or not same
         if apart:
-            self._run.note(f"the ranks have trained different weights: {self._why_apart}")
+            self._run.note(f"the ranks have trained different weights: {own_choice if uneven else self._why_apart}")
+        elif uneven and self._shards:
+            self._run.note(f"the ranks have trained their parts of the model differently: {own_choice}")
         elif apart is False and alone and (self._by_hand.found or self._was_changed()):
             self._run.note(f"each rank has trained by itself, all of them identically: {self._why_apart}")
 
