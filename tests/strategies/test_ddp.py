@@ -703,6 +703,38 @@ for step, (x, y) in enumerate(DataLoader(data, batch_size=4)):
     assert f"{trained}: {told}" in view if told else trained not in view, view
 
 
+OWN_UPDATES = {
+    "a tensor": ("scale -= 0.1 * scale.grad", "the ranks have trained different values of `scale`: no optimizer"),
+    "its data": ("scale.data -= 0.1 * scale.grad", "the ranks have trained different values of `scale`: no optimizer"),
+    "a second model": (
+        "\n        for p in second.parameters(): p -= 0.1 * p.grad",
+        "the ranks have trained different values of `second.weight`: no optimizer of torch.optim trains it",
+    ),
+    "averaged by hand": ("dist.all_reduce(scale.grad); scale -= 0.1 * scale.grad", ""),
+    "the same on all ranks": ("scale *= 0.9", ""),
+    "nothing": ("pass", ""),
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", OWN_UPDATES)
+def test_what_is_trained_by_hand_beside_a_model_is_named(book: Notebook, what: str, strategy: str) -> None:
+    update_by_hand, told = OWN_UPDATES[what]
+    cell = f"""
+torch.manual_seed(0)
+model, second, scale = Net(), nn.Linear(2, 2, bias=False), torch.ones(2, requires_grad=True)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for x, y in DataLoader(data, batch_size=4):
+    F.mse_loss(second(model(x.requires_grad_()) * scale), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad(): {update_by_hand}
+    scale.grad = second.weight.grad = None"""
+    view = book.ok(f"{DDP.replace('ddp', strategy)}{cell}").view
+
+    assert told in view if told else "different" not in view, view
+
+
 LEFT = "`model` of the notebook is as it was before"
 TRAIN = "\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
 

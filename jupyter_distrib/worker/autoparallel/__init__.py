@@ -13,6 +13,7 @@ data/       loaders.py            the choice of the loaders that are divided amo
 checks/     training_checks.py    the checks of a cell's training, and the notes on it
             divergence.py         the check whether the ranks train together
             sum_losses.py         the recognition of losses that are sums over a batch
+            own_updates.py        the check whether a cell trains tensors by its own code beside its models
             step_counts.py        the check whether the ranks make the same steps
             tensor_sums.py        the sums by which ranks compare tensors
 ownership.py           the modules that own an optimizer's parameters

@@ -37,11 +37,13 @@ DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
 """The error of a device that has failed earlier in the cell's own work; in torch since 2.8."""
 
 
-def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool | None:
+def differs(
+    board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor], *, key: str = "weights"
+) -> bool | None:
     """Return whether a rank that has already ended has different weights from this one; None if no difference is known
-    yet, because other ranks have not ended."""
+    yet, because other ranks have not ended. `key` is the name of these weights in the store."""
     own_sums = _sums(tensors)
-    other_sums = published(board, "weights", rank, size, own_sums)
+    other_sums = published(board, key, rank, size, own_sums)
     if any(_apart(own_sums, other) for other in other_sums.values()):
         return True
     return False if len(other_sums) == size else None

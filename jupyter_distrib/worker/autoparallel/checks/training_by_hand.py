@@ -53,9 +53,11 @@ class TrainingByHand:
             return
         self._looks += 1
         plain = [each for each in map(_plain, losses) if each is not None]
-        leaves = list(_leaves(losses)) if inputs is None else [each for each in map(_plain, inputs) if each is not None]
+        leaves = (
+            list(leaves_of(losses)) if inputs is None else [each for each in map(_plain, inputs) if each is not None]
+        )
         if len(self._losses) < _COMPARED and plain:
-            self._losses.append(_sums(plain[:1])[0])
+            self._losses.append(sums_of(plain[:1])[0])
         self._compare(leaves)
 
     def look_again(self) -> None:
@@ -74,7 +76,7 @@ class TrainingByHand:
         return all(_alike(self._losses, each) for each in of_all)
 
     def _compare(self, leaves: list[torch.Tensor]) -> None:
-        sums = _sums(leaves)
+        sums = sums_of(leaves)
         now: list[_Seen] = [(ref(each), tuple(each.shape), value) for each, value in zip(leaves, sums, strict=True)]
         known = {id(weak()): value for weak, _, value in self._before if weak() is not None}
         self.found = self.found or any(
@@ -93,7 +95,7 @@ def _plain(tensor: Any) -> torch.Tensor | None:
     return tensor
 
 
-def _leaves(losses: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def leaves_of(losses: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the leaves of a graph, in the order in which they are met."""
     edge: list[Any] = [each.grad_fn for each in losses if each.grad_fn is not None]
     seen = set(edge)
@@ -110,7 +112,8 @@ def _leaves(losses: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 _WATCHABLE = (torch.Tensor, torch.nn.Parameter)
 
 
-def _sums(tensors: Sequence[torch.Tensor]) -> list[float]:
+def sums_of(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Return the sum of the beginning of each tensor."""
     with torch.no_grad():
         return [float(each.detach().flatten()[:_ELEMENTS].double().sum()) for each in tensors]
 

@@ -3,6 +3,7 @@ together. One object for each run; rank's main thread. No check fails a cell."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -17,6 +18,7 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.own_updates import OwnUpdates
 from jupyter_distrib.worker.autoparallel.checks.step_counts import StepCounts
 from jupyter_distrib.worker.autoparallel.checks.sum_losses import is_sum_loss
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
@@ -63,6 +65,7 @@ class TrainingChecks:
         self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
         self._by_hand = TrainingByHand()
+        self._own_updates = OwnUpdates()
         self._steps = StepCounts()
         self._shards = False
         """Whether an optimizer with sharded parameters has stepped."""
@@ -107,6 +110,8 @@ class TrainingChecks:
             self._compared(lambda: self._losses.before(losses))
         if not self._distributor.active:
             self._compared(lambda: self._by_hand.look(losses))
+        else:
+            self._compared(lambda: self._own_updates.look(losses, self._of_models()))
         self._note_if_summed(losses)
 
     def before_grad(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -188,6 +193,12 @@ class TrainingChecks:
             self._run.note(f"the ranks have trained different weights: {own_choice if uneven else self._why_apart}")
         elif uneven and self._shards:
             self._run.note(f"the ranks have trained their parts of the model differently: {own_choice}")
+        elif self._together and (own := self._own_updates.apart(*place, trained)) is not None:
+            self._run.note(
+                f"the ranks have trained different values of {self._named(own)}: no optimizer of torch.optim trains "
+                "it, so its gradients were not averaged. Use one, or average its .grad by "
+                "torch.distributed.all_reduce()"
+            )
         elif apart is False and alone and (self._by_hand.found or self._was_changed()):
             self._run.note(f"each rank has trained by itself, all of them identically: {self._why_apart}")
 
@@ -232,6 +243,20 @@ class TrainingChecks:
         known = {id(each) for each in trained}
         others = {id(each): each for model in self._distributor.models for each in model.parameters()}
         return [each for key, each in others.items() if key not in known and not ownership.is_sharded(each)]
+
+    def _named(self, tensor: torch.Tensor) -> str:
+        """Return the name that a tensor has in the cell, as a parameter of a module or by itself, or else its shape."""
+        values = list(self._run.names.items())
+        modules = [(key, each) for key, each in values if isinstance(each, nn.Module)]
+        inside = (f"`{key}.{name}`" for key, each in modules for name, p in each.named_parameters() if p is tensor)
+        alone = (f"`{key}`" for key, each in values if each is tensor)
+        return next(itertools.chain(inside, alone), f"a tensor of shape {tuple(tensor.shape)}")
+
+    def _of_models(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters of the distributed models, also the whole ones that FSDP has gathered."""
+        for model in self._distributor.models:
+            yield from model.parameters()
+            yield from private.gathered_parameters(model)
 
     def _with_new_gradient(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients were computed in this run."""
