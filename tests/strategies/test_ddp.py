@@ -735,6 +735,30 @@ for x, y in DataLoader(data, batch_size=4):
     assert told in view if told else "different" not in view, view
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_with_an_optimizer_of_ones_own_beside_another_gets_no_other_cause(
+    book: Notebook, strategy: str
+) -> None:
+    cell = """
+class Own:
+    def __init__(self, model): self.parameters = list(model.parameters())
+    def step(self):
+        with torch.no_grad():
+            for p in self.parameters: p -= 0.1 * p.grad
+torch.manual_seed(0)
+model, second = Net(), Net()
+optimizer, own = torch.optim.Adam(model.parameters(), lr=1e-2), Own(second)
+for x, y in DataLoader(data, batch_size=4):
+    for each, steps in ((second, own), (model, optimizer)):
+        each.zero_grad()
+        F.mse_loss(each(x), y).backward()
+        steps.step()"""
+    view = book.ok(f"{DDP.replace('ddp', strategy)}{cell}").view
+
+    assert "the ranks have trained different weights" in view
+    assert "has put into the model meanwhile" not in view
+
+
 LEFT = "`model` of the notebook is as it was before"
 TRAIN = "\nfit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"
 

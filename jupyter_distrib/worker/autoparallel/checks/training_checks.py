@@ -281,6 +281,7 @@ class TrainingChecks:
     def _replaced(self) -> str:
         """Return the name of a parameter that a distributed model has got, and that no optimizer trains."""
         known = {id(each) for weak in self._trained if (each := weak()) is not None}
+        known |= {id(each) for each in self._of_models() if ownership.is_sharded(each)}
         return next(
             (
                 name
