@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.notebook import ROOT, Notebook
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +233,38 @@ def test_what_awaits_is_a_script_too(book: Notebook, folder: Path) -> None:
         assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
     book.ok("%%distributed --ranks 1 --out star\nfrom math import *\nimport asyncio\nawait asyncio.sleep(0)\n1")
     assert "the cell awaits at its top level" in book.fails("%distributed_export star star.py").evalue
+
+
+def as_script(book: Notebook, folder: Path, setup: str, cell: str) -> list[str]:
+    """Export a cell, and return what it has printed on rank 1 of two ranks and what its script prints there."""
+    book.ok(setup)
+    book.ok(f"%%distributed --ranks 2 --out shown\n{cell}")
+    in_run = book.ok("%distributed_logs --rank 1").stdout
+    book.ok("%distributed_export shown shown.py")
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    command = [sys.executable, "shown.py"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **ranks, **paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [in_run.strip(), done.stdout.strip()]
+
+
+@pytest.mark.parametrize(
+    ("setup", "cell", "printed"),
+    [
+        ("import numpy as np\nrate = np.float64(0.5)", "print(repr(rate), type(rate).__name__)", "0.5"),
+        ("few = (float('nan'), 1)\nbound = {'a': complex('inf')}", "print(few, bound)", "(nan, 1) {'a': (inf+0j)}"),
+        ("digits = 10**5000", "print(digits % 97)", "81"),
+    ],
+)
+def test_values_whose_text_is_no_code_are_those_of_the_run(
+    book: Notebook, folder: Path, setup: str, cell: str, printed: str
+) -> None:
+    in_run, of_script = as_script(book, folder, setup, cell)
+    assert in_run == of_script
+    assert printed in of_script
 
 
 @pytest.mark.parametrize(

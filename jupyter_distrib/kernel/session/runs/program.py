@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
 from types import FunctionType, ModuleType
 
 from jupyter_distrib.kernel.capture.capture import Input
@@ -72,15 +71,19 @@ def _is_short(value: object) -> bool:
 
 
 def is_literal(value: object) -> bool:
-    """Return whether Python reads the text of a value back as an equal value."""
-    if isinstance(value, float):
-        return isfinite(value)
-    if _is_short(value):
-        return True
-    if type(value) not in _CONTAINERS or not value:
-        return type(value) in (list, tuple, dict) and not value
-    text = repr(value)
-    try:
-        return len(text) < LITERAL_CHARACTERS and bool(ast.literal_eval(text) == value)
-    except (ValueError, SyntaxError, MemoryError, TypeError):
+    """Return whether Python reads the text of a value back as an equal value of the same types."""
+    if type(value) not in (*_PLAIN, *_CONTAINERS):
         return False
+    try:
+        text = repr(value)
+        equal = (len(text) < LITERAL_CHARACTERS or _is_short(value)) and bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError, MemoryError, TypeError):  # `nan` is a name; an integer may have too many digits
+        return False
+    return equal and _is_of_plain_types(value)
+
+
+def _is_of_plain_types(value: object) -> bool:
+    if type(value) not in _CONTAINERS:
+        return type(value) in _PLAIN
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return all(map(_is_of_plain_types, items))  # type: ignore[call-overload]
