@@ -268,6 +268,24 @@ def test_values_whose_text_is_no_code_are_those_of_the_run(
 
 
 @pytest.mark.parametrize(
+    ("setup", "cell", "printed"),
+    [
+        ("def inner(): return rank\ndef outer(): return inner()", "print(outer())", "1"),
+        ("import xml.dom.minidom", "print(xml.dom.minidom.Document.__name__)", "Document"),
+        ("import json as j, json.tool\ndef name(): return j.tool.__name__", "print(name())", "json.tool"),
+        ("", "!echo of $RANK\nplaces = %pwd\nfound = !echo {rank + 1}\nprint(found)", "of 1\n['2']"),
+        ("", "display('text')", "text"),
+    ],
+    ids=["function of a function", "module of a module", "in a function", "shell", "display"],
+)
+def test_names_that_a_cell_finds_on_a_rank_are_found_by_its_script(
+    book: Notebook, folder: Path, setup: str, cell: str, printed: str
+) -> None:
+    in_run, of_script = as_script(book, folder, setup, cell)
+    assert in_run.replace("\r", "") == of_script.replace("\r", "") == printed
+
+
+@pytest.mark.parametrize(
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),

@@ -18,6 +18,7 @@ import inspect
 import linecache
 import os
 import pickle
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from types import FunctionType, ModuleType
 from jupyter_distrib.errors import CaptureError, OptionsError
 from jupyter_distrib.interfaces.framework import TORCH
 from jupyter_distrib.interfaces.strategy import load as load_strategy
-from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names
+from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names, read_submodules
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.runs.program import Program, is_literal
@@ -40,7 +41,15 @@ _RANK_NAMES = {
     "local_rank": 'int(os.environ["LOCAL_RANK"])',
     "world_size": 'int(os.environ["WORLD_SIZE"])',
     "device": 'torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")',
+    "get_ipython": "lambda: RankShell(globals())",
 }
+_IMPORTED_FOR = {
+    "device": "import torch",
+    "display": "from IPython.display import display",
+    "get_ipython": "from jupyter_distrib.worker.environment.shell import RankShell",
+    "jupyter_distrib": "import jupyter_distrib",
+}
+"""What a script imports for the names that ranks provide."""
 _MISSING = object()
 _NOT_KEPT = "a run keeps the arguments of its call only if they are short plain values"
 
@@ -85,6 +94,7 @@ class _Script:
     path: Path
     notebook: Mapping[str, object]
     imports: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, ModuleType] = field(default_factory=dict)
     definitions: list[str] = field(default_factory=list)
     data: dict[str, object] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -128,12 +138,11 @@ class _Script:
         parts = [f'"""{about}"""\n']
         if self.notebook.get("annotations") is __future__.annotations:  # IPython compiles all later cells that way
             parts.append("from __future__ import annotations")
-        names = self._names_of_ranks() if strategy == "none" else []
-        imports = dict.fromkeys(sorted(self.imports.values()))
+        names, needed = self._names_of_ranks() if strategy == "none" else ([], [])
+        imports = dict.fromkeys([*self.imports.values(), *self._submodules(), *needed])
         if self.data:
             imports |= dict.fromkeys(["import pathlib", "import pickle"])
-        parts.append("\n".join(sorted({*imports, *(name for name in names if name.startswith("import "))})))
-        parts += ["\n".join(name for name in names if not name.startswith("import "))]
+        parts += ["\n".join(sorted(imports)), "\n".join(names)]
         parts += self.definitions
         if self.data:
             parts.append(f"_values = {self._data}\n" + "\n".join(f"{name} = _values[{name!r}]" for name in self.data))
@@ -160,20 +169,24 @@ class _Script:
             cell_order.for_strategy(self.program.options, self.program.cell_options.size).strategy_options
         )
 
-    def _names_of_ranks(self) -> list[str]:
-        """Return the lines that define the names that ranks provide and the program reads."""
-        code = compile(self.program.source, "", "exec", dont_inherit=True, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        read = {*_names_in(code), *(name for each in self.program.values.values() for name in global_names(each))}
+    def _names_of_ranks(self) -> tuple[list[str], list[str]]:
+        """Return the lines that define the names that ranks provide and the script reads, and the imports for them."""
+        texts = (*self.definitions, self.program.source)
+        codes = [compile(each, "", "exec", dont_inherit=True, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT) for each in texts]
+        read = set().union(*map(_names_in, codes))
+        if "get_ipython" in read:  # a shell command reads names in its text
+            read |= {name for name in _RANK_NAMES if re.search(rf"\b{name}\b", self.program.source)}
         lines = [f"{name} = {text}" for name, text in _RANK_NAMES.items() if name in read]
         if "device" in read and "local_rank" not in read:
             lines.insert(0, f"local_rank = {_RANK_NAMES['local_rank']}")
-        if lines:
-            lines.append("import os")
-        if "device" in read:
-            lines.append("import torch")
-        if "jupyter_distrib" in read:
-            lines.append("import jupyter_distrib")
-        return lines
+        imports = [text for name, text in _IMPORTED_FOR.items() if name in read]
+        return lines, ["import os", *imports] if any("os.environ" in each for each in lines) else imports
+
+    def _submodules(self) -> list[str]:
+        """Return the imports of modules that the script reads as attributes of others."""
+        texts = (*self.definitions, *self.program.setups, self.program.source)
+        found = [read_submodules(ast.parse(each), self.modules) for each in texts]
+        return [f"import {module}" for each in found for modules in each.values() for module in modules]
 
     def _add(self, name: str) -> None:
         """Add a name, after everything that it needs."""
@@ -185,7 +198,7 @@ class _Script:
             return  # IPython has its own `open` among the names of the notebook
         match value:
             case ModuleType():
-                self.imports[name] = _import(value, name)
+                self.imports[name], self.modules[name] = _import(value, name), value
             case DistributedFunction():
                 self._define(name, inspect.unwrap(value))
             case FunctionType() | type():
