@@ -286,9 +286,59 @@ def test_names_that_a_cell_finds_on_a_rank_are_found_by_its_script(
 
 
 @pytest.mark.parametrize(
+    ("setup", "cell"),
+    [
+        ("class Rate: pass\ndef same(x) -> Rate: return x", "print(same(1))"),
+        ("class Rate: pass\ndef same(*all: Rate, last: Rate = None, **more: Rate): return all", "print(same(1))"),
+        ("from typing import Optional as Maybe, Any\ndef same(x: Maybe[Any] = 2) -> Any: return x", "print(same())"),
+        ("import array\nrates = array.array('d', [0.5])\ndef first(x=rates): return x[0]", "print(first())"),
+        (
+            "from math import sqrt as root\nclass Rates:\n    def of(self): return 1\n    two = root(4)",
+            "print(Rates.two)",
+        ),
+    ],
+    ids=["result", "arguments", "typing", "default", "class"],
+)
+def test_what_a_definition_reads_comes_before_it_in_the_script(
+    book: Notebook, folder: Path, setup: str, cell: str
+) -> None:
+    in_run, of_script = as_script(book, folder, setup, cell)
+    assert in_run == of_script
+
+
+@pytest.mark.parametrize(
+    ("definition", "cell"),
+    [
+        ("from dataclasses import dataclass\n@dataclass\nclass Options:\n    rate: float = {}", "print(Options())"),
+        ("import enum\nclass Options(enum.IntEnum):\n    RATE = {}", "print(repr(Options.RATE))"),
+        ("class Options(Exception):\n    rate = {}", "print(Options.rate)"),
+    ],
+)
+def test_a_class_without_functions_is_written_as_it_is_now(
+    book: Notebook, folder: Path, definition: str, cell: str
+) -> None:
+    book.ok(definition.format(5))
+    book.ok(definition.format(3))
+    book.ok(definition.format(4))
+    in_run, of_script = as_script(book, folder, definition.format(3), cell)
+    assert in_run == of_script
+    assert "3" in of_script
+
+
+@pytest.mark.parametrize(
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),
+        (
+            "class Rate:\n    def read(self): return 1\nrate = Rate()\ndef made(x=rate): return x.read()",
+            "made(rate)",
+            "the script would miss `rate` (a function or class reads it as it is defined",
+        ),
+        (
+            "from typing import TypeVar\nT = TypeVar('T')\ndef same(x: T): return x",
+            "same(1)",
+            "the script would miss `T` (its source is not known)",
+        ),
         ("import torch\nx = torch.ones(2)", "x.sum()", "the script would miss `x` (the notebook no longer has it)"),
     ],
 )

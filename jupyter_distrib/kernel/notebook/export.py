@@ -19,6 +19,7 @@ import linecache
 import os
 import pickle
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ _IMPORTED_FOR = {
 }
 """What a script imports for the names that ranks provide."""
 _MISSING = object()
+_UNKNOWN = "its source is not known"
 _NOT_KEPT = "a run keeps the arguments of its call only if they are short plain values"
 
 
@@ -99,6 +101,8 @@ class _Script:
     data: dict[str, object] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
+    in_headers: set[str] = field(default_factory=set)
+    """The names that functions and classes read as they are defined."""
     pickled: bytes = b""
 
     @property
@@ -143,9 +147,9 @@ class _Script:
         if self.data:
             imports |= dict.fromkeys(["import pathlib", "import pickle"])
         parts += ["\n".join(sorted(imports)), "\n".join(names)]
-        parts += self.definitions
-        if self.data:
-            parts.append(f"_values = {self._data}\n" + "\n".join(f"{name} = _values[{name!r}]" for name in self.data))
+        given = [f"{name} = _values[{name!r}]" for name in self.data]
+        values = ["\n".join([f"_values = {self._data}", *given])] if given else []
+        parts += [*self.definitions, *values] if self._needs_definitions else [*values, *self.definitions]
         parts += [source.strip("\n") for source in self.program.setups]
         if strategy != "none":
             options = f", options={own_options!r}" if own_options else ""
@@ -208,6 +212,11 @@ class _Script:
                 self.refused[name] = _NOT_KEPT if of_call else "the notebook no longer has it"
             case _ if is_literal(value):
                 self.definitions.append(f"{name} = {value!r}")
+            case _ if (place := _place(value)) is not None:
+                module, own = place
+                self.imports[name] = f"from {module} import {own}" + (f" as {name}" if name != own else "")
+                if module == "__main__":  # such as a TypeVar
+                    self.refused[name] = _UNKNOWN
             case _:
                 for other in sorted(global_names(value)):
                     self._add_if_known(other)
@@ -227,11 +236,13 @@ class _Script:
             if "." in value.__qualname__:
                 self.refused[name] = f"it is {value.__qualname__} of {value.__module__}"
             return
-        source = _source(value)
+        source = _source(value, self.notebook.get("In"))
         if isinstance(source, _NoSource):
             self.refused[name] = source.text
             return
-        for other in sorted({*global_names(value), *_names_in_header(source)} - {own}):
+        read = _names_in_header(source)
+        self.in_headers |= read
+        for other in sorted({*global_names(value), *read} - {own}):
             self._add_if_known(other)
         if own != name:
             if own in self.done:
@@ -249,6 +260,14 @@ class _Script:
                 self.refused[name] = f"{type(value).__name__}: {error}"
                 del self.data[name]
         self.pickled = pickle.dumps(self.data) if self.data else b""
+        if self._needs_definitions:
+            for name in self.data.keys() & self.in_headers:
+                self.refused[name] = "a function or class reads it as it is defined, and it is itself of such a class"
+
+    @property
+    def _needs_definitions(self) -> bool:
+        """Return whether the values in the file beside the script refer to functions or classes of the notebook."""
+        return b"__main__" in self.pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,22 +310,23 @@ def _import(module: ModuleType, name: str) -> str:
     return f"import {own} as {name}"
 
 
-def _source(value: FunctionType | type) -> str | _NoSource:
+def _source(value: FunctionType | type, cells: object) -> str | _NoSource:
+    """Return the source of a function or class. `cells` are the texts of the cells that IPython has run."""
     if isinstance(value, FunctionType) and value.__closure__:
         return _NoSource("a function made in another one, which holds its names")
     try:
-        text = _class_text(value) if isinstance(value, type) else inspect.getsource(value)
+        text = _class_text(value, cells) if isinstance(value, type) else inspect.getsource(value)
         text = textwrap.dedent(text).strip("\n")
         (statement,) = ast.parse(text).body
     except (OSError, TypeError, SyntaxError, ValueError):
-        return _NoSource("its source is not known")
+        return _NoSource(_UNKNOWN)
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         first = statement.lineno - 1  # without @distributed, which would need a pool
         return "\n".join([*_other_decorators(statement, text), *text.splitlines()[first:]])
     return _NoSource("a lambda")
 
 
-def _class_text(value: type) -> str:
+def _class_text(value: type, cells: object) -> str:
     """Return the source of a notebook's class, which Python looks for in a file. Raises `OSError`."""
     for item in vars(value).values():
         code = getattr(inspect.unwrap(getattr(item, "__func__", item)), "__code__", None)
@@ -317,7 +337,37 @@ def _class_text(value: type) -> str:
             if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno])
+    for text in reversed(cells) if isinstance(cells, list) else ():  # it has no function, as many a dataclass
+        found = [each for each in _parsed(text) if isinstance(each, ast.ClassDef) and each.name == value.__name__]
+        if found and _is_definition(found[-1], value):
+            lines = text.splitlines(keepends=True)
+            first = min([found[-1].lineno, *(each.lineno for each in found[-1].decorator_list)])
+            return "".join(lines[first - 1 : found[-1].end_lineno])
     return inspect.getsource(value)
+
+
+def _parsed(text: object) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body if isinstance(text, str) else []
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _is_definition(node: ast.ClassDef, value: type) -> bool:
+    """Return whether a class may come from this definition: it has its fields, its constants and its docstring."""
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    if fields != set(value.__annotations__) or ast.get_docstring(node, clean=False) not in (None, value.__doc__):
+        return False
+    for each in node.body:
+        target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
+        if isinstance(target, ast.Name) and isinstance(constant := getattr(each, "value", None), ast.Constant):
+            now = vars(value).get(target.id, constant.value)
+            now = getattr(now, "value", now)  # a member of an enum
+            if type(now) is type(constant.value) and now != constant.value:
+                return False
+    return True
 
 
 def _other_decorators(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, text: str) -> list[str]:
@@ -326,15 +376,31 @@ def _other_decorators(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
 
 
 def _names_in_header(source: str) -> set[str]:
-    """Return the names that a definition reads immediately: in decorators, defaults and bases."""
-    (statement,) = ast.parse(source).body
-    heads: list[ast.expr] = []
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        heads = [*statement.decorator_list, *statement.args.defaults, *filter(None, statement.args.kw_defaults)]
-        heads += [each.annotation for each in statement.args.args if each.annotation is not None]
-    elif isinstance(statement, ast.ClassDef):
-        return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return {node.id for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)}
+    """Return the names that a definition reads immediately: in decorators, defaults, annotations, bases and the body
+    of a class."""
+    names, waiting = set(), list[ast.AST](ast.parse(source).body)
+    while waiting:
+        match waiting.pop():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() as function:
+                waiting += [*function.decorator_list, function.args, *filter(None, [function.returns])]
+            case ast.Lambda() as function:
+                waiting.append(function.args)
+            case ast.Name() as name:
+                names.add(name.id)
+            case node:
+                waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def _place(value: object) -> tuple[str, str] | None:
+    """Return the module and the name by which a value is imported, such as `typing.Optional` and `math.sqrt`."""
+    try:
+        name = value.__reduce_ex__(5)
+        module = pickle.whichmodule(value, name) if isinstance(name, str) else ""  # type: ignore[attr-defined]
+        found = bool(module) and getattr(sys.modules.get(module), str(name), None) is value
+    except Exception:  # noqa: BLE001 - foreign code
+        return None
+    return (module, str(name)) if found else None
 
 
 def _names_in(code: object) -> set[str]:
