@@ -326,6 +326,27 @@ def test_a_class_without_functions_is_written_as_it_is_now(
 
 
 @pytest.mark.parametrize(
+    ("setup", "cell", "printed"),
+    [
+        ("def f(): return 1\nfirst = f\ndef f(): return 2", "print(first(), f())", "1 2"),
+        ("def f(): return 1\nfirst = f\ndef f(): return first() + 1", "print(f(), first())", "2 1"),
+        ("class A:\n    def n(self): return 1\nB = A\nclass A(B):\n    pass", "print(A().n(), B.n(0))", "1 1"),
+        (
+            "class A:\n    def n(self): return 1\nB = A\nclass A(B):\n    def n(self): return 2",
+            "print(A().n(), B().n())",
+            "2 1",
+        ),
+        ("def f(): return 1\nalso = f", "print(also(), also is f)", "1 True"),
+        ("def f(): return 1\nother = f\ndel f", "print(other())", "1"),
+    ],
+)
+def test_names_of_definitions_that_have_changed_hands_mean_in_the_script_what_they_meant(
+    book: Notebook, folder: Path, setup: str, cell: str, printed: str
+) -> None:
+    assert as_script(book, folder, setup, cell) == [printed, printed]
+
+
+@pytest.mark.parametrize(
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),

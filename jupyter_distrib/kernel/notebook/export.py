@@ -197,7 +197,7 @@ class _Script:
         if name in self.done or (name in PROVIDED and name not in self.program.values):
             return
         self.done.add(name)
-        value = self.program.values.get(name, self.notebook.get(name, _MISSING))
+        value = self._value(name)
         if hasattr(builtins, name) and getattr(value, "__module__", "") in ("builtins", "io"):
             return  # IPython has its own `open` among the names of the notebook
         match value:
@@ -236,21 +236,25 @@ class _Script:
             if "." in value.__qualname__:
                 self.refused[name] = f"it is {value.__qualname__} of {value.__module__}"
             return
+        of_own_name = self._value(own)
+        if name != own and inspect.unwrap(of_own_name) is value:  # type: ignore[arg-type]  # any object will do
+            self._add(own)
+            self.definitions.append(f"{name} = {own}")
+            return
         source = _source(value, self.notebook.get("In"))
         if isinstance(source, _NoSource):
             self.refused[name] = source.text
             return
+        if name != own:  # another definition may have its name by now
+            source = _renamed(source, name) if of_own_name is not _MISSING else f"{source}\n\n{name} = {own}"
         read = _names_in_header(source)
         self.in_headers |= read
-        for other in sorted({*global_names(value), *read} - {own}):
+        for other in sorted({*global_names(value), *read} - {name}):
             self._add_if_known(other)
-        if own != name:
-            if own in self.done:
-                self.definitions.append(f"{name} = {own}")
-                return
-            self.done.add(own)
-            source = f"{source}\n\n{name} = {own}"
         self.definitions.append(source)
+
+    def _value(self, name: str) -> object:
+        return self.program.values.get(name, self.notebook.get(name, _MISSING))
 
     def _pickle(self) -> None:
         for name, value in list(self.data.items()):
@@ -326,6 +330,15 @@ def _source(value: FunctionType | type, cells: object) -> str | _NoSource:
     return _NoSource("a lambda")
 
 
+def _renamed(source: str, name: str) -> str:
+    """Return a definition with this name."""
+    (statement,) = ast.parse(source).body
+    lines = source.splitlines(keepends=True)
+    line = lines[statement.lineno - 1]
+    lines[statement.lineno - 1] = re.sub(r"\b(def|class)(\s+)\w+", rf"\g<1>\g<2>{name}", line, count=1)
+    return "".join(lines)
+
+
 def _class_text(value: type, cells: object) -> str:
     """Return the source of a notebook's class, which Python looks for in a file. Raises `OSError`."""
     for item in vars(value).values():
@@ -334,7 +347,9 @@ def _class_text(value: type, cells: object) -> str:
             continue
         lines = linecache.getlines(code.co_filename)
         for node in ast.walk(ast.parse("".join(lines))):
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+            if not isinstance(node, ast.ClassDef) or node.name != value.__name__:
+                continue
+            if node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):  # a cell may define two of a name
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno])
     for text in reversed(cells) if isinstance(cells, list) else ():  # it has no function, as many a dataclass
