@@ -347,6 +347,26 @@ def test_names_of_definitions_that_have_changed_hands_mean_in_the_script_what_th
 
 
 @pytest.mark.parametrize(
+    ("setup", "cell", "printed"),
+    [
+        ("rate = 4\ndef f(x=rate): return x\nrate = 5", "print(f(), rate)", "4 5"),
+        (
+            "rate = 'é'\ndef f(a, x='é', y=rate * 2, *, z=rate,\n  w=(rate +\n  'u')): return x, y, z, w\nrate = 5",
+            "print(f(1))",
+            "('é', 'éé', 'é', 'éu')",
+        ),
+        ("def f(x=[]): return x", "print(f())", "[]"),
+        ("rate = 4\nf = lambda: 0\ndef f(x=rate): return x", "print(f())", "4"),
+    ],
+    ids=["name", "expressions", "none", "same"],
+)
+def test_defaults_of_an_exported_function_are_those_it_was_defined_with(
+    book: Notebook, folder: Path, setup: str, cell: str, printed: str
+) -> None:
+    assert as_script(book, folder, setup, cell) == [printed, printed]
+
+
+@pytest.mark.parametrize(
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),
@@ -359,6 +379,11 @@ def test_names_of_definitions_that_have_changed_hands_mean_in_the_script_what_th
             "from typing import TypeVar\nT = TypeVar('T')\ndef same(x: T): return x",
             "same(1)",
             "the script would miss `T` (its source is not known)",
+        ),
+        (
+            "import array\nrates = array.array('d', [1])\ndef f(x=rates): return x\nrates = array.array('d', [2])",
+            "f()",
+            "the script would miss `f` (its default `rates` has another value by now)",
         ),
         ("import torch\nx = torch.ones(2)", "x.sum()", "the script would miss `x` (the notebook no longer has it)"),
     ],

@@ -247,11 +247,36 @@ class _Script:
             return
         if name != own:  # another definition may have its name by now
             source = _renamed(source, name) if of_own_name is not _MISSING else f"{source}\n\n{name} = {own}"
+        if isinstance(value, FunctionType):
+            source = self._with_defaults(name, source, value)
         read = _names_in_header(source)
         self.in_headers |= read
         for other in sorted({*global_names(value), *read} - {name}):
             self._add_if_known(other)
         self.definitions.append(source)
+
+    def _with_defaults(self, name: str, source: str, function: FunctionType) -> str:
+        """Return the source with the defaults that the function has: names in them may have other values by now."""
+        given = ast.parse(source).body[0].args  # type: ignore[attr-defined]
+        of_keywords = function.__kwdefaults__ or {}
+        defaults = list(zip(reversed(given.defaults), reversed(function.__defaults__ or ()), strict=False))
+        defaults += [
+            (node, of_keywords[each.arg])
+            for each, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            if node is not None and each.arg in of_keywords
+        ]
+        encoded = source.encode().split(b"\n")
+        for node, default in sorted(defaults, key=lambda each: (each[0].lineno, each[0].col_offset), reverse=True):
+            is_name = isinstance(node, ast.Name)
+            if is_name and self._value(node.id) is default:
+                continue
+            if is_literal(default) and any(isinstance(each, ast.Name) for each in ast.walk(node)):
+                first, last = node.lineno - 1, node.end_lineno - 1
+                text = encoded[first][: node.col_offset] + repr(default).encode() + encoded[last][node.end_col_offset :]
+                encoded[first : last + 1] = [text]
+            elif is_name and node.id in self.notebook:
+                self.refused[name] = f"its default `{node.id}` has another value by now"
+        return b"\n".join(encoded).decode()
 
     def _value(self, name: str) -> object:
         return self.program.values.get(name, self.notebook.get(name, _MISSING))
@@ -326,17 +351,17 @@ def _source(value: FunctionType | type, cells: object) -> str | _NoSource:
         return _NoSource(_UNKNOWN)
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         first = statement.lineno - 1  # without @distributed, which would need a pool
-        return "\n".join([*_other_decorators(statement, text), *text.splitlines()[first:]])
+        return "\n".join([*_other_decorators(statement, text), *text.split("\n")[first:]])
     return _NoSource("a lambda")
 
 
 def _renamed(source: str, name: str) -> str:
     """Return a definition with this name."""
     (statement,) = ast.parse(source).body
-    lines = source.splitlines(keepends=True)
+    lines = source.split("\n")
     line = lines[statement.lineno - 1]
     lines[statement.lineno - 1] = re.sub(r"\b(def|class)(\s+)\w+", rf"\g<1>\g<2>{name}", line, count=1)
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def _class_text(value: type, cells: object) -> str:
@@ -355,9 +380,9 @@ def _class_text(value: type, cells: object) -> str:
     for text in reversed(cells) if isinstance(cells, list) else ():  # it has no function, as many a dataclass
         found = [each for each in _parsed(text) if isinstance(each, ast.ClassDef) and each.name == value.__name__]
         if found and _is_definition(found[-1], value):
-            lines = text.splitlines(keepends=True)
+            lines = text.split("\n")
             first = min([found[-1].lineno, *(each.lineno for each in found[-1].decorator_list)])
-            return "".join(lines[first - 1 : found[-1].end_lineno])
+            return "\n".join(lines[first - 1 : found[-1].end_lineno])
     return inspect.getsource(value)
 
 
