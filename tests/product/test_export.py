@@ -184,6 +184,18 @@ def test_a_file_beside_the_script_that_is_not_of_an_export_stays(book: Notebook,
         assert (folder / "own.pkl").exists() == (name == "more")
 
 
+def test_a_script_that_no_export_has_written_stays(book: Notebook, folder: Path) -> None:
+    (folder / "by_hand.py").write_text("print('by hand')\n")
+    (folder / "empty.py").touch()
+    book.ok("%%distributed --ranks 1 --out plain\n1")
+
+    told = book.fails("%distributed_export plain by_hand.py").evalue
+    assert told == "by_hand.py is there already, and no export has written it: choose another name"
+    assert (folder / "by_hand.py").read_text() == "print('by hand')\n"
+    for _ in range(2):
+        book.ok("%distributed_export plain empty.py")
+
+
 def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --out done\n1")
     book.ok("import copy\nother = copy.copy(done)")

@@ -51,6 +51,8 @@ _IMPORTED_FOR = {
     "jupyter_distrib": "import jupyter_distrib",
 }
 """What a script imports for the names that ranks provide."""
+_WRITTEN = re.compile(r'\A""".* as a script: torchrun --nproc-per-node N ')
+"""The beginning of every script that an export has written."""
 _MISSING = object()
 _UNKNOWN = "its source is not known"
 _NOT_KEPT = "a run keeps the arguments of its call only if they are short plain values"
@@ -68,6 +70,8 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
         raise OptionsError(f"{run.id} cannot be exported: only cells and functions of this notebook can")
     script = _Script(run, Path(path), notebook)
     text = script.text()
+    if not script.may_be_written():
+        raise OptionsError(f"{path} is there already, and no export has written it: choose another name")
     of_export = script.has_data_of_export()
     if script.data and script.data_path.exists() and not of_export:
         raise OptionsError(
@@ -113,6 +117,15 @@ class _Script:
     def program(self) -> Program:
         assert self.run.program is not None
         return self.run.program
+
+    def may_be_written(self) -> bool:
+        """Return whether nothing is lost by writing the script: no file is there, or that of an earlier export."""
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return True
+        try:
+            return _WRITTEN.search(record_file.text_of(self.path, through_links=True)) is not None
+        except (OSError, DamagedFile):
+            return False
 
     def has_data_of_export(self) -> bool:
         """Return whether the script that is there reads the file beside it, as one of an earlier export does."""
