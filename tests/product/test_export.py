@@ -379,6 +379,25 @@ def test_defaults_of_an_exported_function_are_those_it_was_defined_with(
 
 
 @pytest.mark.parametrize(
+    ("setup", "cell", "printed"),
+    [
+        ("a = [1]\nb = a", "a.append(2); print(b)", "[1, 2]"),
+        ("a = [1]\nb = {'k': a}", "a.append(2); print(b)", "{'k': [1, 2]}"),
+        ("from types import SimpleNamespace\na = {1: 1}\nb = SimpleNamespace(a=a)", "a[1] = 2; print(b)", "2"),
+        ("a = [1]\nclass B:\n    def __init__(self): self.a = a\nb = B()", "a[0] = 2; print(b.a)", "[2]"),
+        ("a = [1]\nb = (1,)", "a.append(2); print(a, b)", "[1, 2] (1,)"),
+    ],
+    ids=["names", "in another", "in an object", "of a class", "none"],
+)
+def test_values_of_a_script_share_what_they_share_in_the_notebook(
+    book: Notebook, folder: Path, setup: str, cell: str, printed: str
+) -> None:
+    in_run, of_script = as_script(book, folder, setup, cell)
+    assert in_run == of_script
+    assert printed in of_script
+
+
+@pytest.mark.parametrize(
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),

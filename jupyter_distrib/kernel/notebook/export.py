@@ -21,7 +21,8 @@ import pickle
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -102,6 +103,7 @@ class _Script:
     imports: dict[str, str] = field(default_factory=dict)
     modules: dict[str, ModuleType] = field(default_factory=dict)
     definitions: list[str] = field(default_factory=list)
+    literals: dict[str, object] = field(default_factory=dict)
     data: dict[str, object] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
@@ -142,6 +144,7 @@ class _Script:
         self.done |= self.program.of_setups
         for name in self.program.names:
             self._add(name)
+        self._keep_shared()
         self._pickle()
         if self.refused:
             raise CaptureError(
@@ -224,6 +227,7 @@ class _Script:
                 of_call = name.rstrip("_") in ("arguments", "keywords")
                 self.refused[name] = _NOT_KEPT if of_call else "the notebook no longer has it"
             case _ if is_literal(value):
+                self.literals[name] = value
                 self.definitions.append(f"{name} = {value!r}")
             case _ if (place := _place(value)) is not None:
                 module, own = place
@@ -294,6 +298,22 @@ class _Script:
     def _value(self, name: str) -> object:
         return self.program.values.get(name, self.notebook.get(name, _MISSING))
 
+    def _keep_shared(self) -> None:
+        """Move plain values that share a list, dict or set with another value into the file beside the script: the
+        text of both would make two of it."""
+        met = {name: set(_containers(value)) for name, value in self.literals.items()}
+        if not any(met.values()):
+            return
+        for name, value in self.data.items():
+            visitor = _Visitor()
+            with suppress(Exception):  # foreign code; what cannot be pickled is refused below
+                visitor.dump(value)
+            met[name] = visitor.met
+        for name, value in self.literals.items():
+            if any(met[name] & of_other for other, of_other in met.items() if other != name):
+                self.definitions.remove(f"{name} = {value!r}")
+                self.data[name] = value
+
     def _pickle(self) -> None:
         for name, value in list(self.data.items()):
             try:
@@ -310,6 +330,30 @@ class _Script:
     def _needs_definitions(self) -> bool:
         """Return whether the values in the file beside the script refer to functions or classes of the notebook."""
         return b"__main__" in self.pickled
+
+
+class _Visitor(pickle.Pickler):
+    """Finds the lists, dicts and sets in a value, and writes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(self, protocol=5)
+        self.met: set[int] = set()
+
+    def write(self, _: bytes) -> int:
+        return 0
+
+    def persistent_id(self, obj: object) -> None:
+        if isinstance(obj, (list, dict, set)):
+            self.met.add(id(obj))
+
+
+def _containers(value: object) -> Iterator[int]:
+    """Yield the ids of the lists, dicts and sets in a plain value."""
+    if isinstance(value, (list, dict, set)):
+        yield id(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for each in items:
+        yield from _containers(each)
 
 
 @dataclass(frozen=True, slots=True)
