@@ -52,7 +52,8 @@ def text_of(path: Path | str, most_bytes: int = LARGEST_BYTES, *, through_links:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise DamagedFile(str(error)) from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DamagedFile(f"line {line} is not text in UTF-8") from None
 
 
 def beginning_of(path: Path | str, most_bytes: int = LARGEST_BYTES) -> str:

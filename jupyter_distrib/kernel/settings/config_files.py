@@ -95,6 +95,10 @@ def _over(settings: Settings, file: File) -> Settings:
         if fallback := defined[name].fallback:
             _check_fallback(name, fallback, every, shown, text)
     for key, choices in (*((key, every) for key in _NAMING_POOLS), ("strategy", settings.strategies)):
+        if isinstance(table := content.get(key), dict):
+            defines = ": write [pools.NAME] for each pool" if key == "pool" else ""
+            error = OptionsError(f"{key} must be one name; got a table{defines}")
+            raise wrong(shown, text, ".".join([key, *list(table)[:1]]), key, error)
         if key in content:
             try:
                 check_choice(str(content[key]), choices, f"{key} = {content[key]!r}")
@@ -187,11 +191,13 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
     import tomllib  # most notebooks have no file
 
     try:
-        text = record_file.text_of(path, LARGEST_BYTES, through_links=True)
+        text = record_file.text_of(path, LARGEST_BYTES, through_links=True).removeprefix("\ufeff")
         _check_keys(text, shown_path(path))
         content = tomllib.loads(text)
         _check_values(content, shown_path(path))
         return text, content
+    except OptionsError:
+        raise
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
         what, line = (match[1], f", line {match[2]}") if match else (str(error), "")

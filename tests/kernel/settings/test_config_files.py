@@ -665,6 +665,12 @@ SLIPS = [
     ),
     ('[pools."my lab"]\nkind = "ray"', f"{FILE}, line 1: 'my lab' cannot name a pool: use letters, digits, _, . and -"),
     ('[pools.ray]\nkind = "local"', f"{FILE}, line 1: ray is itself a kind of pool: choose another name for a pool of"),
+    (
+        '\n[pool.lab]\nkind = "ray"',
+        f"{FILE}, line 2: pool must be one name; got a table: write [pools.NAME] for each pool",
+    ),
+    ("[strategy.ddp]\nx = 1", f"{FILE}, line 1: strategy must be one name; got a table"),
+    (f"history = {2**64}", f"{FILE}: a whole number in it is longer than 64 bits"),
     ('pools = "x"', f"{FILE}, line 1: write a table [pools.NAME] for each pool"),
     ("[pools]\nlab = 3", f"{FILE}, line 2: write a table [pools.lab]"),
 ]
@@ -677,8 +683,13 @@ def test_a_slip_is_one_sentence_with_file_and_line(place: Place, text: str, mess
 
 
 def test_a_file_that_cannot_be_read_is_said(place: Place) -> None:
-    place.user.write_bytes(b"\xff\xfe")
-    assert place.refused().startswith(f"{FILE} cannot be read: 'utf-8' codec")
+    place.user.write_bytes(b"\n# caf\xe9\n")
+    assert place.refused().startswith(f"{FILE} cannot be read: line 2 is not text in UTF-8")
+
+
+def test_the_mark_that_windows_puts_before_a_text_is_no_error(place: Place) -> None:
+    place.user.write_text("\ufeffhistory = 7\n", "utf-8")
+    assert place.load().history == 7
 
 
 _LONG = f"0x{'f' * 5000}"
