@@ -196,6 +196,26 @@ def test_a_script_that_no_export_has_written_stays(book: Notebook, folder: Path)
         book.ok("%distributed_export plain empty.py")
 
 
+def test_a_script_in_the_home_folder_is_written_there_and_its_command_is_one_of_a_shell(
+    book: Notebook, folder: Path
+) -> None:
+    book.ok("%%distributed --ranks 1 --out plain\n1")
+    book.ok(f"%env HOME={folder}")
+    told = book.ok('%distributed_export plain "~/of home.py"').stdout
+    assert told == f"~/of home.py written: torchrun --nproc-per-node 1 '{folder}/of home.py'\n"
+    book.ok(f"%env HOME={os.path.expanduser('~')}")
+    assert (folder / "of home.py").is_file()
+
+
+def test_of_a_sweep_one_run_is_exported(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 1 --sweep rate=[3,4] --out swept\nprint(rate)")
+    told = book.fails("%distributed_export swept swept.py").evalue
+    assert told.startswith("`swept` holds the runs of a sweep: give the number of one of them: ")
+    last = told.rstrip(".").split()[-1]
+    book.ok(f"%distributed_export {last} swept.py")
+    assert "rate = 4" in book.ok("print(open('swept.py').read())").stdout
+
+
 def test_results_of_another_kernel_are_told_so(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --out done\n1")
     book.ok("import copy\nother = copy.copy(done)")

@@ -19,6 +19,7 @@ import linecache
 import os
 import pickle
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -69,7 +70,7 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
     """
     if run.program is None:
         raise OptionsError(f"{run.id} cannot be exported: only cells and functions of this notebook can")
-    script = _Script(run, Path(path), notebook)
+    script = _Script(run, Path(path).expanduser(), notebook)
     text = script.text()
     if not script.may_be_written():
         raise OptionsError(f"{path} is there already, and no export has written it: choose another name")
@@ -80,7 +81,7 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
         )
     problem = ""
     try:
-        Path(path).write_text(text, "utf-8")
+        script.path.write_text(text, "utf-8")
         if script.data:
             script.data_path.write_bytes(script.pickled)
         elif of_export:
@@ -90,7 +91,7 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
     if problem:
         raise OptionsError(problem)
     beside = f" and {script.data_path}" if script.data else ""
-    return f"{path}{beside} written: torchrun --nproc-per-node {run.record.world_size} {path}"
+    return f"{path}{beside} written: torchrun --nproc-per-node {run.record.world_size} {shlex.quote(str(script.path))}"
 
 
 @dataclass(slots=True)
@@ -511,5 +512,5 @@ def check_path(path: str) -> None:
     """Raise `OptionsError` for a path that does not name a Python script."""
     if not path.endswith(".py"):
         raise OptionsError(f"{path} is not the name of a Python script: write NAME.py")
-    if os.path.isdir(path):
+    if os.path.isdir(os.path.expanduser(path)):
         raise OptionsError(f"{path} is a folder: write the name of a script in it")

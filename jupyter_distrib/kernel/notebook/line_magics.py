@@ -58,11 +58,15 @@ class LineMagics(Magics):
         NAME is a name of the notebook that holds a Results or a Run, or the id or number of a run.
         """
         from jupyter_distrib.kernel.notebook import export, magic_requests
+        from jupyter_distrib.kernel.notebook.sweep import SweepRuns
 
         request = magic_requests.parse_export(line)
         export.check_path(request.path)
         value = self.shell.user_ns.get(request.name)
         name = value.run if isinstance(value, Results) else value.id if isinstance(value, Run) else request.name
+        if isinstance(value, SweepRuns):
+            of_sweep = ", ".join(each.id for each in value.runs)
+            raise PoolError(f"`{request.name}` holds the runs of a sweep: give the number of one of them: {of_sweep}.")
         if not name:
             raise PoolError(f"`{request.name}` does not say which run made it: give the number of the run instead.")
         print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
