@@ -153,7 +153,10 @@ def parse_compat(line: str) -> tuple[str, ...]:
 
 def parse_status(line: str) -> StatusRequest:
     """Parse `%distributed_status [--doctor | --json]`."""
-    return StatusRequest(**_few(line, "%distributed_status [--doctor | --json]", STATUS_OPTIONS, 0).values)
+    request = StatusRequest(**_few(line, "%distributed_status [--doctor | --json]", STATUS_OPTIONS, 0).values)
+    if request.doctor and request.json:
+        raise OptionsError("--doctor and --json exclude each other: leave one out")
+    return request
 
 
 def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:

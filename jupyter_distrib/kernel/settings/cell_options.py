@@ -391,8 +391,9 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(
             f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
         )
-    if options.warm and options.fresh:
-        raise OptionsError(f"{named('warm')} and {named('fresh')} exclude each other: leave one out")
+    for first, second in (("warm", "fresh"), ("explain", "dry_run")):
+        if getattr(options, first) and getattr(options, second):
+            raise OptionsError(f"{named(first)} and {named(second)} exclude each other: leave one out")
     if options.min_ranks and not options.max_restarts:
         raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the maximum number of restarts")
     if options.min_ranks and options.on:

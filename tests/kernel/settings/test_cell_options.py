@@ -249,6 +249,7 @@ REFUSED_LINES = [
         "--gpus and --ranks exclude each other: --gpus has one GPU for each rank, --ranks has CPU ranks",
     ),
     ("--on 0 --fresh", "--on and --fresh exclude each other: new processes hold no kept values, leave one out"),
+    ("--explain --dry-run", "--explain and --dry-run exclude each other: leave one out"),
     ("--out a --keep a", "--out and --keep both bind a: choose another name for one"),
 ]  # fmt: skip
 
@@ -527,6 +528,7 @@ def test_a_wrong_pool_line_is_refused_in_one_sentence(text: str, message: str) -
         (parse_logs, "a b", "'b' is one word too many: the line is %distributed_logs [RUN] [--rank R] [--json]"),
         (parse_attach, "a b", "'b' is one word too many: the line is %distributed_attach [RUN]"),
         (parse_status, "a", "'a' is one word too many: the line is %distributed_status [--doctor | --json]"),
+        (parse_status, "--doctor --json", "--doctor and --json exclude each other: leave one out"),
         (parse_status, "--all", "unknown option --all: choose --doctor or --json"),
     ],
 )
