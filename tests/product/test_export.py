@@ -321,6 +321,7 @@ def test_names_that_a_cell_finds_on_a_rank_are_found_by_its_script(
     ("setup", "cell"),
     [
         ("class Rate: pass\ndef same(x) -> Rate: return x", "print(same(1))"),
+        ("class A:\n    two = 2\n    four = two * 2\ntwo = A()", "print(two.four, two.two)"),
         ("class Rate: pass\ndef same(*all: Rate, last: Rate = None, **more: Rate): return all", "print(same(1))"),
         ("from typing import Optional as Maybe, Any\ndef same(x: Maybe[Any] = 2) -> Any: return x", "print(same())"),
         ("import array\nrates = array.array('d', [0.5])\ndef first(x=rates): return x[0]", "print(first())"),
@@ -329,7 +330,7 @@ def test_names_that_a_cell_finds_on_a_rank_are_found_by_its_script(
             "print(Rates.two)",
         ),
     ],
-    ids=["result", "arguments", "typing", "default", "class"],
+    ids=["result", "own", "arguments", "typing", "default", "class"],
 )
 def test_what_a_definition_reads_comes_before_it_in_the_script(
     book: Notebook, folder: Path, setup: str, cell: str

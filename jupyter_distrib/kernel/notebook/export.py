@@ -52,7 +52,7 @@ _IMPORTED_FOR = {
     "get_ipython": "from jupyter_distrib.worker.environment.shell import RankShell",
     "jupyter_distrib": "import jupyter_distrib",
 }
-"""What a script imports for the names that ranks provide."""
+"""The imports for names that ranks provide."""
 _WRITTEN = re.compile(r'\A""".* as a script: torchrun --nproc-per-node N ')
 """The beginning of every script that an export has written."""
 _MISSING = object()
@@ -476,7 +476,8 @@ def _other_decorators(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
 def _names_in_header(source: str) -> set[str]:
     """Return the names that a definition reads immediately: in decorators, defaults, annotations, bases and the body
     of a class."""
-    names, waiting = set(), list[ast.AST](ast.parse(source).body)
+    read, bound = set[str](), set[str]()
+    waiting = list[ast.AST](ast.parse(source).body)
     while waiting:
         match waiting.pop():
             case ast.FunctionDef() | ast.AsyncFunctionDef() as function:
@@ -484,10 +485,10 @@ def _names_in_header(source: str) -> set[str]:
             case ast.Lambda() as function:
                 waiting.append(function.args)
             case ast.Name() as name:
-                names.add(name.id)
+                (read if isinstance(name.ctx, ast.Load) else bound).add(name.id)
             case node:
                 waiting += ast.iter_child_nodes(node)
-    return names
+    return read - bound
 
 
 def _place(value: object) -> tuple[str, str] | None:
