@@ -18,9 +18,9 @@ from jupyter_distrib.wire.link import Link
 _AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.\w+)\b")
 
 
-def agents(runtime: Path) -> list[int]:
-    """Agents and coordinators that serve sockets in this runtime folder."""
-    return [pid for pid, line in _command_lines() if _AGENT.search(line) and str(runtime) in line]
+def agents(runtime: Path, text: str = "") -> list[int]:
+    """Agents and coordinators that serve sockets in this runtime folder, and have this text in their command lines."""
+    return [pid for pid, line in _command_lines() if _AGENT.search(line) and str(runtime) in line and text in line]
 
 
 def marked(text: str) -> list[int]:

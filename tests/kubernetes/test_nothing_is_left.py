@@ -34,8 +34,7 @@ def book(cluster: Cluster, tmp_path: Path) -> Iterator[Notebook]:
 
 
 def coordinators() -> list[int]:
-    runtime = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
-    return [pid for pid in agents(runtime) if b"kubernetes" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return agents(Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"]), "kubernetes")
 
 
 def guards() -> list[int]:

@@ -502,7 +502,7 @@ def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> 
 @pytest.mark.parametrize(
     "body",
     [
-        "eval('hidden + 1')",
+        "code = 'hidden + 1'\neval(code)",
         dedent("""\
             import typing
             Shown = typing.Optional['hidden']
