@@ -31,7 +31,6 @@ from jupyter_distrib.checkpoints import (
     meeting,
     optimizers,
     periodic,
-    pickled,
     position,
     reader,
     series,
@@ -120,9 +119,8 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
 def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[str, Any]:
     metadata = source.metadata
     if not objects:
-        return _plain(
-            source.read({name: layout.nested(layout.entries(metadata, name)) for name in layout.names(metadata)})
-        )
+        whole = {name: layout.nested(layout.entries(metadata, name)) for name in layout.names(metadata)}
+        return contents.plain(metadata, source.read(whole))
     contents.check(metadata, objects)
     trained = {
         name: optimizers.names_of(name, value, objects)
@@ -143,7 +141,7 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
             optimizers.give(value, {**small[name], **read.pop(name)}, trained[name])
         else:
             contents.give(value, read.pop(name))
-    return _plain(read)
+    return contents.plain(metadata, read)
 
 
 def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
@@ -182,10 +180,6 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 def _newest(folder: Path) -> str:
     periodic.wait(folder)
     return str(series.newest(folder) or "")
-
-
-def _plain(read: dict[str, Any]) -> dict[str, Any]:
-    return {name: pickled.unwrapped(value) for name, value in read.items()}
 
 
 # ------------------------------------------------------------------------------------------------ who calls

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from jupyter_distrib.checkpoints import layout, optimizers, pickled, position
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system.private_torch import is_extra_state
 
 # ------------------------------------------------------------------------------------------------ to be written
 
@@ -55,9 +56,17 @@ def models(state: Mapping[str, Any]) -> list[str]:
 
 
 def _of_model(model: Module) -> dict[str, Any]:
-    """Return the state of a model; empty for one without any, such as a loss, for which torch (2.13) has an error."""
+    """Return the state of a model; empty for one without any, such as a loss, for which torch (2.13) has an error. What
+    `get_extra_state()` returns may be any value, so a dict or list of it is wrapped."""
     has_any = any(True for _ in model.parameters()) or model.state_dict()
-    return get_model_state_dict(model) if has_any else {}
+    state = get_model_state_dict(model) if has_any else {}
+    return {
+        key: value if isinstance(value, torch.Tensor) else pickled.wrapped(key, value) for key, value in state.items()
+    }
+
+
+def _is_extra(key: str, value: Any) -> bool:
+    return is_extra_state(key) or not isinstance(value, torch.Tensor)
 
 
 def _check_kept(name: str, state: Mapping[str, Any]) -> None:
@@ -120,11 +129,15 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
     )
     if not state:  # as it was written: `()` is the path of an entry that is one pickle
         found.pop((), None)
+    extra = {key for key, now in state.items() if _is_extra(key, now)}
     saved = {str(path[0]): entry for path, entry in found.items() if path}
     layout.refuse_if_any(
         f"`{name}.{key}` is {layout.size(entry)} in the checkpoint and {tuple(state[key].shape)} in the model"
         for key, entry in saved.items()
-        if layout.is_tensor(entry) and key in state and layout.size(entry) != tuple(state[key].shape)
+        if layout.is_tensor(entry)
+        and key in state
+        and key not in extra
+        and layout.size(entry) != tuple(state[key].shape)
     )
     layout.refuse_if_any(
         f"the checkpoint has nothing for `{name}.{key}` of the model" for key in state if key not in saved
@@ -132,12 +145,13 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
     layout.refuse_if_any(
         f"the model has no place for `{name}.{key}` of the checkpoint" for key in saved if key not in state
     )
-    return state
+    # Extra state is read as it was saved, which may be another value than the model has now.
+    return state | {key: layout.nested(layout.entries(metadata, name, key)) for key in extra}
 
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return places for entries that were not requested by name, except models and optimizers."""
-    models = [] if metadata.storage_meta is None else metadata.storage_meta.modules
+    models = _models_of(metadata)
     found = {name: layout.entries(metadata, name) for name in layout.names(metadata) if name not in objects}
     return {
         name: layout.nested(inner)
@@ -146,11 +160,23 @@ def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, An
     }
 
 
+def plain(metadata: Metadata, read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was read, for the user."""
+    out = {name: pickled.unwrapped(value) for name, value in read.items()}
+    for name in out.keys() & _models_of(metadata):
+        out[name] = {key: pickled.unwrapped(each) for key, each in out[name].items()}
+    return out
+
+
+def _models_of(metadata: Metadata) -> set[str]:
+    return set() if metadata.storage_meta is None else {*metadata.storage_meta.modules}
+
+
 def give(value: Any, state: Any) -> None:
     """Load the values read from the checkpoint into an object."""
     if isinstance(value, Module):
         if state := pickled.unwrapped(state):
-            set_model_state_dict(value, state)
+            set_model_state_dict(value, {key: pickled.unwrapped(each) for key, each in state.items()})
     elif isinstance(value, DataLoader) and not callable(getattr(value, "load_state_dict", None)):
         position.restore(value, pickled.unwrapped(state))
     else:

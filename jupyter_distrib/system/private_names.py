@@ -127,7 +127,7 @@ TORCH = Library(
         "torch.autograd.profiler": "_prepare_profiler _enable_profiler _disable_profiler",
         "torch.autograd.profiler:profile": "_prepare_trace",
         "torch.nn.modules.batchnorm": "_BatchNorm",
-        "torch.nn.modules.module": "_forward_unimplemented",
+        "torch.nn.modules.module": "_EXTRA_STATE_KEY_SUFFIX _forward_unimplemented",
         "torch.nn.utils.parametrize": "_inject_new_class _inject_property",
         "torch.nn:Module()": (
             "_parameters _buffers _compiled_call_impl _forward_pre_hooks _forward_hooks _state_dict_pre_hooks "

@@ -53,6 +53,11 @@ HOOKS_OF_OPTIMIZERS = (
 """The attributes of an optimizer with hooks by their number."""
 
 
+def is_extra_state(key: str) -> bool:
+    """Return whether the state of a model has under this name what `get_extra_state()` returns."""
+    return bool(key.rpartition(".")[2] == sys.modules["torch.nn.modules.module"]._EXTRA_STATE_KEY_SUFFIX)
+
+
 def hooks_of(tensor: Any) -> dict[str, Any]:
     """Return the attributes of a leaf that hold hooks by their number: those for its gradient, and those for the time
     when it has been added up."""

@@ -17,6 +17,7 @@ from torch import nn
 import jupyter_distrib
 from jupyter_distrib import DistributedError, load, save
 from jupyter_distrib.checkpoints import folder as folders
+from jupyter_distrib.checkpoints import periodic
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")  # of torch, by torch.compile
 
@@ -417,6 +418,36 @@ def test_an_optimizer_that_keeps_lists_goes_on():
     for pair in ((model, optimizer), (again, its_own)):
         trained_by_lbfgs(*pair)
     assert same(model, again)
+
+
+class WithExtraState(nn.Module):
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.inner, self.extra = nn.Linear(2, 2), extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.parametrize("now", [{}, {"a": 2, "c": 3}, None, torch.zeros(3)], ids=str)
+@pytest.mark.parametrize(
+    "extra", [{"a": 1}, {}, {1: [2]}, {"seen": torch.ones(2)}, [torch.ones(2)], torch.ones(2), (5,), None], ids=str
+)
+def test_extra_state_comes_back_whatever_the_model_has_now(extra: Any, now: Any, keep: int | None):
+    model = nn.Sequential(WithExtraState(extra))
+    save("here", keep=keep, model=model)
+    periodic._finish(ok=True)
+    again = nn.Sequential(WithExtraState(now))
+
+    load("here", model=again)
+
+    torch.testing.assert_close(again[0].extra, extra)
+    assert torch.equal(again[0].inner.weight, model[0].inner.weight)
+    torch.testing.assert_close(load("here")["model"]["0._extra_state"], extra)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
