@@ -16,6 +16,8 @@ Rank's main thread, or a plain program's.
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -253,19 +255,44 @@ class _Rest:
 def _begin(loader: DataLoader[Any], reader: DataLoader[Any] | None) -> State:
     return {
         "random": randomness.state(),
-        "generators": [each.get_state() for each in _generators(loader)],
+        "generators": [_state_of_generator(each) for each in _generators(loader)],
         "sampler": None if reader is None else _sampler_state(reader),
     }
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    found = [getattr(loader, "generator", None), getattr(loader.sampler, "generator", None)]
-    return [each for each in found if isinstance(each, torch.Generator)]
+def _generators(loader: DataLoader[Any]) -> list[Any]:
+    """Return the generators of torch, Python and numpy that a loader and its samplers hold, each once."""
+    parts = [loader, loader.sampler, loader.batch_sampler]
+    for part in parts:  # a sampler that draws from another one, as `BatchSampler` does, keeps it as `sampler`
+        if (inner := getattr(part, "sampler", None)) is not None and not any(inner is each for each in parts):
+            parts.append(inner)
+    held = [each for part in parts for each in getattr(part, "__dict__", {}).values()]
+    return [*{id(each): each for each in held if isinstance(each, _generator_types())}.values()]
+
+
+def _generator_types() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return torch.Generator, random.Random, *(() if numpy is None else (numpy.random.Generator,))
+
+
+def _state_of_generator(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _set_generator(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.bit_generator.state = state
 
 
 def _set_generators(loader: DataLoader[Any], saved: State) -> None:
     for generator, state in zip(_generators(loader), saved["begin"]["generators"], strict=False):
-        generator.set_state(state)
+        _set_generator(generator, state)
     if saved["reading"]:
         randomness.restore(saved["begin"]["random"], "")  # the pass begins with random numbers of its own
 

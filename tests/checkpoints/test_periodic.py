@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from jupyter_distrib import DistributedError, load, resume, save
 from jupyter_distrib.checkpoints import folder as folders
@@ -217,6 +219,19 @@ class Stream(IterableDataset[int]):
         return iter(range(40))
 
 
+class Shuffled(Sampler[int]):
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Any:
+        order = list(range(40))
+        self.generator.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return 40
+
+
 def loader(kind: str) -> DataLoader[Any]:
     data = TensorDataset(torch.arange(40))
     generator = torch.Generator().manual_seed(3)
@@ -227,6 +242,12 @@ def loader(kind: str) -> DataLoader[Any]:
             return DataLoader(data, batch_size=4, shuffle=True)
         case "own generator":
             return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+        case "generator of an inner sampler":
+            return DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, generator=generator), 4, False))
+        case "python's generator":
+            return DataLoader(data, batch_size=4, sampler=Shuffled(random.Random(3)))
+        case "numpy's generator":
+            return DataLoader(data, batch_size=4, sampler=Shuffled(numpy.random.default_rng(3)))
         case "workers":
             return DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
         case "persistent workers":
@@ -270,6 +291,9 @@ def undisturbed(kind: str) -> tuple[list[Any], float]:
         "in order",
         "shuffled",
         "own generator",
+        "generator of an inner sampler",
+        "python's generator",
+        "numpy's generator",
         pytest.param("workers", marks=pytest.mark.slow),
         pytest.param("persistent workers", marks=pytest.mark.slow),
         pytest.param("stream of persistent workers", marks=pytest.mark.slow),
