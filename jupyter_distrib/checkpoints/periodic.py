@@ -41,11 +41,13 @@ class Periodic:
     Args:
         folder: The folder that holds them.
         every_s: Seconds from one to the next; 0: each call makes one.
-        sharded: Whether each rank writes its own shards.
     """
 
-    def __init__(self, folder: Path, every_s: float, *, sharded: bool) -> None:
-        self._folder, self._sharded = folder, sharded
+    def __init__(self, folder: Path, every_s: float) -> None:
+        self._folder = folder
+        self._names: set[str] = set()
+        self._sharded = False
+        """Whether any object that was given under these names is sharded, so that each rank writes its own shards."""
         self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._schedule = Schedule(every_s, time.monotonic())
         self._to_meeting = 1
@@ -55,9 +57,12 @@ class Periodic:
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
 
-    def call(self, state: State, *, every_s: float, keep: int) -> None:
+    def call(self, objects: Mapping[str, Any], state: State, *, every_s: float, keep: int) -> None:
         """Save if a checkpoint is due; `state` returns the state."""
         self._calls += 1
+        new = objects.keys() - self._names
+        self._names |= new
+        self._sharded = self._sharded or (self._ranks > 1 and any(_is_sharded(objects[name]) for name in new))
         self._schedule.every_s = every_s
         self._schedule.count()
         if self._snapshot is not None and self._snapshot.ended:
@@ -125,8 +130,17 @@ class Periodic:
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
             self.wait()
+        content = state()
+        late = (
+            [] if self._sharded or self._ranks == 1 else [name for name in content if meeting.has_shards(content[name])]
+        )
+        if late:
+            raise DistributedError(
+                f"`{late[0]}` has sharded tensors now, and had none at its first jupyter_distrib.save() of the cell, "
+                "so the other ranks would not write theirs: call that once it is sharded."
+            )
         self._snapshot = Snapshot(
-            state(),
+            content,
             folder,
             save_id=save_id,
             rank=self._rank,
@@ -157,8 +171,8 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
     if place not in _running:
         if not _running:
             end_of_cell.register(_finish)
-        _running[place] = Periodic(place, every_s, sharded=any(map(_is_sharded, objects.values())))
-    _running[place].call(state, every_s=every_s, keep=keep)
+        _running[place] = Periodic(place, every_s)
+    _running[place].call(objects, state, every_s=every_s, keep=keep)
 
 
 def wait(folder: Path) -> None:
@@ -194,7 +208,9 @@ def _finish(*, ok: bool) -> None:
 
 def _is_sharded(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):
-        return meeting.has_shards([*value.parameters()])
+        return meeting.has_shards([*value.parameters(), *value.buffers()])
+    if callable(getattr(value, "state_dict", None)) and not isinstance(value, torch.optim.Optimizer):
+        value = value.state_dict()  # an average of the weights, for instance; an optimizer is given with its model
     return meeting.has_shards(value)
 
 
@@ -229,8 +245,8 @@ class Schedule:
         if not self._calls:
             return 1
         left_s = self.every_s - (now_s - self._since_s)
-        half = int(left_s / 2 / max(self._call_s(now_s), 1e-9))
-        return max(1, min(half, self._calls))
+        half = left_s / 2 / max(self._call_s(now_s), 1e-9)  # infinite if `every_s` is
+        return int(max(1, min(half, self._calls)))
 
     def _call_s(self, now_s: float) -> float:
         return (now_s - self._since_s) / self._calls if self._calls else 0.0

@@ -157,6 +157,49 @@ def test_shards_that_only_rank_0_saves_are_named_at_once(book: Notebook) -> None
     assert "if rank == 0: jupyter_distrib.save" in wrong.traceback
 
 
+AVERAGE = """
+class Average:
+    def __init__(self, model):
+        self.values = {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+    def state_dict(self):
+        return dict(self.values)
+
+def average_of():
+    model = build()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    average = Average(model)
+    {save}
+"""
+
+
+def test_shards_in_an_object_of_the_users_are_written_by_the_ranks_that_have_them(book: Notebook) -> None:
+    calls_by_name = {
+        "alone": "jupyter_distrib.save('only-alone', keep=1, model=average)",
+        "late": "[jupyter_distrib.save('only-late', keep=1, n=1), jupyter_distrib.save('only-late', keep=1, n=2, model=average)]",
+        "model": "[jupyter_distrib.save('only-model', keep=1, n=1), jupyter_distrib.save('only-model', keep=1, model=model)]",
+    }
+    for calls in calls_by_name.values():
+        book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{AVERAGE.replace('{save}', calls)}\naverage_of()")
+    book.ok("m = build(); train(m, torch.optim.SGD(m.parameters(), lr=0.1)); expected = m.state_dict()")
+    for name in calls_by_name:
+        found = book.ok(
+            f"found = jupyter_distrib.load('only-{name}')['model']\n"
+            "all(torch.allclose(found[key], value) for key, value in expected.items())"
+        )
+        assert found.result == "True", name
+
+
+def test_shards_that_come_after_the_first_call_are_named(book: Notebook) -> None:
+    wrong = book.fails(
+        f"%%distributed --ranks 2 --strategy fsdp\n{AVERAGE.replace('{save}', 'return average')}\n"
+        "full = average_of()\nvalues, full.values = full.values, {'n': torch.ones(1)}\n"
+        "jupyter_distrib.save('grown', keep=1, average=full)\n"
+        "full.values = values\njupyter_distrib.save('grown', keep=1, average=full)"
+    )
+    assert "`average` has sharded tensors now, and had none at its first jupyter_distrib.save()" in wrong.traceback
+
+
 SERIES = """
 def go_on(folder, steps, keep=2):
     from torch.utils.data import DataLoader, TensorDataset

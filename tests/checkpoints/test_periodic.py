@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -211,6 +211,14 @@ def test_ranks_meet_rarely():
     assert met < 40
 
 
+def test_an_interval_without_end_has_meetings_too():
+    schedule = Schedule(float("inf"), 0.0)
+    schedule.count()
+
+    assert schedule.calls_to_meeting(1.0) == 1
+    assert not schedule.due(1e9)
+
+
 # ------------------------------------------------------------------------------------------------ loaders
 
 
@@ -247,7 +255,7 @@ def loader(kind: str) -> DataLoader[Any]:
         case "python's generator":
             return DataLoader(data, batch_size=4, sampler=Shuffled(random.Random(3)))
         case "numpy's generator":
-            return DataLoader(data, batch_size=4, sampler=Shuffled(numpy.random.default_rng(3)))
+            return DataLoader(data, batch_size=4, sampler=Shuffled(np.random.default_rng(3)))
         case "workers":
             return DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
         case "persistent workers":
