@@ -14,6 +14,7 @@ Loading needs no collective: each rank reads its own pieces.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -166,7 +167,10 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         reporter.resumes_from(str(folder.absolute()))
     together = meeting.board() is not None or dist.is_initialized()
     rank = identity.rank() if identity.is_rank() else dist.get_rank() if together else 0
-    name = meeting.from_rank_0(lambda: _newest(folder), "resume", str(folder), rank) if together else _newest(folder)
+    found = meeting.from_rank_0(lambda: _newest(folder), "resume", str(folder), rank) if together else _newest(folder)
+    name, refusal = json.loads(found)
+    if refusal:  # all ranks raise it
+        raise DistributedError(refusal)
     for value in objects.values():
         if isinstance(value, DataLoader) and not callable(getattr(value, "state_dict", None)):
             position.follow(value)
@@ -178,8 +182,10 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest(folder: Path) -> str:
+    """Return the newest checkpoint of a folder, if any, and the reason why a run cannot begin there, in JSON."""
     periodic.wait(folder)
-    return str(series.newest(folder) or "")
+    found = series.newest(folder)
+    return json.dumps((str(found or ""), "" if found else series.refusal_to_resume(folder)))
 
 
 # ------------------------------------------------------------------------------------------------ who calls

@@ -93,6 +93,23 @@ def refusal_to_extend(folder: Path) -> str | None:
     return None
 
 
+def refusal_to_resume(folder: Path) -> str | None:
+    """Return the reason why a folder without a checkpoint is none to begin in: `save` would never write there."""
+    if os.path.isfile(folder):
+        return f"{folder} is a file, and a checkpoint is a folder: torch.load() may be able to read it."
+    try:
+        members = {each for found in _members(folder) for each in found}
+        others = [each.name for each in folder.iterdir() if each not in members and not is_of_checkpoint(each.name)]
+    except OSError:  # there is none
+        return None
+    if not others:
+        return None
+    return (
+        f"{folder} has no checkpoint and holds other files ({outside_text.shown(min(others))}), so that nothing can "
+        "be saved into it: give jupyter_distrib.resume() the folder that jupyter_distrib.save() writes into."
+    )
+
+
 def prune(folder: Path, keep: int, held: Identity | None = None) -> None:
     """Remove all but the newest complete checkpoints, and older leftovers of killed processes.
 

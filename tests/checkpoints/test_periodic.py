@@ -61,6 +61,20 @@ def test_without_a_checkpoint_resume_returns_nothing():
     assert resume("ckpt", model=nn.Linear(2, 2)) == {}
 
 
+def test_a_file_or_a_folder_of_other_files_is_no_new_run():
+    torch.save({"a": 1}, "model.pt")
+    Path("out/run").mkdir(parents=True)
+    save("out/run/ckpt", a=1)
+
+    with pytest.raises(DistributedError, match=r"model.pt is a file, and a checkpoint is a folder: torch\.load\(\)"):
+        resume("model.pt")
+    for folder, found in {"out": "run", "out/run": "ckpt"}.items():
+        with pytest.raises(DistributedError, match=rf"{folder} has no checkpoint and holds other files \({found}\)"):
+            resume(folder)
+    Path("killed/save-000001").mkdir(parents=True)
+    assert resume("killed") == {}
+
+
 def test_the_state_is_taken_at_the_call():
     weights = torch.zeros(1 << 20)
     save("ckpt", keep=1, weights=weights)
