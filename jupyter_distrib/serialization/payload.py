@@ -188,6 +188,7 @@ def unpack_inputs(
 
     Raises:
         PayloadError: A variable cannot be rebuilt on this rank; the error names it.
+        ValueLost: A variable was kept, and this process does not have it; the error names it.
     """
     provided, names = dict(namespace), [""]
 
@@ -202,6 +203,8 @@ def unpack_inputs(
         tensors.number_hooks_anew()
     except Exception as error:  # foreign code
         what, them = call_parts.named(names[-1]), "them" if names[-1] in call_parts.PLURAL else "it"
+        if isinstance(error, ValueLost):
+            raise ValueLost(f"{what}: {error}") from None
         cure = f"Pickling in the kernel succeeded; build {them} on the rank, or install the missing parts there."
         if file := _failing_file(error):
             cure = f"Importing {file} fails on the rank, which reads the file as it is now."
@@ -363,7 +366,8 @@ def kept_value(key: str) -> object:
         return kept_values[key]
     except KeyError:
         raise ValueLost(
-            f"The value kept as {key} is not on this rank: its process was replaced, or another rank or kernel has it."
+            f"the value kept as {key} is not on this rank: its process was replaced, or another rank or kernel has it. "
+            "Run the cell that keeps it again."
         ) from None
 
 

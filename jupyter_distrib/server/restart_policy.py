@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.wire import messages as m
 
 _NO_RANKS = "jupyter_distrib.errors.PoolError"
@@ -112,7 +113,8 @@ class RestartPolicy:
         cause = _loss(now.lost) if now.lost else ""
         if not cause and now.failed and (now.failed.broke_device or self._on_error):
             cause = self._error(now.failed)
-        if not self._stopped and now.failed and not cause and self._max_restarts:
+        helps = now.failed and now.failed.failure.type_name.rpartition(".")[2] != ValueLost.__name__
+        if not self._stopped and now.failed and helps and not cause and self._max_restarts:
             return NoRestart(
                 reason=f"{self._error(now.failed)}; not started again, since --max-restarts alone is for lost ranks: "
                 "add --restart-on error for exceptions too"

@@ -597,6 +597,21 @@ def test_a_handle_on_a_rank_that_died_says_so_and_the_others_stay(book: Notebook
     assert book.fails("step[1]").ename == "ValueLost"
 
 
+def test_a_restarted_cell_that_reads_what_the_lost_rank_kept_says_what_to_do(book: Notebook) -> None:
+    book.ok(KEEP)
+    first = "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
+    code = f"import os\nif rank == 1 and {first}: os._exit(3)\nstep"
+
+    outcome = book.fails(f"{ON_TWO.rstrip()} --max-restarts 1\n{code}")
+
+    assert "attempt 2 of 2, since rank 1 was lost (exit code 3)" in outcome.view
+    assert outcome.ename == "ValueLost", outcome.traceback
+    assert "`step`: the value kept as " in outcome.traceback
+    assert "Run the cell that keeps it again." in outcome.traceback
+    assert "install the missing parts" not in outcome.traceback
+    assert "--restart-on" not in outcome.view
+
+
 def test_what_a_rank_kept_in_a_run_that_it_did_not_survive_is_not_a_handle(book: Notebook) -> None:
     outcome = book.fails(
         "%%distributed --ranks 2 --keep value\nimport os, time\nvalue = rank\n"

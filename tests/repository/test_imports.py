@@ -126,7 +126,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker/pytorch",
     },
     # a node, and several nodes
-    "server": {"addresses", "system", "wire"},
+    "server": {"addresses", "errors", "system", "wire"},
     "agent/gpus": {"system", "wire"},
     "agent/ranks": {"agent/gpus", "server", "system", "wire"},
     "agent/runs": {"agent/gpus", "agent/ranks", "server", "system", "wire"},
