@@ -10,9 +10,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from jupyter_distrib.checkpoints import contents
+from jupyter_distrib.checkpoints import contents, pickled
 from jupyter_distrib.checkpoints.folder import (
     Writer,
     as_told,
@@ -23,6 +23,15 @@ from jupyter_distrib.checkpoints.folder import (
 )
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.autoparallel import object_collectives
+
+
+class _NamingPlanner(DefaultSavePlanner):
+    """Names the entry that cannot be pickled."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - as torch names it
+        if write_item.type is WriteItemType.BYTE_IO:
+            return pickled.in_bytes(write_item.index.fqn, object)
+        return super().transform_object(write_item, object)
 
 
 def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
@@ -54,7 +63,7 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
 
 
 def _write(writer: Writer, state: dict[str, Any], rank: int, ranks: int, *, together: bool) -> None:
-    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    planner = _NamingPlanner(dedup_save_to_lowest_rank=True)
     planner.set_up_planner(state, None, rank == 0)
     plan = planner.create_local_plan()
     items = _own_items(plan, rank) if together else plan.items

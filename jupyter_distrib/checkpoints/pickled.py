@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -26,6 +27,23 @@ def wrapped(name: str, value: Any) -> Any:
         )
     value = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
     return (value,) if isinstance(value, (Mapping, list, tuple)) else value
+
+
+def in_bytes(name: str, value: Any) -> BytesIO:
+    """Pickle an entry.
+
+    Raises:
+        DistributedError: It cannot be pickled; the message names it.
+    """
+    content = BytesIO()
+    try:
+        torch.save(value, content)
+    except Exception as error:  # foreign code
+        raise DistributedError(
+            f"`{name}` cannot be pickled for the checkpoint: {type(error).__name__}: {error}. Leave it out, or give "
+            "what is needed of it."
+        ) from error
+    return content
 
 
 def unwrapped(value: Any) -> Any:

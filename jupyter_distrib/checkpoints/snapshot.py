@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_distrib.checkpoints import contents
+from jupyter_distrib.checkpoints import contents, pickled
 from jupyter_distrib.checkpoints.folder import (
     Writer,
     complete_checkpoint,
@@ -107,7 +107,7 @@ class Snapshot:
         """Copy what this rank writes. Its part of a DTensor does not change, so the thread can do the planning."""
         self._planner.set_up_planner(state, None, self._rank == 0)
         held = self._planner.state_dict.items()
-        self._planner.copies = {name: _copied(value) for name, value in held if self._rank == 0 or _writes(value)}
+        self._planner.copies = {name: _copied(name, value) for name, value in held if self._rank == 0 or _writes(value)}
 
     def _write(self) -> None:
         try:
@@ -155,12 +155,10 @@ def _writes(value: Any) -> bool:
     return len(replicas) < len(place) and not any(replicas)
 
 
-def _copied(value: Any) -> torch.Tensor | BytesIO:
+def _copied(name: str, value: Any) -> torch.Tensor | BytesIO:
     """Return a copy of this rank's part of a value, in the form that the writer expects."""
     if isinstance(value, DTensor):
         value = value.to_local()
     if isinstance(value, torch.Tensor):
         return value.to("cpu", copy=True)
-    pickled = BytesIO()
-    torch.save(value, pickled)
-    return pickled
+    return pickled.in_bytes(name, value)

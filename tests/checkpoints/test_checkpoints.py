@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import jupyter_distrib
-from jupyter_distrib import DistributedError, load, save
+from jupyter_distrib import DistributedError, load, resume, save
 from jupyter_distrib.checkpoints import folder as folders
 from jupyter_distrib.checkpoints import periodic
 
@@ -295,6 +295,14 @@ def test_a_folder_that_cannot_be_written_is_one_sentence():
     assert refused(save, "/proc/nowhere", a=1).startswith("/proc/nowhere cannot be written: ")
     assert "was given nothing" in refused(save, "here")
     assert not Path("here").exists()
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+def test_what_cannot_be_pickled_is_named_and_no_checkpoint(keep: int | None):
+    said = refused(save, "new", model=net(), settings={"loss": lambda: 1}, keep=keep)
+
+    assert said.startswith("`settings` cannot be pickled for the checkpoint: ")
+    assert resume("new") == {}
 
 
 def test_a_folder_that_cannot_be_read_is_one_sentence():
