@@ -26,11 +26,18 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import private_torch
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
+    EpochSampler,
+    SampleShare,
+    ShardChoice,
+    is_plain,
+    seed_of_shares,
+)
 from jupyter_distrib.worker.pytorch import randomness
 
 State = dict[str, Any]
@@ -85,7 +92,7 @@ class _Position:
         self._pass = current = _Pass(begin=_begin(loader, reader))
         if reader is not None and private_torch.has_iterator(reader):
             self._begin_again(reader, current, saved)
-        with _reading(loader, lambda reader: self._prepare(reader, current, saved)):
+        with _reading(loader, lambda reader: self._prepare(loader, reader, current, saved)):
             batches = iter(original(loader))
         if saved is not None and saved["reading"]:
             self._leave_out(batches, current)
@@ -97,21 +104,26 @@ class _Position:
         if saved is not None:
             private_torch.drop_iterator(reader)
             return
-        self._prepare(reader, current, None)
+        self._prepare(reader, reader, current, None)
         # A new iterator draws a seed for its workers before the sampler draws its own; so does the iterator that
         # continues from a checkpoint.
         torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
 
-    def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
-        """Return the number of batches for the reading loader to skip."""
+    def _prepare(
+        self, loader: DataLoader[Any], reader: DataLoader[Any], current: _Pass, saved: State | None
+    ) -> tuple[int, Any]:
+        """Return the number of batches for the reading loader to skip, and the sampler to read instead of its own."""
         self._reader = ref(reader)
         current.unit = (reader.batch_size or 1) * _replicas(reader)
         if saved is not None:
+            current.batches = saved["samples"] // current.unit
+            if saved["reading"] and (order := _order_of_others(loader, reader, saved["begin"]["sampler"])) is not None:
+                current.begin = saved["begin"]
+                return current.batches, order
             if saved["begin"]["sampler"] is not None and (sampler := _stateful(reader)) is not None:
                 sampler.load_state_dict(saved["begin"]["sampler"])
-            current.batches = saved["samples"] // current.unit
         current.begin["sampler"] = _sampler_state(reader)
-        return current.batches
+        return current.batches, None
 
     def _leave_out(self, batches: Iterator[Any], current: _Pass) -> None:
         """Skip a stream to the position; a loader with a sampler has already skipped."""
@@ -184,8 +196,9 @@ def _following(cls: Any) -> Any:
 
 
 @contextmanager
-def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int]) -> Iterator[None]:
-    """Call `prepare` with the loader that creates the iterator, and make it skip as many batches as that returns."""
+def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], tuple[int, Any]]) -> Iterator[None]:
+    """Call `prepare` with the loader that creates the iterator, and make it skip as many batches as that returns, of
+    the sampler that it returns."""
     # Called in `__iter__`, once for each pass; a class of loaders may have its own, which may call that of its base.
     originals: list[tuple[Any, Any]]
     originals = [(cls, vars(cls)[ITERATOR_MAKER]) for cls in type(loader).__mro__ if ITERATOR_MAKER in vars(cls)]
@@ -197,7 +210,7 @@ def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int])
             if begun:
                 return original(reader)
             begun.append(reader)
-            return _made(reader, original, prepare(reader))
+            return _made(reader, original, *prepare(reader))
 
         return make_iterator
 
@@ -210,11 +223,13 @@ def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int])
             setattr(cls, ITERATOR_MAKER, original)
 
 
-def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], count: int) -> Any:
-    """Return the iterator of a loader, without its first batches."""
+def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], count: int, order: Any) -> Any:
+    """Return the iterator of a loader, without its first batches; `order` is a sampler to read instead of its own."""
     name = "sampler" if reader.batch_sampler is None else "batch_sampler"
     inner = reader.__dict__[name]
-    rest = _Rest(inner, 0 if isinstance(reader.dataset, IterableDataset) else count)
+    if order is not None and reader.batch_size is not None:
+        order = BatchSampler(order, reader.batch_size, reader.drop_last)
+    rest = _Rest(inner if order is None else order, 0 if isinstance(reader.dataset, IterableDataset) else count)
     reader.__dict__[name] = rest  # torch refuses an assignment
     try:
         batches = original(reader)
@@ -303,6 +318,38 @@ def _replicas(reader: DataLoader[Any]) -> int:
         if isinstance(count := getattr(part, "num_replicas", None), int):
             return count
     return 1
+
+
+def _order_of_others(loader: DataLoader[Any], reader: DataLoader[Any], saved: Any) -> Any:
+    """Return the order in which to finish a pass of a shuffled loader that one rank began and several finish, or the
+    other way round: a loader alone shuffles in another way than shares. None if that is no matter.
+
+    Args:
+        loader: The loader of the cell.
+        reader: It, or this rank's share of it.
+        saved: The state of the sampler with which the pass began.
+    """
+    if not is_plain(loader) or not isinstance(loader.sampler, RandomSampler):
+        return None
+    own = reader.sampler
+    if saved is None and isinstance(own, EpochSampler):
+        part = ShardChoice(rank=own.rank, size=own.num_replicas)
+        return _ShareOfOne(loader.sampler, part, drop_last=reader.drop_last)
+    if reader is loader and isinstance(saved, dict) and saved.keys() == {"epoch"}:
+        alone: DistributedSampler[Any] = DistributedSampler(loader.dataset, 1, 0, seed=seed_of_shares(loader))
+        alone.set_epoch(saved["epoch"])
+        return alone
+    return None
+
+
+class _ShareOfOne(Sampler[Any]):
+    """A share of the order that rank 0 draws like a rank alone: with its own random numbers, not those of all ranks."""
+
+    def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
+        self._sampler, self._part, self._drop_last = sampler, part, drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(SampleShare([*self._sampler], self._part, drop_last=self._drop_last))
 
 
 def _stateful(reader: DataLoader[Any]) -> Any:

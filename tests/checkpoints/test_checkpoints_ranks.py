@@ -247,6 +247,46 @@ def test_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_weig
     assert book.ok(f"import os; len(os.listdir('again-{strategy}'))").result == "2"
 
 
+READING = """
+def read(folder, steps, batch_size, seed):
+    from torch.utils.data import DataLoader, TensorDataset
+    if seed is not None:
+        torch.manual_seed(seed)
+    loader = DataLoader(TensorDataset(torch.arange(48.)), batch_size=batch_size, shuffle=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = jupyter_distrib.resume(folder, model=model, optimizer=optimizer, loader=loader)
+    seen = []
+    for epoch in range(plain.get("epoch", 0), 2):
+        for (x,) in loader:
+            seen += [(epoch, int(each)) for each in x]
+            model(x[:, None]).sum().backward()
+            optimizer.step()
+            jupyter_distrib.save(folder, keep=1, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
+            steps -= 1
+            if not steps:
+                return seen
+    return seen
+"""
+
+
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("ranks", [(1, 2, 2), (2, 1, 1), (2, 1, 2), (1, 2, 1)], ids=str)
+def test_a_pass_that_one_rank_began_and_two_finish_reads_each_sample_once(
+    book: Notebook, ranks: tuple[int, ...], seed: int | None
+) -> None:
+    book.ok(f"{READING}\nseen = []")
+    for count, steps in zip(ranks, (3, 2, 0), strict=True):
+        of_one = 12 // count
+        book.ok(
+            f"%%distributed --ranks {count} --strategy ddp --out part\n"
+            f"read('{ranks}-{seed}', {steps}, {of_one}, {seed})"
+        )
+        book.ok("seen += [each for part_of_one in part for each in part_of_one]")
+
+    assert book.ok("sorted(seen) == [(epoch, n) for epoch in range(2) for n in range(48)]").result == "True"
+
+
 def test_all_ranks_load_what_rank_0_is_still_writing(book: Notebook) -> None:
     """Only rank 0 has what it takes to know."""
     code = (

@@ -109,6 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
         "worker",
         "worker/autoparallel",
+        "worker/autoparallel/data",
         "worker/pytorch",
     },
     "dry_run": {

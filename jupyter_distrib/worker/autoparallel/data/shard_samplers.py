@@ -77,7 +77,7 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
             part.size,
             part.rank,
             shuffle=isinstance(loader.sampler, RandomSampler),
-            seed=0 if loader.generator is None else loader.generator.initial_seed(),
+            seed=seed_of_shares(loader),
             drop_last=loader.drop_last,
         )
     return DataLoader(
@@ -113,6 +113,11 @@ def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
             f"{(loader.batch_size // part.size + 1) * part.size}, or leave the option out."
         )
     return loader.batch_size // part.size
+
+
+def seed_of_shares(loader: DataLoader[Any]) -> int:
+    """Return the seed with which the shares of a plain loader are shuffled."""
+    return 0 if loader.generator is None else int(loader.generator.initial_seed())
 
 
 def is_plain(loader: DataLoader[Any]) -> bool:
