@@ -140,6 +140,12 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
         and layout.size(entry) != tuple(state[key].shape)
     )
     layout.refuse_if_any(
+        f"`{name}.{key}` is {_type(entry)} in the checkpoint and {str(state[key].dtype).removeprefix('torch.')} in the "
+        "model, which would lose a part of it"
+        for key, entry in saved.items()
+        if layout.is_tensor(entry) and key in state and key not in extra and _loses(entry, state[key])
+    )
+    layout.refuse_if_any(
         f"the checkpoint has nothing for `{name}.{key}` of the model" for key in state if key not in saved
     )
     layout.refuse_if_any(
@@ -147,6 +153,15 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
     )
     # Extra state is read as it was saved, which may be another value than the model has now.
     return state | {key: layout.nested(layout.entries(metadata, name, key)) for key in extra}
+
+
+def _loses(entry: layout.Entry, now: torch.Tensor) -> bool:
+    """Return whether a tensor of the model would cut off what was saved: fractions or imaginary parts."""
+    return not torch.can_cast(entry.properties.dtype, now.dtype)
+
+
+def _type(entry: layout.Entry) -> str:
+    return str(entry.properties.dtype).removeprefix("torch.")
 
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, Any]:

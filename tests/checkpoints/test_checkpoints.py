@@ -335,6 +335,20 @@ def test_a_model_that_does_not_fit_is_named_with_its_shapes_and_is_left_as_it_wa
     assert "the checkpoint has nothing for `model.head.weight` of the model" in refused(load, "here", model=more)
 
 
+@pytest.mark.parametrize(("saved", "now"), [(torch.complex64, torch.float32), (torch.float32, torch.int64)])
+def test_numbers_that_would_be_cut_are_refused(saved: torch.dtype, now: torch.dtype):
+    def model(kind: torch.dtype) -> nn.Module:
+        made = nn.Module()
+        made.register_buffer("seen", torch.ones(2, dtype=kind))
+        return made
+
+    save("here", model=model(saved))
+    save("narrow", model=net().bfloat16())
+
+    assert "which would lose a part of it" in refused(load, "here", model=model(now))
+    assert load("narrow", model=net()) == {}
+
+
 def test_names_and_optimizers_that_do_not_fit_are_named():
     model, optimizer = trained()
     save("here", model=model, optimizer=optimizer, epoch=1)
