@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from jupyter_distrib.compat import launching
@@ -78,7 +78,7 @@ class _Watched:
             if self.local_mode:
                 self.input_params["log_streaming_client"] = LocalLines(launched)
             try:
-                with log_server(launched):
+                with log_server(launched), unbuffered() if self.local_mode else nullcontext():
                     return call(launched)
             finally:
                 self.input_params.pop("log_streaming_client", None)
@@ -146,6 +146,21 @@ def log_server(launched: Launched) -> Iterator[None]:
         yield
     finally:
         del _here.launched
+
+
+@contextmanager
+def unbuffered() -> Iterator[None]:
+    """Let programs that are started inside the block write each line at once. On this machine pyspark (4.3) passes the
+    lines of ranks on through a program that would hold back 8 KB; in tasks Spark sets the variable itself."""
+    before = os.environ.get("PYTHONUNBUFFERED")
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONUNBUFFERED", None)
+        else:
+            os.environ["PYTHONUNBUFFERED"] = before
 
 
 def make_server() -> Any:
