@@ -283,6 +283,13 @@ def as_script(book: Notebook, folder: Path, setup: str, cell: str) -> list[str]:
     return [in_run.strip(), done.stdout.strip()]
 
 
+def in_both(book: Notebook, folder: Path, setup: str, cell: str) -> str:
+    """Return what a cell prints on rank 1, which its script must print too."""
+    in_run, of_script = as_script(book, folder, setup, cell)
+    assert in_run == of_script
+    return of_script
+
+
 @pytest.mark.parametrize(
     ("setup", "cell", "printed"),
     [
@@ -294,9 +301,7 @@ def as_script(book: Notebook, folder: Path, setup: str, cell: str) -> list[str]:
 def test_values_whose_text_is_no_code_are_those_of_the_run(
     book: Notebook, folder: Path, setup: str, cell: str, printed: str
 ) -> None:
-    in_run, of_script = as_script(book, folder, setup, cell)
-    assert in_run == of_script
-    assert printed in of_script
+    assert printed in in_both(book, folder, setup, cell)
 
 
 @pytest.mark.parametrize(
@@ -335,8 +340,7 @@ def test_names_that_a_cell_finds_on_a_rank_are_found_by_its_script(
 def test_what_a_definition_reads_comes_before_it_in_the_script(
     book: Notebook, folder: Path, setup: str, cell: str
 ) -> None:
-    in_run, of_script = as_script(book, folder, setup, cell)
-    assert in_run == of_script
+    in_both(book, folder, setup, cell)
 
 
 @pytest.mark.parametrize(
@@ -353,9 +357,7 @@ def test_a_class_without_functions_is_written_as_it_is_now(
     book.ok(definition.format(5))
     book.ok(definition.format(3))
     book.ok(definition.format(4))
-    in_run, of_script = as_script(book, folder, definition.format(3), cell)
-    assert in_run == of_script
-    assert "3" in of_script
+    assert "3" in in_both(book, folder, definition.format(3), cell)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_a_class_without_functions_is_written_as_it_is_now(
 def test_names_of_definitions_that_have_changed_hands_mean_in_the_script_what_they_meant(
     book: Notebook, folder: Path, setup: str, cell: str, printed: str
 ) -> None:
-    assert as_script(book, folder, setup, cell) == [printed, printed]
+    assert in_both(book, folder, setup, cell) == printed
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,7 @@ def test_names_of_definitions_that_have_changed_hands_mean_in_the_script_what_th
 def test_defaults_of_an_exported_function_are_those_it_was_defined_with(
     book: Notebook, folder: Path, setup: str, cell: str, printed: str
 ) -> None:
-    assert as_script(book, folder, setup, cell) == [printed, printed]
+    assert in_both(book, folder, setup, cell) == printed
 
 
 @pytest.mark.parametrize(
@@ -413,9 +415,7 @@ def test_defaults_of_an_exported_function_are_those_it_was_defined_with(
 def test_values_of_a_script_share_what_they_share_in_the_notebook(
     book: Notebook, folder: Path, setup: str, cell: str, printed: str
 ) -> None:
-    in_run, of_script = as_script(book, folder, setup, cell)
-    assert in_run == of_script
-    assert printed in of_script
+    assert printed in in_both(book, folder, setup, cell)
 
 
 @pytest.mark.parametrize(
