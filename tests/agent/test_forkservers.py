@@ -167,14 +167,19 @@ def test_a_forkserver_of_other_packages_completes_its_orders_and_gets_no_more(
     assert len(stage.started) == 2
 
 
-def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They, and their first cell, have the processor for themselves."""
-    monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
+def start_first_rank(stage: Stage) -> None:
+    """Have the early forkserver start a rank, and the time of every timer come that is due."""
     stage.order(0)
     stage.early.send(m.ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.answer(stage.early, stage.take(stage.early), 10)
     stage.loop._fire()
+
+
+def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They, and their first cell, have the processor for themselves."""
+    monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
+    start_first_rank(stage)
     assert stage.early.receive() == (m.Preload(), [])
     stage.order(1)
     stage.answer(stage.early, stage.take(stage.early), 11)
@@ -186,11 +191,7 @@ def test_preloading_does_not_wait_for_a_pause_forever(stage: Stage, monkeypatch:
     """Cells in a loop that each want fresh ranks leave none."""
     monkeypatch.setattr(module, "PRELOAD_AFTER_S", 60.0)
     monkeypatch.setattr(module, "PRELOAD_BY_S", 0.0)
-    stage.order(0)
-    stage.early.send(m.ForkserverReady(pid=1, early=True))
-    stage.turn()
-    stage.answer(stage.early, stage.take(stage.early), 10)
-    stage.loop._fire()
+    start_first_rank(stage)
     assert stage.early.receive() == (m.Preload(), [])
 
 
