@@ -262,10 +262,7 @@ class FrontEnd:
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
-                among = max(1, int(request.get("among") or 1))
-                return self._log(
-                    _text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")), among=among
-                )
+                return self._log(request)
             case "history" | "history_table" | "compare" | "page" as op:
                 return self._handle_history_request(op, request)
             case "drawing":
@@ -351,11 +348,12 @@ class FrontEnd:
                 self._pools[connection.facts.pool] = pool_status(connection, current)
         self._news.changed()
 
-    def _log(self, run: str, rank: int, *, whole: bool, among: int) -> dict[str, Any]:
+    def _log(self, request: Mapping[str, Any]) -> dict[str, Any]:
         from jupyter_distrib.kernel.sidebar import run_page
 
-        path = run_page.log_file(session.current(), run, rank)
-        most = WHOLE_LOG_BYTES // among if whole else min(LOG_BYTES, ALL_LOG_BYTES // among)
+        path = run_page.log_file(session.current(), _text(request, "run"), int(request["rank"]))
+        among = max(1, int(request.get("among") or 1))
+        most = WHOLE_LOG_BYTES // among if request.get("whole") else min(LOG_BYTES, ALL_LOG_BYTES // among)
         text, skipped = _end_of(path, most)
         lines = [{"text": line, "spans": spans} for line, spans in styled_lines(text)]
         return {"lines": lines, "skipped_bytes": skipped, "path": str(path)}
