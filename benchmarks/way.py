@@ -113,6 +113,7 @@ def record(package: Path, cells: int) -> list[Way]:
     """Return the ways of some cells, each in a kernel that has had time to settle."""
     ways = []
     with full_history() as env, Plan(package=package).notebook(env=env) as notebook:
+        (notebook.folder / ".git").mkdir()  # settings are searched for up to the top of a repository, not in /tmp
         notebook.good(TRACER.format(root=f"{package}/jupyter_distrib/"))
         notebook.good("%load_ext jupyter_distrib\nx = 1")
         for _ in range(5):

@@ -7,7 +7,10 @@ Settings with their default are left out. docs/cells.md says which settings of w
 
 from __future__ import annotations
 
+import builtins
+import re
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -31,7 +34,6 @@ from jupyter_distrib.libraries.setting import (
     when_imported,
 )
 from jupyter_distrib.libraries.torch_settings import TORCH_SETTINGS
-from jupyter_distrib.libraries.warning_settings import WARNINGS
 
 _NUMPY_PRINTING = {
     "edgeitems": 3,
@@ -61,6 +63,16 @@ _SKLEARN = {
 }
 _RECURSION = (1000, 3000)
 """Python's own limit of recursion, and that of jedi, which completes names in a kernel."""
+_FILTERS_OF_PYTHON = {
+    ("ignore", each) for each in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+}
+"""Python's default filters."""
+_MESSAGES_OF_LIBRARIES = ("numpy.", "torch::", ".*Trio's signal handling code", "the matrix subclass is not")
+"""Prefixes of the messages that numpy, torch and scipy filter at import, and ipykernel at its start."""
+_CATEGORIES_OF = ("IPython", "ipykernel", "torch", "numpy")
+"""Libraries whose categories only they filter themselves."""
+_filters_set: list[Any] = []
+"""The filters that this process has taken over from another process."""
 
 
 def read() -> dict[str, Any]:
@@ -132,6 +144,54 @@ class Applied:
 
 def _write(setting: LibrarySetting, value: Any, library: Any) -> None:
     setting.write(library, value)
+
+
+def _read_warnings(_: Any) -> list[list[Any]] | None:
+    """Return the filters that users set: action, message, category, module and line of each.
+
+    Python, libraries and the kernel have filters of their own, which exist on ranks too: filters with actions and
+    categories that only they use, and with known messages and modules, are left out.
+    """
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        if not isinstance(category, type) or (action, category) in _FILTERS_OF_PYTHON:
+            continue
+        text, where = _pattern(message), _pattern(module)
+        if text.startswith(_MESSAGES_OF_LIBRARIES):
+            continue
+        pythons = getattr(builtins, category.__name__, None) is category
+        top = category.__module__.partition(".")[0]
+        by_library = action in ("always", "default") or top in (*_CATEGORIES_OF, "__main__")
+        if (pythons and not where) or (where != "__main__" and not by_library):
+            found.append([action, text, category.__name__ if pythons else _path_of(category), where, line])
+    return found or None
+
+
+def _pattern(pattern: Any) -> str:
+    return str(getattr(pattern, "pattern", pattern) or "")
+
+
+def _path_of(category: type) -> str:
+    return f"{category.__module__}:{category.__qualname__}"
+
+
+def _write_warnings(_: Any, value: list[list[Any]] | None) -> None:
+    for old in _filters_set:
+        if old in warnings.filters:
+            warnings.filters.remove(old)  # type: ignore[attr-defined]
+    _filters_set.clear()
+    for action, text, path, where, line in reversed(value or []):
+        home, _, name = path.rpartition(":")
+        key = f"the warning filter {action} {path}"
+        when_imported(home or "builtins", key, partial(_add_filter, (action, text, name, where, line)))
+
+
+def _add_filter(wanted: tuple[Any, str, str, str, int], home: Any) -> None:
+    action, text, name, where, line = wanted
+    category = getattr(home, name)
+    warnings.filterwarnings(action, text, category, where, line)
+    message, module = re.compile(text, re.IGNORECASE) if text else None, re.compile(where) if where else None
+    _filters_set.append((action, message, category, module, line))
 
 
 def _read_recursion(_: Any) -> int | None:
@@ -219,7 +279,7 @@ _JAX = {
 SETTINGS = (
     # Python
     LOGGING,
-    WARNINGS,
+    LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),
     function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
     LibrarySetting(
         name="recursion limit",

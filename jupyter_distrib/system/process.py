@@ -338,16 +338,3 @@ def _open_descriptors() -> Iterable[int]:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
         return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def umask() -> int:
-    """Return this process's umask, without changing it where the system reports it (proc_pid_status(5))."""
-    with suppress(OSError, ValueError, IndexError):
-        status = os.open("/proc/self/status", os.O_RDONLY)
-        try:  # every cell reads it: half the time of a file object
-            return int(os.read(status, 256).partition(b"\nUmask:")[2].split(maxsplit=1)[0], 8)
-        finally:
-            os.close(status)
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

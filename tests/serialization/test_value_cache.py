@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from jupyter_distrib.kernel.session.outgoing import Outgoing
+from jupyter_distrib.kernel.session.cell_order import Outgoing
 from jupyter_distrib.serialization import payload, shared_memory, value_cache
 from jupyter_distrib.serialization.value_cache import LARGE_BYTES, ValueCache
 

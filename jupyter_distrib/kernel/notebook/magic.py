@@ -59,6 +59,10 @@ class CellMagics(Magics):
 
     shell: InteractiveShell
 
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._transform_body = comment_syntax.body_transformer(shell)
+
     @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
@@ -215,7 +219,7 @@ class CellMagics(Magics):
                 filename=cell_label(self.shell),
                 with_names=options.with_,
                 dropped=current.dropped,
-                transform=comment_syntax.body_transformer(self.shell),
+                transform=self._transform_body,
             )
         except SyntaxError as error:
             captured = error

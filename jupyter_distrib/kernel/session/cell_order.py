@@ -9,13 +9,13 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel import trackers
-from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
@@ -24,11 +24,12 @@ from jupyter_distrib.kernel.settings.cell_options import OPTIONS, GroupSize, Opt
 from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.libraries import mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
-from jupyter_distrib.serialization import payload
-from jupyter_distrib.serialization.value_cache import ValueCache
-from jupyter_distrib.system import process, process_environment
+from jupyter_distrib.serialization import payload, shared_memory
+from jupyter_distrib.serialization.value_cache import Layout, ValueCache
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
+from jupyter_distrib.wire.descriptors import Descriptors
 
 GROW_AFTER_S = 600.0
 """Seconds between two changes of a run to more ranks."""
@@ -41,6 +42,75 @@ _SIZES = 1000
 """Maximum number of sizes of a worker group for which a strategy is asked whether it works."""
 _NOWHERE = ("RAY_AUTH_",)
 """Prefixes of variables that are never sent: the key to the cluster, which a cell that runs on it does not need."""
+
+
+class Outgoing:
+    """Inputs that are sent once. Leaving it as a context frees what was not sent.
+
+    Args:
+        packed: The pickled inputs.
+        cache: The large values that were sent before; takes the new ones.
+        limit_bytes: The most memory that the cache may use, see `ValueCache.lay_out`.
+
+    Raises:
+        PayloadError: There is not enough memory.
+    """
+
+    def __init__(self, packed: payload.Packed, cache: ValueCache, limit_bytes: int | None) -> None:
+        self._cache = cache
+        parcel, views = payload.laid_out(packed)
+        self._layout = cache.lay_out(parcel, views, limit_bytes) if views else Layout(parcel=parcel, new=())
+        self.in_parcel = not (self._layout.new or len(self._layout.reused))
+        """Whether the parcel itself holds everything."""
+        self._memory = -1
+        """The descriptor of the new memory when it is complete."""
+        self._content: shared_memory.Content | None = None
+        """The new memory until then."""
+        if self._layout.new:
+            try:
+                self._content = shared_memory.Content(self._layout.new)
+            except BaseException:
+                self._layout.reused.close()
+                raise
+
+    @property
+    def parcel(self) -> m.Parcel:
+        return self._layout.parcel
+
+    def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Copy the values into shared memory until `given_up` returns True; later changes of them have no effect."""
+        content = self._content
+        if content is None or not content.fill(given_up):
+            return
+        self._memory, self._content = content.finish(), None
+        content.close()
+        self._layout = replace(self._layout, new=())  # the values themselves are no longer needed
+        if self._layout.pieces:
+            with suppress(OSError):  # this process can open nothing more: the values are sent again
+                self._cache.keep(self._layout, os.dup(self._memory))
+
+    def descriptors(self) -> Descriptors:
+        """Return the descriptors, to be sent once, before or after `fill`; the caller owns them."""
+        reused = self._layout.reused.take()
+        if self._content is not None:
+            memory, telling = self._content.early().take()
+            return Descriptors((memory, *reused, telling))
+        new = () if self._memory < 0 else (self._memory,)
+        self._memory = -1
+        return Descriptors((*new, *reused))
+
+    def close(self) -> None:
+        self._layout.reused.close()
+        if self._content is not None:
+            self._content.close()
+        Descriptors((self._memory,) if self._memory >= 0 else ()).close()
+        self._memory = -1
+
+    def __enter__(self) -> Outgoing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @data_class
@@ -69,7 +139,7 @@ class ProcessState:
         return cls(
             env=mlflow.with_choices(travelling_variables() if remote else process_environment.variables()),
             directory=directory,
-            umask=process.umask(),
+            umask=process_environment.umask(),
             path=tuple(path),
             libraries=library_settings.read(),
         )

@@ -22,10 +22,9 @@ from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs
-from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
+from jupyter_distrib.kernel.session.cell_order import CellRequest, Order, Outgoing
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.notifier import Notifier
-from jupyter_distrib.kernel.session.outgoing import Outgoing
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pools.pool_manager import (
