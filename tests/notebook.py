@@ -84,15 +84,17 @@ class Notebook:
         *,
         below: Sequence[str] = (),
         python: str = sys.executable,
+        module: str = "ipykernel_launcher",
         sockets: Path | None = None,
     ) -> None:
-        """`sockets` is the beginning of the paths of unix sockets to use in place of ports."""
+        """`module` is that of the kernel; `sockets` is the beginning of the paths of unix sockets to use in place of
+        ports."""
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         of_kernel = {**os.environ, "PYTHONPATH": path, **(env or {})}
         reached = {"transport": "ipc", "ip": str(sockets)} if sockets else {}
         for attempts_left in (2, 1, 0):
             self.manager = KernelManager(kernel_name="python3", **reached)
-            self.manager.kernel_spec.argv = [*below, python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            self.manager.kernel_spec.argv = [*below, python, "-m", module, "-f", "{connection_file}"]
             self.manager.start_kernel(cwd=str(folder), env=of_kernel)
             self.client: Any = self.manager.client()
             self.client.start_channels()

@@ -22,9 +22,6 @@ _OWN_LOGGERS = frozenset(
     {
         *(
             "IPython",
-            "IPKernelApp",
-            "TerminalIPythonApp",
-            "ZMQTerminalIPythonApp",
             "ipykernel",
             "traitlets",
             "tornado",
@@ -55,8 +52,18 @@ def _loggers() -> Iterator[tuple[str, logging.Logger]]:
             logger.level or logger.handlers or not logger.propagate or logger.disabled or logger.filters
         ):
             continue
-        if name.partition(".")[0] not in _OWN_LOGGERS:
+        if name.partition(".")[0] not in _OWN_LOGGERS and not _is_of_application(name):
             yield name, logger
+
+
+def _is_of_application(name: str) -> bool:
+    """Return whether a logger is that of an application of traitlets, as kernels and shells of IPython are:
+    `IPKernelApp`, `SpyderKernelApp`. It has the name of the application's class (`Application._log_default`)."""
+    base = getattr(sys.modules.get("traitlets.config.application"), "Application", None)
+    found = [] if base is None else [base]
+    for each in found:
+        found += each.__subclasses__()
+    return any(each.__name__ == name for each in found)
 
 
 def _is_of_library(name: str) -> bool:

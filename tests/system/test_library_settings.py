@@ -199,6 +199,17 @@ def test_handlers_that_ranks_cannot_have_are_said_to_stay(notebook: Notebook) ->
     assert "StreamHandler" not in notebook.ok("%%distributed --ranks 1\npass").view, "it is said once"
 
 
+def test_the_logger_of_a_kernel_of_another_maker_is_its_own(notebook: Notebook) -> None:
+    """As the kernel of Spyder has one: `SpyderKernelApp`."""
+    notebook.ok("""
+        from traitlets.config import Application
+        class OtherKernelApp(Application):
+            pass
+        OtherKernelApp().log.warning("up")""")
+
+    assert "OtherKernelApp" not in notebook.ok("%%distributed --ranks 1\npass").view
+
+
 def test_a_library_makes_a_logger_of_its_own_class_on_a_rank_too(notebook: Notebook) -> None:
     """As astropy does: it asks its own logger for more than others have, and a rank had made a plain one of that name."""
     notebook.ok("""

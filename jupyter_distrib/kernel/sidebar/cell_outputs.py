@@ -258,6 +258,12 @@ def place(shell: Any) -> CellPlace:
 
 
 def _request_message(shell: Any) -> Mapping[str, Any]:
-    """Return the front end's message that requested the current execution."""
+    """Return the front end's message that requested the current execution; from xeus-python, only its header."""
     kernel = getattr(shell, "kernel", None)
-    return kernel.get_parent("shell") if kernel is not None else {}
+    get_parent: Callable[..., Mapping[str, Any]] | None = getattr(kernel, "get_parent", None)
+    if get_parent is None:
+        return {}
+    try:
+        return get_parent("shell")
+    except TypeError:  # a kernel that does not distinguish channels
+        return get_parent()
