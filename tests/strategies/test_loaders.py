@@ -119,6 +119,12 @@ def test_a_loop_whose_steps_set_the_mode_is_read_as_it_was_used_before(book: Not
     assert others == [(12, 24), (12, 24)]
 
 
+def test_two_loops_over_one_loader_are_told_apart(book: Notebook) -> None:
+    """Both loops are in one function, which one line calls; in a decorated function, all lines had been one."""
+    book.ok(f"{DDP}{STEPS}[(epoch(train, train_step), epoch(train, test_step)) for _ in range(3)]")
+    assert literal_eval(book.ok("list(seen)[0]").result)[1:] == [(12, 24), (12, 24)]
+
+
 def test_a_share_stays_one_for_a_library_whose_metrics_add_up(book: Notebook) -> None:
     loaded = "import sys, types\nsys.modules['ignite'] = types.ModuleType('ignite')\n"
     count = "counts = [(epoch(train, train_step), epoch(test, test_step)) for _ in range(2)]\n"

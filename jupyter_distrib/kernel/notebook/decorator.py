@@ -22,7 +22,7 @@ from jupyter_distrib.addresses import without_secret, without_secrets
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.kernel.capture import inputs as inputs_module
-from jupyter_distrib.kernel.capture.capture import Input
+from jupyter_distrib.kernel.capture.capture import PROVIDED, Input
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.cell_order import CellRequest
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
@@ -156,7 +156,15 @@ class DistributedFunction(Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
-        return self.function(*args, **kwargs)
+        try:
+            return self.function(*args, **kwargs)
+        except NameError as error:
+            if error.name in PROVIDED and not identity.is_rank():
+                error.add_note(
+                    f"{self._name}(...) runs in this process; {self._name}.distributed(...) runs on the ranks, which "
+                    f"have `{error.name}`."
+                )
+            raise
 
     def __get__(self, instance: object, owner: type | None = None) -> DistributedFunction[..., R]:
         """Return the method of an object or a class, if the function is defined in a class."""

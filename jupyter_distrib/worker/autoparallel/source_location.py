@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -18,21 +18,34 @@ def current_line(cell: str) -> str:
     """Return `line 12` for the cell with this file name, or `Cell In[3], line 4`; empty if no line of the user is
     active.
 
-    A line of the cell takes precedence over lines of functions that it calls in other cells or modules of the user; a
-    line of a program that the cell runs, by `%run` or runpy, over both: `train.py, line 12`.
+    A line of the cell, or of the function that is called in place of a cell, takes precedence over lines of functions
+    that it calls in other cells or modules of the user; a line of a program that the cell runs, by `%run` or runpy,
+    over both: `train.py, line 12`.
     """
     if program := running_program.line(sys._getframe(1), cell):  # noqa: SLF001
         return program
-    elsewhere = ""
+    innermost = outermost = ""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         name = frame.f_code.co_filename
         if name == cell:
-            return f"line {frame.f_lineno}"
-        if not elsewhere and file_owner.is_users(name):
-            elsewhere = f"{file_of(name)}, line {frame.f_lineno}"
+            return outermost if file_owner.is_own(name) else f"line {frame.f_lineno}"
+        if file_owner.is_users(name):
+            outermost = f"{file_of(name)}, line {frame.f_lineno}"
+            innermost = innermost or outermost
         frame = frame.f_back
-    return elsewhere
+    return innermost
+
+
+def current_calls() -> tuple[tuple[CodeType, int], ...]:
+    """Return the places in the user's code that are being executed, innermost first: two calls on one line differ."""
+    calls = []
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        if file_owner.is_users(frame.f_code.co_filename):
+            calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(calls)
 
 
 _WRAPPERS = {"enumerate", "tqdm", "list", "iter", "islice"}

@@ -176,6 +176,38 @@ def work(x, *, plus=0):
     assert book.ok("work.__name__, work.__doc__, work.__wrapped__(1)[1]").result == "('work', 'Works.', 'none')"
 
 
+def test_a_plain_call_that_needs_a_rank_says_how_to_call_it(book: Notebook) -> None:
+    book.ok("""
+        from jupyter_distrib import distributed
+        @distributed(ranks=2)
+        def shown(what):
+            return what, rank, world_size""")
+
+    failure = book.fails("shown(1)").traceback
+    assert "NameError: name 'rank' is not defined" in failure
+    assert "shown(...) runs in this process; shown.distributed(...) runs on the ranks, which have `rank`." in failure
+    assert book.ok("shown.distributed(1)[1]").result == "(1, 1, 2)"
+
+
+def test_notes_name_the_lines_of_the_function(book: Notebook) -> None:
+    """They had named line 1, that of the call, for whatever the function does."""
+    book.ok("""
+        import torch
+        from jupyter_distrib import distributed
+
+        def optimizer_of(model):
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @distributed(ranks=2, strategy="ddp")
+        def train():
+            model = torch.nn.Linear(1, 1)
+            optimizer = optimizer_of(model)
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()""")
+
+    assert re.search(r"Linear wrapped \(optimizer of Cell In\[\d+\], line 10\)", book.ok("train.distributed()").view)
+
+
 def test_the_decorator_may_stand_without_parentheses() -> None:
     @distributed
     def work() -> int:

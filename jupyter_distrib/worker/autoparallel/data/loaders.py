@@ -38,6 +38,7 @@ from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
 )
 from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream, allow_ranks, ending_together
 from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.autoparallel.source_location import current_calls
 from jupyter_distrib.worker.pytorch import private, randomness
 
 Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
@@ -93,7 +94,7 @@ class Loaders:
         """The number of backward passes before each place where a share was last read."""
         self._trained_in: set[str] = set()
         """The places of loops over shares in which a model was trained."""
-        self._habits: WeakKeyDictionary[DataLoader[Any], dict[str, bool]] = WeakKeyDictionary()
+        self._habits: WeakKeyDictionary[DataLoader[Any], dict[object, bool]] = WeakKeyDictionary()
         """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
         The mode at the beginning of such a loop is left from the loop before."""
         self._modes = 0
@@ -187,14 +188,14 @@ class Loaders:
             self._latest = loader
             if how != "whole":
                 share = self._share_read(loader, how, original)
-                return self._watched_share(loader, share) if how == "divided" else share
+                return self._watched_share(loader, share, current_calls()) if how == "divided" else share
             self._check_length(loader)
             batches = self._placed(original(loader))
             if not self._state.active:
                 where = source_location.current_line(self._run.filename)
                 return EarlyReading(batches, partial(self._note_if_early, loader, where), lambda: self.backwards)
             if torch.is_grad_enabled() and not self._others.has_divided(loader):
-                return self._watched_whole(loader, batches)
+                return self._watched_whole(loader, batches, current_calls())
             return batches
 
         return __iter__
@@ -258,21 +259,21 @@ class Loaders:
     def _trains(self, loader: DataLoader[Any]) -> bool:
         """Return whether a loader is read for training, by the mode or by what its loop did the last time."""
         habits = self._habits.get(loader)
-        habit = habits.get(source_location.current_line(self._run.filename)) if habits else None
+        habit = habits.get(current_calls()) if habits else None
         return self._state.in_training if habit is None else habit
 
-    def _noting_habit(self, loader: DataLoader[Any], where: str, batches: Iterator[Any]) -> Iterator[Any]:
+    def _noting_habit(self, loader: DataLoader[Any], batches: Iterator[Any], calls: object) -> Iterator[Any]:
         """Yield the batches, and record what the loop does with the first one if it sets the mode of a module."""
         for first in batches:
             modes, before = self._modes, self.backwards
             yield first
             trained = self.backwards > before
             if self._modes > modes and (trained or not known.adds_up_metrics()):
-                self._habits.setdefault(loader, {})[where] = trained
+                self._habits.setdefault(loader, {})[calls] = trained
             break
         yield from batches
 
-    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any], calls: object) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
             when, advice = measured
@@ -289,7 +290,7 @@ class Loaders:
         self._searched.add(loader)
         read = False
         try:
-            for batch in self._noting_habit(loader, where, batches):
+            for batch in self._noting_habit(loader, batches, calls):
                 read = True
                 self._left[where] = before
                 yield batch
@@ -313,9 +314,9 @@ class Loaders:
             "or in eval mode, the loader is whole"
         )
 
-    def _watched_whole(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+    def _watched_whole(self, loader: DataLoader[Any], batches: Iterator[Any], calls: object) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
-        batches = self._noting_habit(loader, where, batches)
+        batches = self._noting_habit(loader, batches, calls)
         for batch in batches:
             yield batch
             if self.backwards > before:  # the loop may be left at any time
