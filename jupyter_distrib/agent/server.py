@@ -254,8 +254,10 @@ class Agent:
         if reason := gpu_allocation.too_many(choice.size):
             self._gpu_allocation.give_back(gpus)
             return self._refuse(client, command, reason)
-        self._waiting.remove(command.group)
         size = len(gpus) or self._cpu_ranks(command, choice.size)
+        if not gpus and (reason := gpu_allocation.too_many_for_cpus(size)):
+            return self._refuse(client, command, reason)
+        self._waiting.remove(command.group)
         command = replace(command, gpus=bool(gpus), size=size)
         if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.has_early_ranks`
             self._forkservers.growing = False

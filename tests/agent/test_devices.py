@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 import socket
 import time
@@ -22,6 +23,7 @@ from jupyter_distrib.agent.ranks import starter
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.server.worker_group import Client
+from jupyter_distrib.system import control_groups
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
@@ -163,6 +165,29 @@ def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
     assert indices(group) == []
     assert isinstance(group, NodeWorkerGroup)
     assert starter.worker_order(group.command, 0, 1, group.gpus, 2).visible_devices is None
+
+
+def test_more_cpu_ranks_than_a_machine_can_use_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error such as 1000 would occupy the machine for half a minute."""
+    here, me = platform.node(), stage.client("a")
+    monkeypatch.setattr(control_groups, "cores", lambda: 2)
+    monkeypatch.setattr(control_groups, "free_memory_bytes", lambda: 500_000_000)
+    assert stage.open(me, "c1", 257, gpus=False) == (
+        f"257 ranks are too many for {here}, which has 2 cores: ask for at most 256."
+    )
+    assert stage.open(me, "c2", 32, gpus=False) == (
+        f"32 ranks need at least 512.0 MB of memory, and {here} has 500.0 MB free; ask for fewer."
+    )
+    assert not me.groups
+    assert isinstance(stage.open(me, "c3", 31, gpus=False), NodeWorkerGroup)
+    monkeypatch.setattr(control_groups, "free_memory_bytes", lambda: 0)
+    assert isinstance(stage.open(me, "c4", 2, gpus=False), NodeWorkerGroup), "one for each core may always be tried"
+
+
+def test_a_range_that_ends_beyond_use_begins_with_what_there_is(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_groups, "cores", lambda: 2)
+    stage.agent.open(client := stage.client("a"), m.OpenWorkerGroup(group="c1", size=900, least=1, gpus=False))
+    assert client.groups["c1"].command.size == 2
 
 
 def test_idle_ranks_yield_at_once(stage: Stage) -> None:

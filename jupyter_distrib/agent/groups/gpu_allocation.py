@@ -6,6 +6,7 @@ themselves; with `--wait`, a worker group waits in a queue for GPUs to become fr
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +22,15 @@ from jupyter_distrib.agent.groups.state import NodeGroupState as State
 from jupyter_distrib.agent.groups.worker_group import NodeWorkerGroup
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK
 from jupyter_distrib.server.worker_group import Client
-from jupyter_distrib.system import formatting, open_files, outside_text
+from jupyter_distrib.system import control_groups, formatting, open_files, outside_text
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
 MAX_RANKS = 1000
+MAX_RANKS_PER_CORE = 128
+"""A limit far beyond use: that many ranks take seconds to start, and then hardly advance."""
+RANK_BYTES = 16_000_000
+"""Memory of its own that a rank has before its first cell (measured with torch 2.13): the least that it needs."""
 FIRST_CELL_S = 1.0
 """Seconds for which ranks that have started stay reserved for the notebook that asked for them."""
 LOOK_AGAIN_S = 1.0
@@ -244,6 +249,25 @@ def too_many(size: int) -> str:
         return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
     if not open_files.has_room(size * FDS_PER_RANK):
         return f"{size} ranks need more open files. {open_files.advice()}"
+    return ""
+
+
+def too_many_for_cpus(size: int) -> str:
+    """Return why the cores or the memory of this node cannot have this many CPU ranks; empty if they can."""
+    cores = control_groups.cores()
+    if size <= cores:
+        return ""
+    if size > MAX_RANKS_PER_CORE * cores:
+        has = f"has {cores} cores" if cores > 1 else "has one core"
+        return (
+            f"{size} ranks are too many for {platform.node()}, which {has}: ask for at most "
+            f"{MAX_RANKS_PER_CORE * cores}."
+        )
+    if size * RANK_BYTES > (free_bytes := control_groups.free_memory_bytes()):
+        return (
+            f"{size} ranks need at least {formatting.size(size * RANK_BYTES)} of memory, and {platform.node()} has "
+            f"{formatting.size(free_bytes)} free; ask for fewer."
+        )
     return ""
 
 
