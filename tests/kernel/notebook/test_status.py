@@ -177,6 +177,14 @@ def test_the_pool_is_resized(book: Notebook) -> None:
     assert book.ok("%%distributed\nworld_size").result == "ranks 0-1: 2"
 
 
+@pytest.mark.parametrize("line", ["start --ranks 5000", "resize 5000"])
+def test_a_size_that_is_refused_is_not_asked_for_again(book: Notebook, line: str) -> None:
+    book.ok("%distributed_pool resize --ranks 2")
+
+    assert "5000" in book.fails(f"%distributed_pool {line}").evalue
+    assert book.ok("%%distributed\nworld_size").result == "ranks 0-1: 2"
+
+
 def test_another_pool_can_be_used(book: Notebook) -> None:
     try:
         assert re.search(r"^inline +inline +yes", book.ok("%distributed_pool use inline").result, re.MULTILINE)

@@ -441,11 +441,18 @@ class PoolManager:
         self._on_change()
 
     def start_ranks(self, pool: str, size: GroupSize | None = None) -> None:
-        """Start ranks before a cell asks for them, unless fitting ranks exist. A given size is remembered."""
-        if size is not None:
-            kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
-            self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
-        self._start(Options(pool=pool))
+        """Start ranks before a cell asks for them, unless fitting ranks exist. A given size is remembered, unless its
+        ranks do not start: each later cell would ask for them again."""
+        if size is None:
+            return self._start(Options(pool=pool))
+        before = self._choices.sizes.copy()
+        kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
+        self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
+        try:
+            return self._start(Options(pool=pool))
+        except (PoolError, KeyboardInterrupt):
+            self._choices.sizes = before
+            raise
 
     def _start(self, options: Options) -> None:
         def start() -> None:
