@@ -12,6 +12,7 @@ import difflib
 import json
 import keyword
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.data_class import data_class
 
 MOST_CHARS = 4096
@@ -211,6 +213,10 @@ def variable(name: str, text: str) -> dict[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or "\0" in text:
         raise OptionsError(f"{name} must be K=V, the name of a variable and its value; got {shown(text)}")
+    # An equal value comes from `env=dict(os.environ)`.
+    if key in process_environment.SET_ON_RANKS and os.environ.get(key) != value:
+        how = f"choose GPUs with %env {key}=... in the notebook" if key == "CUDA_VISIBLE_DEVICES" else "leave it out"
+        raise OptionsError(f"{name} cannot set {key}, which jupyter_distrib sets on each rank: {how}")
     return {key: value}
 
 

@@ -56,6 +56,15 @@ NOT_LOAD_TIME = (
     "JUPYTER_DISTRIB_STRATEGY",
     "JUPYTER_DISTRIB_CONFIG",
 )
+SET_ON_RANKS = frozenset(
+    (
+        *(f"{of}{name}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")),
+        *("NODE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+        *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")),
+        *(f"JUPYTER_DISTRIB_{name}" for name in ("AGENT", "GROUP", "WORKER")),
+    )
+)
+"""Variables that each rank has from this package, whatever the user sets."""
 
 _OF_FLAGS = {
     "dev_mode": "PYTHONDEVMODE",

@@ -10,6 +10,8 @@ import pytest
 
 from jupyter_distrib import runtime
 from jupyter_distrib.interfaces import identity
+from jupyter_distrib.libraries import known
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 
@@ -49,12 +51,15 @@ def test_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypatch: 
         )
     )  # fmt: skip
     try:
-        for name, value in identity.environment().items():
+        set_here = identity.environment()
+        for name, value in set_here.items():
             monkeypatch.setenv(name, value)
+        ours = set_here.keys() - known.cpu_environment().keys()
     finally:
         identity._order = None
 
     assert answers() == [rank, local, node, 4, 2, 2]
+    assert ours <= process_environment.SET_ON_RANKS, "--env is refused"
 
 
 def test_outside_a_run_ranks_are_0_and_sizes_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,14 @@ REFUSED_LINES = [
     ("--env A", "--env must be K=V, the name of a variable and its value; got 'A'"),
     ("--env =1", "--env must be K=V, the name of a variable and its value; got '=1'"),
     ("--env A=1 --env A=2", "--env sets A twice: keep one of them"),
+    ("--env RANK=7", "--env cannot set RANK, which jupyter_distrib sets on each rank: leave it out"),
+    (
+        "--env CUDA_VISIBLE_DEVICES=9",
+        (
+            "--env cannot set CUDA_VISIBLE_DEVICES, which jupyter_distrib sets on each rank: "
+            "choose GPUs with %env CUDA_VISIBLE_DEVICES=... in the notebook"
+        ),
+    ),
     ("--gpus 2 --gpus 3", "--gpus is given twice: keep one of them"),
     ("--detach --detach", "--detach is given twice: keep one of them"),
     ("--strategy none --strategy ddp", "--strategy is given twice: keep one of them"),
@@ -252,6 +260,13 @@ REFUSED_LINES = [
     ("--explain --dry-run", "--explain and --dry-run exclude each other: leave one out"),
     ("--out a --keep a", "--out and --keep both bind a: choose another name for one"),
 ]  # fmt: skip
+
+
+def test_the_whole_environment_of_the_notebook_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert line("--env MASTER_ADDR=localhost").env == {"MASTER_ADDR": "localhost"}
+    with pytest.raises(OptionsError, match="cannot set MASTER_ADDR"):
+        line("--env MASTER_ADDR=other")
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED_LINES)
