@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell, _modified_open
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import (
+    MODULE_NAMES,
     PROVIDED,
     Captured,
     Dropped,
@@ -27,6 +28,7 @@ from jupyter_distrib.kernel.capture.capture import (
     global_names,
     reachable,
 )
+from jupyter_distrib.kernel.settings.cell_options import NAMES_OF_RANKS
 from jupyter_distrib.worker.environment.cell import execute
 
 transform = TransformerManager().transform_cell
@@ -679,4 +681,5 @@ def test_no_program_of_the_proof_takes_the_whole_notebook() -> None:
 
 
 def test_the_defaults_of_provided_names_are_the_documented_ones() -> None:
-    assert {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "__name__"} <= PROVIDED
+    assert "__name__" in MODULE_NAMES
+    assert {*NAMES_OF_RANKS} == PROVIDED - MODULE_NAMES, "--out refuses them"

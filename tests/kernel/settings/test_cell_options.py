@@ -258,6 +258,7 @@ REFUSED_LINES = [
     ),
     ("--on 0 --fresh", "--on and --fresh exclude each other: new processes hold no kept values, leave one out"),
     ("--explain --dry-run", "--explain and --dry-run exclude each other: leave one out"),
+    ("--out rank", "--out rank would hide the rank that every cell has on its ranks: choose another name"),
     ("--out a --keep a", "--out and --keep both bind a: choose another name for one"),
 ]  # fmt: skip
 
