@@ -85,9 +85,10 @@ def test_another_cell_runs_meanwhile_on_other_ranks(shared: Notebook) -> None:
 @pytest.mark.parametrize("action", ["stop", "restart", "resize 3"])
 def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(shared: Notebook, action: str) -> None:
     shared.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
-    shared.ok(f"%distributed_pool {action}")
+    told = shared.ok(f"print(job.id)\n%distributed_pool {action}").stdout
     _wait_done(shared)
 
+    assert re.fullmatch(r"(.+)\nRun \1 of Cell In\[\d+\] was ended with its ranks\.\n", told), told
     ended = shared.fails("job.result()")
     assert ended.ename == "RankLost"
     assert "because its ranks were stopped from this notebook" in ended.evalue

@@ -10,18 +10,21 @@ main thread; all raise `DistributedError`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
 from jupyter_distrib.kernel.notebook import magic_requests
+from jupyter_distrib.kernel.notebook.magic_requests import PoolRequest
 from jupyter_distrib.kernel.notebook.status import PoolTable
 from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.rank_differences import Differences
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.views.flame import FlameGraph
 from jupyter_distrib.options import split_words
@@ -33,12 +36,31 @@ FLAME_S = 5.0
 def change_pools(line: str) -> PoolTable:
     """Execute a line of `%distributed_pool`, and return the pools as they are afterwards."""
     current = session.current()
-    settings, pools = current.settings, current.pools
+    settings = current.settings
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
     request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
     for text in current.choices.unannounced(settings) if request.action != "trust" else ():
         print(text)
     name = request.name or settings.pool
+    with _saying_what_ends(current, name):
+        _change(current, request, name)
+    return PoolTable.of(current)
+
+
+@contextmanager
+def _saying_what_ends(current: Session, pool: str) -> Iterator[None]:
+    """Print which runs the block ends with their ranks."""
+    running = [(group, run) for group in current.pools.groups(pool) if (run := group.executing) is not None]
+    try:
+        yield
+    finally:
+        left = current.pools.groups(pool)
+        for run in (run for group, run in running if group not in left):
+            print(f"Run {run.id} of {run.record.label} was ended with its ranks.")
+
+
+def _change(current: Session, request: PoolRequest, name: str) -> None:
+    settings, pools = current.settings, current.pools
     match request.action:
         case "list":
             pass
@@ -63,7 +85,6 @@ def change_pools(line: str) -> PoolTable:
             _say_while(lambda say: machines.end(current, name, say))
         case "trust":
             print(current.choices.trust(request.name))
-    return PoolTable.of(current)
 
 
 def _say_while(act: Callable[[Callable[[str], None]], None]) -> None:
