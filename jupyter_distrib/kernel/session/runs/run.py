@@ -293,14 +293,15 @@ class Run:
 
         With `follow`, return an iterator over its lines, which waits for new ones and ends with the run; those of all
         ranks begin with the rank: `[1] loss 0.3`.
+
+        Raises:
+            PoolError: The run has no such rank, or its logs were removed to free space.
         """
+        if rank is not None:
+            self._check_rank(rank)
         if follow:
             from jupyter_distrib.kernel.session.runs import following
 
-            if rank is not None and self.record.ranks and rank not in self.record.ranks:
-                raise PoolError(
-                    f"run {self.id} has no rank {rank}: it is on {formatting.rank_list(self.record.ranks)}."
-                )
             return following.lines(self, rank)
         numbers = sorted(self.record.ranks) if rank is None else [rank]
         texts = []
@@ -312,10 +313,17 @@ class Run:
         return "".join(texts)
 
     def log_file(self, rank: int) -> Path:
-        """Return the path of a rank's log. Raises `PoolError` if the logs were removed to free space."""
+        """Return the path of a rank's log. Raises the same as `logs`."""
+        self._check_rank(rank)
         folder = Path(self.record.log_directory or paths.log_directory() / self.id)
         log_folder.check(folder)
         return folder / f"rank{rank}.log"
+
+    def _check_rank(self, rank: int) -> None:
+        ranks = self.record.ranks
+        if ranks and rank not in ranks:
+            is_on = "was on" if self.done() else "is on"
+            raise PoolError(f"run {self.id} has no rank {rank!r}: it {is_on} {formatting.rank_list(ranks)}.")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Return an iterator over the past and coming events of the run, which ends with the run.
