@@ -16,7 +16,6 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
 from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.system import formatting
 
 if TYPE_CHECKING:  # each magic imports what it needs
     from jupyter_distrib.kernel.history.listing import Comparison, RunList
@@ -101,20 +100,9 @@ class LineMagics(Magics):
 
         `%distributed_logs --json` prints it as one line of JSON.
         """
-        from jupyter_distrib.kernel.notebook import magic_requests
+        from jupyter_distrib.kernel.notebook import magic_answers
 
-        request = magic_requests.parse_logs(line)
-        run = session.current().find_run(request.run)
-        if request.rank is not None and request.rank not in run.record.ranks:
-            raise PoolError(
-                f"run {run.id} has no rank {request.rank}: it was on {formatting.rank_list(run.record.ranks)}."
-            )
-        if request.json:
-            from jupyter_distrib.kernel.session.runs import json_lines
-
-            print(json_lines.logs_line(run, request.rank))
-            return
-        print(run.logs(request.rank), end="")
+        magic_answers.print_logs(line)
 
     @line_magic
     def distributed_stack(self, line: str) -> None:

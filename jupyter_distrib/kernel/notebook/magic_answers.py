@@ -2,6 +2,7 @@
 main thread; all raise `DistributedError`.
 
     change_pools     %distributed_pool     shows the pools or changes one
+    print_logs       %distributed_logs     prints the output of a run
     find_runs        %distributed_runs     lists, searches and compares saved runs
     sample_stacks    %distributed_flame    samples the stacks of a run in progress
     compare_ranks    %distributed_diff     compares a kept value between ranks
@@ -22,12 +23,14 @@ from jupyter_distrib.kernel.notebook.status import PoolTable
 from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.rank_differences import Differences
+from jupyter_distrib.kernel.session.runs import json_lines
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.views.flame import FlameGraph
 from jupyter_distrib.options import split_words
+from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
 
 FLAME_S = 5.0
@@ -111,6 +114,24 @@ def find_runs(line: str) -> RunList | Comparison:
         return Comparison((run_files.find(first),))
     saved = run_files.load_with_note()
     return matching(saved.runs, words, saved.note)
+
+
+def print_logs(line: str) -> None:
+    """Print the output of a run or, if there is none, why. Raises `DistributedError`."""
+    request = magic_requests.parse_logs(line)
+    run = session.current().find_run(request.run)
+    if request.json:
+        print(json_lines.logs_line(run, request.rank))
+        return
+    print(text := run.logs(request.rank), end="")
+    ranks = [rank for rank in run.record.ranks if request.rank in (None, rank)]
+    wrote = [rank for rank in ranks if run.done() and run.record.ranks[rank].last_line]
+    if lost := [rank for rank in wrote if not (file := run.log_file(rank)).exists() or not file.stat().st_size]:
+        file = run.log_file(lost[0])
+        print(f"{rank_list(lost, sentence=True)} of run {run.id} printed more, but the log is empty or gone: {file}")
+    elif not text:
+        who = f"Run {run.id}" if request.rank is None else f"Rank {request.rank} of run {run.id}"
+        print(f"{who} has printed nothing{'.' if run.done() else ' so far.'}")
 
 
 def sample_stacks(line: str) -> FlameGraph:

@@ -237,6 +237,16 @@ def test_a_rank_without_a_log_is_an_error_that_names_those_there_are(book: Noteb
     assert "ranks 0-1" in outcome.traceback
 
 
+def test_logs_say_why_they_are_empty(book: Notebook) -> None:
+    book.ok(f"{ON_TWO}if rank == 0: print('here')")
+    assert re.fullmatch(r"Rank 1 of run \S+ has printed nothing\.\n", book.ok("%distributed_logs --rank 1").stdout)
+    book.ok("import jupyter_distrib\nfile = jupyter_distrib.runs()[-1].log_file(0)\nopen(file, 'w').close()")
+    told = r"Rank 0 of run \S+ printed more, but the log is empty or gone: \S+rank0\.log\n"
+    assert re.fullmatch(told, book.ok("%distributed_logs").stdout)
+    book.ok(f"{ON_TWO}pass")
+    assert re.fullmatch(r"Run \S+ has printed nothing\.\n", book.ok("%distributed_logs").stdout)
+
+
 def test_there_is_no_log_before_the_first_run(tmp_path: Path) -> None:
     with Notebook(tmp_path) as other:
         other.ok("%load_ext jupyter_distrib")
