@@ -41,6 +41,9 @@ def cell(go: Path, *, fails: bool = False) -> str:
 def test_followed_logs_give_each_line_as_it_comes_and_end_with_the_run(book: Notebook, tmp_path: Path) -> None:
     book.ok(cell(tmp_path / "go"))
     book.ok(f"go = {str(tmp_path / 'go')!r}")
+    for limit in ("timeout=0.01", "timeout_s=0.01", "0.01"):
+        waited = book.fails(f"job.result({limit})")
+        assert (waited.ename, "has not ended after 0.01 s" in waited.evalue) == ("TimeoutError", True), waited.text
     followed = book.ok(
         "lines = job.logs(1, follow=True)\nseen = [next(lines)]\nstill = job.done()\nopen(go, 'w').close()\n"
         "seen += lines\nprint(seen, still, job.done())"

@@ -271,8 +271,9 @@ class Run:
         if self.done():
             call()
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> Any:
         """Wait for the end of the run and return the `Results`, or None if it is a cell's and no rank has a value.
+        `timeout` is the same as `timeout_s`; futures have it.
 
         Raises:
             TimeoutError: The run has not ended after `timeout_s` seconds; it goes on.
@@ -280,8 +281,9 @@ class Run:
             KeyboardInterrupt: The run was stopped while its ranks executed it.
             BaseException: The exception of the first rank that failed.
         """
-        if not self.wait_ended(timeout_s):
-            raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
+        limit_s = timeout_s if timeout is None else timeout
+        if not self.wait_ended(limit_s):
+            raise TimeoutError(f"run {self.id} has not ended after {limit_s} s; it goes on.")
         return self._conclude()
 
     @overload
