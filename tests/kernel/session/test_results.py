@@ -44,6 +44,8 @@ def test_results_are_indexed_by_rank_also_on_a_part_of_the_ranks() -> None:
 def test_a_rank_that_is_not_there_is_refused_by_naming_those_that_are() -> None:
     with pytest.raises(IndexError, match="no value of rank 0: the results are of ranks 2-3"):
         Results({2: "b", 3: "c"})[0]
+    with pytest.raises(TypeError, match="'str' object cannot be interpreted as an integer"):
+        Results({2: "b"})["loss"]  # type: ignore[call-overload]
 
 
 def test_slices_are_lists_by_rank() -> None:

@@ -7,6 +7,7 @@ thread that asks for them.
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,7 +67,7 @@ class Results:
         end = max(self._values, default=-1) + 1
         if isinstance(rank, slice):
             return [self._values[each] for each in range(end)[rank] if each in self._values]
-        number = rank.__index__()
+        number = operator.index(rank)
         try:
             return self._values[number + end if number < 0 else number]
         except KeyError:
