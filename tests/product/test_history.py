@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def test_the_next_kernel_lists_and_compares_the_runs_of_the_one_before(tmp_path:
         book.ok("runs = %distributed_runs 0.4")
         assert "0.2" in book.ok("runs[0].metrics['loss'][1]").result
         assert "needs two or more runs" in book.fails("%distributed_runs diff 1").evalue
+
+
+def test_a_number_means_the_run_that_it_is_said_to_mean(tmp_path: Path) -> None:
+    """The runs of a notebook are numbered from 1, and those of all notebooks in the history too."""
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for kernel in ("first", "second"):
+        with Notebook(tmp_path, env=env) as book:
+            book.ok("%load_ext jupyter_distrib")
+            book.ok(f"%%distributed --ranks 1\nprint('{kernel}, 1')")
+            book.ok(f"%%distributed --ranks 1\nprint('{kernel}, 2')")
+            one = book.ok("%distributed_logs 1")
+            assert one.stdout == f"--- rank 0\n{kernel}, 1\n"
+            note = r"This is run \w+-1; number 1 of %distributed_runs is \w+-1\.\n"
+            assert re.fullmatch("" if kernel == "first" else note, one.stderr)
+            if kernel == "second":
+                assert book.ok("%distributed_logs 4").stdout == "--- rank 0\nsecond, 2\n"
+                book.ok("get_ipython().run_line_magic('unload_ext', 'jupyter_distrib')\n%load_ext jupyter_distrib")
+                refused = book.fails("%distributed_logs 2").evalue
+                told = r"run 2 is \w+-2 of another kernel: `%distributed_runs 2` shows it and its logs are in \S+\."
+                assert re.fullmatch(told, refused)
 
 
 def test_runs_of_functions_are_compared_by_their_source_and_arguments(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.history import run_files, saved_run
 from jupyter_distrib.kernel.history.run_files import Limits
 from jupyter_distrib.kernel.history.saved_run import SavedRun
@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.pools.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.system import last_seen
+from jupyter_distrib.system import last_seen, paths
 from jupyter_distrib.system.last_seen import SeenRun
 
 
@@ -41,6 +41,20 @@ def _put(runs: Sequence[tuple[SavedRun, RunRecord]], settings: Settings) -> None
             project_days=settings.project_history_days,
         )
         run_files.save(runs, limits)
+
+
+def id_of(number: str) -> str:
+    """Return the id of the saved run with this number; empty if there is none, or it cannot be read."""
+    with suppress(DistributedError):
+        return run_files.find(number).run
+    return ""
+
+
+def not_here(number: str, run: str) -> str:
+    """Return a sentence about a saved run of another kernel, with the place of its logs if they are there."""
+    folder = paths.log_directory() / run
+    logs = f" and its logs are in {folder}" if folder.is_dir() else ""
+    return f"run {number} is {run} of another kernel: `%distributed_runs {number}` shows it{logs}."
 
 
 def lost() -> list[tuple[SeenRun, str]]:

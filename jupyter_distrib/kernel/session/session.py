@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -355,8 +356,20 @@ class Session:
             raise
 
     def find_run(self, name: str | None) -> Run:
-        """Return the run with this id or number, or the last one for None. Raises `PoolError`."""
-        return self.runs.find(name)
+        """Return the run with this id or number, or the last one for None. A number is that of the run in this
+        notebook, or else that in `%distributed_runs`. Raises `PoolError`."""
+        if name is None or not name.isdecimal():
+            return self.runs.find(name)
+        from jupyter_distrib.kernel.session import saved_runs
+
+        self.history_writer.flush()
+        run, listed = self.runs.last(name), saved_runs.id_of(name)
+        if run is None and listed:
+            if (run := self.runs.last(listed)) is None:
+                raise PoolError(saved_runs.not_here(name, listed))
+        elif run is not None and listed not in ("", run.id):
+            print(f"This is run {run.id}; number {name} of %distributed_runs is {listed}.", file=sys.stderr)
+        return self.runs.find(name) if run is None else run
 
     def attach(self, name: str | None) -> Run:
         """Return a detached run of this kernel or an earlier one, with its whole record. Raises `PoolError`."""
