@@ -72,4 +72,18 @@ def test_sharded_values_are_refused_in_a_sentence(book: Notebook) -> None:
 
 
 def test_a_name_that_no_rank_keeps_is_refused(book: Notebook) -> None:
-    assert "needs the name of a value that --keep has kept" in book.fails("%distributed_diff nothing").evalue
+    book.ok("%reset -f")
+    for line, told in {
+        "": "needs the name of a value that --keep has kept on the ranks; no rank keeps a value: use --keep NAME",
+        "nothing": "'nothing' is no name of this notebook; no rank keeps a value: use --keep NAME",
+    }.items():
+        assert told in book.fails(f"%distributed_diff {line}").evalue
+    book.ok("%%distributed --ranks 2 --keep a,b\na = b = rank\nplain = 1")
+    book.ok("a")  # is `_` now
+    book.ok("plain = 1")
+    for line, told in {
+        "": "needs the name of a value that --keep has kept on the ranks; choose a or b",
+        "nothing": "'nothing' is no name of this notebook; choose a or b",
+        "plain": "'plain' is not a value that --keep has kept on the ranks; choose a or b",
+    }.items():
+        assert book.fails(f"%distributed_diff {line}").evalue.endswith(told)

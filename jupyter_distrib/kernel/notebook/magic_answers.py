@@ -29,7 +29,7 @@ from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.views.flame import FlameGraph
-from jupyter_distrib.options import split_words
+from jupyter_distrib.options import any_of, shown, split_words
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
 
@@ -166,7 +166,12 @@ def compare_ranks(line: str, notebook: Mapping[str, object]) -> Differences:
     name = line.strip()
     value = notebook.get(name)
     if not isinstance(value, RankValue):
-        kept = sorted(name for name, each in notebook.items() if isinstance(each, RankValue))
-        known = f"names that ranks keep: {', '.join(kept)}" if kept else "no rank keeps a value: use --keep NAME"
-        raise OptionsError(f"%distributed_diff needs the name of a value that --keep has kept on the ranks; {known}")
+        kept = sorted(each for each, held in notebook.items() if each[:1] != "_" and isinstance(held, RankValue))
+        there = f"choose {any_of(kept)}" if kept else "no rank keeps a value: use --keep NAME"
+        if not name:
+            raise OptionsError(
+                f"%distributed_diff needs the name of a value that --keep has kept on the ranks; {there}"
+            )
+        why = "is not a value that --keep has kept on the ranks" if name in notebook else "is no name of this notebook"
+        raise OptionsError(f"%distributed_diff: {shown(name)} {why}; {there}")
     return rank_differences.compare(session.current(), value)
