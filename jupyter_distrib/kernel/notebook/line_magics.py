@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +28,29 @@ if TYPE_CHECKING:  # each magic imports what it needs
     from jupyter_distrib.kernel.views.flame import FlameGraph
 
 
+HELP = (["--help"], ["-h"])
+"""The words of a line that ask for help."""
+
+
+def _line_magic(magic: Callable[[Any, str], Any]) -> Any:
+    """Make a line magic of a method; `--help` as the first word prints its docstring."""
+
+    @functools.wraps(magic)
+    def answer(self: LineMagics, line: str) -> Any:
+        if line.split()[:1] in HELP:
+            return print(inspect.getdoc(magic))
+        return magic(self, line)
+
+    return line_magic(answer)
+
+
 @magics_class
 class LineMagics(Magics):
     """The line magics of one shell."""
 
     shell: InteractiveShell
 
-    @line_magic
+    @_line_magic
     def distributed_run(self, line: str) -> Any:
         """Run a script on every rank: `%distributed_run [OPTION]... train.py [ARGUMENT]...`.
 
@@ -50,7 +69,7 @@ class LineMagics(Magics):
             stopped = early_interrupt(interrupt)
         raise stopped
 
-    @line_magic
+    @_line_magic
     def distributed_export(self, line: str) -> None:
         """Write what a cell ran as a script for torchrun: `%distributed_export NAME train.py`.
 
@@ -70,7 +89,7 @@ class LineMagics(Magics):
             raise PoolError(f"`{request.name}` does not say which run made it: give the number of the run instead.")
         print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
 
-    @line_magic
+    @_line_magic
     def distributed_status(self, line: str) -> Status | Report | None:
         """Return a view of pools, ranks and runs, as text and HTML: `%distributed_status`.
 
@@ -94,7 +113,7 @@ class LineMagics(Magics):
             return Report.of(session.current(), self.shell)
         return Status.of(session.current())
 
-    @line_magic
+    @_line_magic
     def distributed_logs(self, line: str) -> None:
         """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN, of the last run.
 
@@ -104,7 +123,7 @@ class LineMagics(Magics):
 
         magic_answers.print_logs(line)
 
-    @line_magic
+    @_line_magic
     def distributed_stack(self, line: str) -> None:
         """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN, of the
         last run. Ranks at the same place are shown together."""
@@ -119,7 +138,7 @@ class LineMagics(Magics):
             raise PoolError(f"no rank of run {run.id} has answered; perhaps they have not started the cell yet.")
         print(stacks.as_text(seen) if seen else f"run {run.id} has just ended.")
 
-    @line_magic
+    @_line_magic
     def distributed_debug(self, line: str) -> None:
         """Debug the cell that has failed, in the rank that failed: `%distributed_debug [RANK]`; without RANK, the
         rank that failed first.
@@ -136,21 +155,21 @@ class LineMagics(Magics):
         else:
             failure_examination.examine(current.runs, current.pools, request.rank)
 
-    @line_magic
+    @_line_magic
     def distributed_diff(self, line: str) -> Differences:
         """Return how a kept value differs between ranks: `%distributed_diff model`."""
         from jupyter_distrib.kernel.notebook import magic_answers
 
         return magic_answers.compare_ranks(line, self.shell.user_ns)
 
-    @line_magic
+    @_line_magic
     def distributed_flame(self, line: str) -> FlameGraph:
         """Sample the stacks of ranks of a run in progress for 5 s: `%distributed_flame [RANK]`."""
         from jupyter_distrib.kernel.notebook import magic_answers
 
         return magic_answers.sample_stacks(line)
 
-    @line_magic
+    @_line_magic
     def distributed_runs(self, line: str) -> RunList | Comparison:
         """Return saved runs, also those of earlier kernels: `%distributed_runs [WORD]...` with all of these words,
         `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more side by side."""
@@ -158,7 +177,7 @@ class LineMagics(Magics):
 
         return magic_answers.find_runs(line)
 
-    @line_magic
+    @_line_magic
     def distributed_tour(self, line: str) -> None:
         """Write a notebook of five cells that show what the magic does: `%distributed_tour`."""
         from jupyter_distrib.kernel.notebook import magic_requests, tour
@@ -166,7 +185,7 @@ class LineMagics(Magics):
         magic_requests.parse_tour(line)
         print(f"Open {tour.write(Path.cwd()).name}: it is in the folder of this notebook.")
 
-    @line_magic
+    @_line_magic
     def distributed_attach(self, line: str) -> Run:
         """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN, the newest of
         this notebook, else of any notebook."""
@@ -176,7 +195,7 @@ class LineMagics(Magics):
         show_detached(run)
         return run
 
-    @line_magic
+    @_line_magic
     def distributed_compat(self, line: str) -> None:
         """Let our own modules serve the import names of other platforms: `%distributed_compat
         databricks|spark|horovod`.
@@ -193,7 +212,7 @@ class LineMagics(Magics):
             for name in real:
                 print(f"{name} is installed, so it is used itself.")
 
-    @line_magic
+    @_line_magic
     def distributed_pool(self, line: str) -> PoolTable:
         """Show the pools, or change one.
 

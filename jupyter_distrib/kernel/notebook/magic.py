@@ -87,6 +87,8 @@ class CellMagics(Magics):
         """
         from jupyter_distrib.kernel.notebook import setup_cell
 
+        if "--help" in line.split():
+            return print(inspect.getdoc(CellMagics.distributed_setup))
         current = session.current()
         if cell is None:
             return setup_cell.change(current, line)
@@ -94,6 +96,8 @@ class CellMagics(Magics):
         return setup_cell.run(current, self.shell, line, captured)
 
     def _run(self, line: str, cell: str) -> Any:
+        if "--help" in line.split():
+            return print(_help())
         current = session.current()
         options = current.settings.options(line)
         try:

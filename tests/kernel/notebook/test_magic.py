@@ -67,6 +67,19 @@ def test_every_line_magic_has_help(book: Notebook, magic: str) -> None:
     assert f"`%distributed_{magic}" in book.ok(f"%distributed_{magic}?").page
 
 
+def test_help_is_printed_for_whoever_asks_as_in_a_shell(book: Notebook) -> None:
+    named = book.ok("print(*(name for name in get_ipython().magics_manager.magics['line'] if 'distributed' in name))")
+    names = named.stdout.split()
+    assert len(names) >= 14
+    for name in names:
+        for word in ("--help", "-h") if name != "distributed_setup" else ("--help",):
+            told = book.ok(f"%{name} {word}").stdout
+            assert f"`%{name}" in told.replace("\n", " ").replace("%%", "%"), told
+    for line in ("--help", "--ranks 2 --help"):
+        assert "usage: %%distributed [OPTION]..." in book.ok(f"%%distributed {line}\n1 / 0").stdout
+    assert "before its first cell" in book.ok("%%distributed_setup --help\n1 / 0").stdout
+
+
 @pytest.mark.parametrize("magic", ["%%distributed", "%%distrib"])
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
