@@ -276,6 +276,8 @@ def test_a_script_that_ends_early_or_fails_says_so(
     [
         ("", "there is no script: write its path, or -m and a module, after the options"),
         ("--ranks 2", "there is no script: write its path, or -m and a module, after the options"),
+        ("--ranks", "--ranks needs a value: write --ranks N"),
+        ("--ranks train.py", "--ranks must be a whole number, at least 1; got 'train.py'"),
         ("--ranks 2 -m", "there is no script: write its path, or -m and a module, after the options"),
         ("--ranks 2 nothing.py", "the script nothing.py cannot be read: there is no such file in "),
         ("project", "the script project cannot be read: it is a folder: name the script in it"),
