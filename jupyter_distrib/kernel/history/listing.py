@@ -40,6 +40,8 @@ MOST_DRAWN = 1e300
 """Largest magnitude that a chart can show; the difference of two such values is still finite."""
 DETAIL_CHARACTERS = 80
 _ARGUMENT = "argument."
+_NONE = "no saved run matches these words."
+_NOTHING = "no run is saved."
 HEAD = ("run", "cell", "notebook", "began", "ranks", "strategy", "state", "metrics", "time")
 
 
@@ -50,6 +52,8 @@ class RunList(Sequence[SavedRun]):
     runs: tuple[SavedRun, ...]
     note: str = ""
     """A sentence on saved runs that cannot be listed."""
+    if_none: str = _NONE
+    """A sentence in place of an empty list."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -62,10 +66,10 @@ class RunList(Sequence[SavedRun]):
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return "\n".join(filter(None, [self.table().as_text() if self.runs else _NONE, self._left(), self.note]))
+        return "\n".join(filter(None, [self.table().as_text() if self.runs else self.if_none, self._left(), self.note]))
 
     def _repr_html_(self) -> str:
-        table = self.table().as_html() if self.runs else _NONE
+        table = self.table().as_html() if self.runs else self.if_none
         return f"<div>{table}<div>{self._left()}</div><div>{escape(self.note)}</div></div>"
 
     def table(self) -> TextTable:
@@ -133,15 +137,12 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-_NONE = "no saved run matches these words."
-
-
 def matching(runs: Sequence[SavedRun], words: Sequence[str], note: str = "") -> RunList:
     """Return the runs, newest first, that contain every word in their cell, notebook, options, code, metrics or
     errors."""
     lowered = [word.lower() for word in words]
     found = [run for run in reversed(runs) if all(word in _text_of(run) for word in lowered)]
-    return RunList(tuple(found), note)
+    return RunList(tuple(found), note, _NONE if runs else _NOTHING)
 
 
 def _text_of(run: SavedRun) -> str:

@@ -547,7 +547,8 @@ def test_runs_are_listed_newest_first_and_searched_by_words() -> None:
     shown = repr(listing.matching(runs, []))
     assert "killed by SIGKILL" in shown
     assert "loss 0.5" in shown
-    assert "no saved run" in repr(listing.matching(runs, ["nothing"]))
+    assert repr(listing.matching(runs, ["nothing"])) == "no saved run matches these words."
+    assert repr(listing.matching([], [])) == "no run is saved."
 
 
 def test_two_runs_show_only_what_differs() -> None:
