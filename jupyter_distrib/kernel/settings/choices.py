@@ -11,7 +11,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.settings.find_files import FilesState
-from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, Settings
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, SIDEBAR, NamedPool, Settings
 from jupyter_distrib.system.data_class import data_class
 
 
@@ -174,5 +174,10 @@ class Choices:
 
     def check_removable(self, name: str) -> None:
         """Raise `PoolError` for a pool that this notebook has not added."""
+        origin = self.settings.pools[name].origin
         if name not in self.added:
-            raise PoolError(f"{name} comes from {self.settings.pools[name].origin}, not from this notebook.")
+            raise PoolError(
+                f"the pool {name} is built in, so it cannot be removed; `%distributed_pool stop {name}` ends its ranks."
+                if origin == BUILT_IN
+                else f"{name} comes from {origin}, not from this notebook."
+            )

@@ -73,6 +73,8 @@ def test_a_pool_that_is_removed_leaves_no_choice_behind(choices: Choices) -> Non
 def test_a_pool_of_a_file_is_not_the_notebooks_to_remove(choices: Choices) -> None:
     with pytest.raises(PoolError, match=r"lab comes from jupyter_distrib\.toml, not from this notebook"):
         choices.check_removable("lab")
+    with pytest.raises(PoolError, match="the pool local is built in, so it cannot be removed"):
+        choices.check_removable("local")
 
 
 # ---------------------------------------------------------------------------------------------------- project files
