@@ -17,7 +17,6 @@ from jupyter_distrib.interfaces import stand_ins
 from jupyter_distrib.kernel.notebook.live_view import show_detached
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.interrupt_presses import early_interrupt
-from jupyter_distrib.kernel.session.runs.results import Results
 from jupyter_distrib.kernel.session.runs.run import Run
 
 if TYPE_CHECKING:  # each magic imports what it needs
@@ -75,19 +74,12 @@ class LineMagics(Magics):
 
         NAME is a name of the notebook that holds a Results or a Run, or the id or number of a run.
         """
-        from jupyter_distrib.kernel.notebook import export, magic_requests
-        from jupyter_distrib.kernel.notebook.sweep import SweepRuns
+        from jupyter_distrib.kernel.notebook import export, magic_answers, magic_requests
 
         request = magic_requests.parse_export(line)
         export.check_path(request.path)
-        value = self.shell.user_ns.get(request.name)
-        name = value.run if isinstance(value, Results) else value.id if isinstance(value, Run) else request.name
-        if isinstance(value, SweepRuns):
-            of_sweep = ", ".join(each.id for each in value.runs)
-            raise PoolError(f"`{request.name}` holds the runs of a sweep: give the number of one of them: {of_sweep}.")
-        if not name:
-            raise PoolError(f"`{request.name}` does not say which run made it: give the number of the run instead.")
-        print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
+        run = magic_answers.run_named(request.name, self.shell.user_ns)
+        print(export.write(run, request.path, self.shell.user_ns))
 
     @_line_magic
     def distributed_status(self, line: str) -> Status | Report | None:
@@ -117,20 +109,21 @@ class LineMagics(Magics):
     def distributed_logs(self, line: str) -> None:
         """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN, of the last run.
 
+        RUN is its id or number, or a name of the notebook that holds a Results or a Run.
         `%distributed_logs --json` prints it as one line of JSON.
         """
         from jupyter_distrib.kernel.notebook import magic_answers
 
-        magic_answers.print_logs(line)
+        magic_answers.print_logs(line, self.shell.user_ns)
 
     @_line_magic
     def distributed_stack(self, line: str) -> None:
         """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN, of the
         last run. Ranks at the same place are shown together."""
-        from jupyter_distrib.kernel.notebook import magic_requests
+        from jupyter_distrib.kernel.notebook import magic_answers, magic_requests
         from jupyter_distrib.kernel.views import stacks
 
-        run = session.current().find_run(magic_requests.parse_stack(line))
+        run = magic_answers.run_named(magic_requests.parse_stack(line), self.shell.user_ns)
         if run.done():
             raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
         seen = run.stacks()

@@ -2,6 +2,7 @@
 main thread; all raise `DistributedError`.
 
     change_pools     %distributed_pool     shows the pools or changes one
+    run_named                              finds the run that a line names
     print_logs       %distributed_logs     prints the output of a run
     find_runs        %distributed_runs     lists, searches and compares saved runs
     sample_stacks    %distributed_flame    samples the stacks of a run in progress
@@ -20,11 +21,12 @@ from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
 from jupyter_distrib.kernel.notebook import magic_requests
 from jupyter_distrib.kernel.notebook.magic_requests import PoolRequest
 from jupyter_distrib.kernel.notebook.status import PoolTable
+from jupyter_distrib.kernel.notebook.sweep import SweepRuns
 from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.rank_differences import Differences
 from jupyter_distrib.kernel.session.runs import json_lines
-from jupyter_distrib.kernel.session.runs.results import RankValue
+from jupyter_distrib.kernel.session.runs.results import RankValue, Results
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings import pool_definitions
@@ -116,10 +118,26 @@ def find_runs(line: str) -> RunList | Comparison:
     return matching(saved.runs, words, saved.note)
 
 
-def print_logs(line: str) -> None:
+def run_named(name: str | None, notebook: Mapping[str, object]) -> Run:
+    """Return the run with this id or number, or that a name of the notebook holds, itself or its values; for None the
+    last one. Raises `PoolError`."""
+    value = notebook.get(name) if name else None
+    if isinstance(value, Run):
+        return value
+    if isinstance(value, SweepRuns):
+        of_sweep = ", ".join(each.id for each in value.runs)
+        raise PoolError(f"`{name}` holds the runs of a sweep: give the number of one of them: {of_sweep}.")
+    if isinstance(value, Results):
+        if not value.run:
+            raise PoolError(f"`{name}` does not say which run made it: give the number of the run instead.")
+        name = value.run
+    return session.current().find_run(name)
+
+
+def print_logs(line: str, notebook: Mapping[str, object]) -> None:
     """Print the output of a run or, if there is none, why. Raises `DistributedError`."""
     request = magic_requests.parse_logs(line)
-    run = session.current().find_run(request.run)
+    run = run_named(request.run, notebook)
     if request.json:
         print(json_lines.logs_line(run, request.rank))
         return
@@ -146,7 +164,7 @@ def sample_stacks(line: str) -> FlameGraph:
         raise PoolError("no run is in progress: start one with --detach, then sample it.")
     ranks = {int(word) for word in words} or set(run.record.ranks)
     if missing := ranks - run.record.ranks.keys():
-        raise PoolError(f"run {run.id} has no rank {min(missing)}.")
+        raise PoolError(f"run {run.id} has no rank {min(missing)}: it is on {rank_list(run.record.ranks)}.")
     return _sampled(run, ranks)
 
 

@@ -228,6 +228,17 @@ def test_the_log_of_one_rank_of_an_earlier_run(book: Notebook) -> None:
     assert book.ok("%distributed_logs --rank 0").stdout == "second\n"
 
 
+def test_the_log_of_the_run_that_a_name_holds(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --out values\nprint('of values')\nrank")
+    book.ok("%%distributed --ranks 2 --detach --out job\nprint('of job')")
+    book.ok("job.result()")
+    book.ok(f"{ON_TWO}print('last')")
+
+    assert book.ok("%distributed_logs values --rank 1").stdout == "of values\n"
+    assert book.ok("%distributed_logs job --rank 1").stdout == "of job\n"
+    assert re.search(r"run \S+ has ended", book.fails("%distributed_stack job").evalue)
+
+
 def test_a_rank_without_a_log_is_an_error_that_names_those_there_are(book: Notebook) -> None:
     book.ok(ON_TWO + "print('here')")
 
