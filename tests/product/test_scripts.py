@@ -274,6 +274,7 @@ def test_a_script_that_ends_early_or_fails_says_so(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("''", "there is no script: write its path, or -m and a module, after the options"),
         ("", "there is no script: write its path, or -m and a module, after the options"),
         ("--ranks 2", "there is no script: write its path, or -m and a module, after the options"),
         ("--ranks", "--ranks needs a value: write --ranks N"),

@@ -348,7 +348,7 @@ def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[
     while end < len(words) and words[end].startswith("-") and words[end] != MODULE:
         option = known.get(words[end])
         end += 2 if option is not None and takes(option, "".join(words[end + 1 : end + 2])) else 1
-    if end >= len(words) or words[end:] == [MODULE]:
+    if not any(words[end : end + 1]) or words[end:] == [MODULE]:
         parse_line(shlex.join(words[:end]), **declared)  # an option may have taken the script for its value
         raise OptionsError(
             "there is no script: write its path, or -m and a module, after the options, and its arguments after that"
