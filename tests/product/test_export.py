@@ -464,6 +464,7 @@ def test_a_cell_of_another_library_than_torch_is_not_a_script_for_torchrun(book:
         ("", "%distributed_export NAME SCRIPT.py needs the name of a Results or Run"),
         ("got", "%distributed_export NAME SCRIPT.py needs the name of a Results or Run"),
         ("got train", "train is not the name of a Python script: write NAME.py"),
+        ("got .py", ".py is not the name of a Python script: write NAME.py"),
         ("nothing train.py", "there is no run nothing in this notebook"),
         ("got /nowhere/train.py", "/nowhere/train.py cannot be written: No such file or directory"),
         ("got folder.py", "folder.py is a folder: write the name of a script in it"),

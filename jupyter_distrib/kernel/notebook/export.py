@@ -511,7 +511,7 @@ def _names_in(code: object) -> set[str]:
 
 def check_path(path: str) -> None:
     """Raise `OptionsError` for a path that does not name a Python script."""
-    if not path.endswith(".py"):
+    if os.path.splitext(path)[1] != ".py":
         raise OptionsError(f"{path} is not the name of a Python script: write NAME.py")
     if os.path.isdir(os.path.expanduser(path)):
         raise OptionsError(f"{path} is a folder: write the name of a script in it")
