@@ -34,7 +34,8 @@ def test_a_model_that_is_the_same_is_told_as_such(book: Notebook) -> None:
 
     assert book.ok("%distributed_diff model").result == "model is the same on ranks 0-2: 4 tensors and numbers"
     assert "optimizer is the same" in book.ok("%distributed_diff optimizer").result
-    assert "step is the same" in book.ok("%distributed_diff step").result
+    assert "step is the same" in book.ok("%distributed_diff 'step'  # of the training").result
+    assert "the line is %distributed_diff NAME" in book.fails("%distributed_diff model step").evalue
 
 
 def test_a_difference_is_named_with_its_ranks_and_its_first_element(book: Notebook) -> None:

@@ -181,7 +181,7 @@ def _sampled(run: Run, ranks: set[int]) -> FlameGraph:
 
 def compare_ranks(line: str, notebook: Mapping[str, object]) -> Differences:
     """Return how the value of a name differs between the ranks that keep it. Raises `DistributedError`."""
-    name = line.strip()
+    name = magic_requests.parse_diff(line)
     value = notebook.get(name)
     if not isinstance(value, RankValue):
         kept = sorted(each for each, held in notebook.items() if each[:1] != "_" and isinstance(held, RankValue))

@@ -1,5 +1,5 @@
-"""The requests of the line magics, parsed: `%distributed_status`, `_logs`, `_stack`, `_debug`, `_attach`, `_export`,
-`_tour`, `_compat`, `_pool`. Kernel side, no state.
+"""The requests of the line magics, parsed: `%distributed_status`, `_logs`, `_stack`, `_diff`, `_debug`, `_attach`,
+`_export`, `_tour`, `_compat`, `_pool`. Kernel side, no state.
 
 logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 """
@@ -99,6 +99,11 @@ def parse_logs(line: str) -> LogsRequest:
 def parse_stack(line: str) -> str | None:
     """Parse `%distributed_stack [RUN]`; return the run's id, or None for the last run."""
     return next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None)
+
+
+def parse_diff(line: str) -> str:
+    """Parse `%distributed_diff NAME`; return an empty string without a name."""
+    return next(iter(_few(line, "%distributed_diff NAME", (), 1).positionals), "")
 
 
 def parse_tour(line: str) -> None:
