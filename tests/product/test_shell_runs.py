@@ -82,6 +82,9 @@ def test_a_detached_run_is_listed_followed_and_attached_with_the_status_of_its_e
     assert (attached.returncode, "LookupError: nothing there" in attached.stderr) == (1, True)
     wait_until(lambda: statuses()[run]["state"] == "failed")
     assert shell("logs", run).stdout == "--- rank 0\nbegun\ngoes\n--- rank 1\nbegun\ngoes\n"
+    nothing = shell("logs", "--rank", "7", run)
+    assert nothing.stdout == ""
+    assert nothing.stderr.endswith(" has printed nothing; there is output of ranks 0-1.\n")
 
 
 def test_a_run_of_a_notebook_that_waits_for_it_is_followed_and_stopped(book: Notebook, tmp_path: Path) -> None:

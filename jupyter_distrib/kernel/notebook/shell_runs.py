@@ -24,7 +24,7 @@ from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.options import Arguments, Option, parse_arguments, rank, switch
 from jupyter_distrib.system import record_file
-from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.system.formatting import duration, rank_list
 
 DONE, FAILED, NOT_KNOWN, INTERRUPTED = 0, 1, 3, 130
 LOOK_EVERY_S = 0.2
@@ -95,11 +95,22 @@ def _logs(name: str | None, arguments: Arguments, session: Session) -> int:
     if as_json:
         logs = {str(number): without_codes(text) for number, text in texts.items()}
         _print([json_lines.line({"run": run.run, "state": run.state, "logs": logs})])
+    elif not any(texts.values()):
+        print(_why_nothing(run, only), file=sys.stderr)
     elif only is not None:
         print(texts[only], end="")
     else:
         print("".join(f"--- rank {number}\n{text}" for number, text in texts.items()), end="")
     return DONE
+
+
+def _why_nothing(run: MachineRun, only: int | None) -> str:
+    so_far = " so far" if run.active else ""
+    if only is None:
+        return f"run {run.run} ({run.label}) has printed nothing{so_far}."
+    others = [number for number in run.logged_ranks() if number != only]
+    there = f"; there is output of {rank_list(others)}" if others else ""
+    return f"rank {only} of run {run.run} ({run.label}) has printed nothing{so_far}{there}."
 
 
 def _text(run: MachineRun, number: int) -> str:
