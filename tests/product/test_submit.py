@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,19 @@ def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Note
     assert book.ok("[run.wait_ended(20) for run in runs], {run.state for run in runs}").result == (
         "([True, True], {'interrupted'})"
     )
+
+
+def test_a_run_whose_ranks_are_stopped_while_they_start_says_so(book: Notebook) -> None:
+    book.ok("%distributed_pool stop")
+    told = book.ok(
+        "from jupyter_distrib.kernel.session import session\n"
+        "job = work.submit(3)\n"
+        "while not session.current().pools.groups('four'): pass\n"
+        "print(job.id)\n%distributed_pool stop"
+    )
+    assert re.search(r"(\S+)\nRun \1 of work\(3\) was ended with its ranks\.\n", told.stdout), told.text
+    ended = book.fails("job.result()")
+    assert ended.evalue == "the ranks were stopped from this notebook while they were starting."
 
 
 def test_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run(book: Notebook) -> None:

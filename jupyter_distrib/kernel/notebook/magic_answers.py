@@ -23,6 +23,7 @@ from jupyter_distrib.kernel.notebook.magic_requests import PoolRequest
 from jupyter_distrib.kernel.notebook.status import PoolTable
 from jupyter_distrib.kernel.notebook.sweep import SweepRuns
 from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
+from jupyter_distrib.kernel.session.pools.connection import GroupState
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
 from jupyter_distrib.kernel.session.rank_differences import Differences
 from jupyter_distrib.kernel.session.runs import json_lines
@@ -55,13 +56,19 @@ def change_pools(line: str) -> PoolTable:
 @contextmanager
 def _saying_what_ends(current: Session, pool: str) -> Iterator[None]:
     """Print which runs the block ends with their ranks."""
-    running = [(group, run) for group in current.pools.groups(pool) if (run := group.executing) is not None]
+    pools = current.pools
+    running = [(group, run) for group in pools.groups(pool) if (run := group.executing) is not None]
+    starting = [start for start in pools.starts if start.pool == pool and start.run]
+    opening = [group for group in pools.groups(pool) if group.state is GroupState.OPENING]
     try:
         yield
     finally:
-        left = current.pools.groups(pool)
-        for run in (run for group, run in running if group not in left):
-            print(f"Run {run.id} of {run.record.label} was ended with its ranks.")
+        left = pools.groups(pool)
+        ended = [(run.id, run.record.label) for group, run in running if group not in left]
+        if opening and not set(opening).intersection(left):
+            ended += [(start.run, start.label) for start in starting]
+        for run_id, label in ended:
+            print(f"Run {run_id} of {label} was ended with its ranks.")
 
 
 def _change(current: Session, request: PoolRequest, name: str) -> None:

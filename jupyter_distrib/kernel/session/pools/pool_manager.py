@@ -501,7 +501,7 @@ class PoolManager:
         """End the ranks of a group; a run on them ends, and its output says from where they were stopped."""
         with interrupts.Uninterrupted():
             group.connection.groups.pop(group.name, None)
-            group.close("it was stopped")
+            group.close(f"the ranks were stopped from {by} while they were starting.")
             group.connection.node.send(m.CloseWorkerGroup(group=group.name, reason=f"its ranks were stopped from {by}"))
         self._on_change()
 
@@ -512,7 +512,7 @@ class PoolManager:
             for group in list(connection.groups.values()):
                 if connection.runs and not (group.executing and group.executing.detached):
                     self.close_group(group)
-                group.close("the extension was unloaded")
+                group.close("the extension was unloaded while the ranks were starting.")
             connection.leave()
 
 
