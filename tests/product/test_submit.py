@@ -39,6 +39,7 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
 def test_eight_calls_over_four_slots_keep_their_order_in_one_view(book: Notebook) -> None:
     book.ok("sweep = [work.submit(number, 'go') for number in range(8)]")
     assert book.ok("sweep[7].state, sweep[7].place").result == "('queued', 4)"
+    assert "is queued: only ranks that execute a cell have a stack" in book.fails("%distributed_stack").evalue
     assert book.ok("len(runs(active=True)), runs(active=False)").result == "(8, [])"
     book.ok("open('go', 'w').close()")
 

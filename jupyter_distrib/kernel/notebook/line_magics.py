@@ -126,6 +126,8 @@ class LineMagics(Magics):
         run = magic_answers.run_named(magic_requests.parse_stack(line), self.shell.user_ns)
         if run.done():
             raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
+        if run.state in ("queued", "starting"):
+            raise PoolError(f"run {run.id} is {run.state}: only ranks that execute a cell have a stack.")
         seen = run.stacks()
         if not seen and not run.done():
             raise PoolError(f"no rank of run {run.id} has answered; perhaps they have not started the cell yet.")
