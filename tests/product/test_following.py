@@ -44,6 +44,7 @@ def test_followed_logs_give_each_line_as_it_comes_and_end_with_the_run(book: Not
     for limit in ("timeout=0.01", "timeout_s=0.01", "0.01"):
         waited = book.fails(f"job.result({limit})")
         assert (waited.ename, "has not ended after 0.01 s" in waited.evalue) == ("TimeoutError", True), waited.text
+    assert "use result(timeout=3)" in book.fails("job.wait(3)").evalue
     followed = book.ok(
         "lines = job.logs(1, follow=True)\nseen = [next(lines)]\nstill = job.done()\nopen(go, 'w').close()\n"
         "seen += lines\nprint(seen, still, job.done())"

@@ -423,6 +423,8 @@ class Run:
         if view is None:
             self.wait_ended(None)
             return
+        if not hasattr(view, "wait_for_news"):  # as an observer it would end the thread that reads the pool's events
+            raise TypeError(f"wait takes no limit of time: use result(timeout={view!r}), after which the run goes on")
         self.observers.add(view)
         self._draw(view)
         while not self.done():
