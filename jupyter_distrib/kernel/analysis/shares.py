@@ -55,7 +55,8 @@ class Shares(Mapping[int, Mapping[str, float]]):
         )
 
     def __getitem__(self, rank: int) -> Mapping[str, float]:
-        parts = self.seconds[rank]
+        if (parts := self.seconds.get(rank)) is None:
+            raise KeyError(f"there are no shares of rank {rank}; there are those of: {[*self.seconds] or 'none'}")
         total_s = sum(parts.values()) or 1.0
         return {name: seconds / total_s for name, seconds in parts.items()}
 

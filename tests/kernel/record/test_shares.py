@@ -29,6 +29,8 @@ def test_what_a_rank_spends_in_collectives_beyond_the_last_one_is_waiting() -> N
     assert shares[0]["moving"] == pytest.approx(0.05)
     assert shares[0]["waiting"] == pytest.approx(0.15)
     assert shares[1]["waiting"] == 0
+    with pytest.raises(KeyError, match=r"no shares of rank 7; there are those of: \[0, 1\]"):
+        shares[7]
     assert all(sum(shares[rank].values()) == pytest.approx(1) for rank in shares)
     assert list(shares[0]) == list(PARTS)
 
