@@ -133,6 +133,19 @@ def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Note
     )
 
 
+def test_an_event_loop_may_be_closed_before_the_run_ends_for_which_it_waited(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 1 --keep here\nhere = 5")
+    book.ok(
+        "import asyncio, threading\njob = work.submit(3, 'go')\n"
+        "async def wait():\n    try: await asyncio.wait_for(job, 0.1)\n    except TimeoutError: print('too late')\n"
+        "thread = threading.Thread(target=asyncio.run, args=(wait(),))\nthread.start()\nthread.join()"
+    )
+    ended = book.ok("open('go', 'w').close()\njob.result(timeout=20)")
+    assert (ended.result, "Traceback" in ended.text) == ("rank 0: 3", False), ended.text
+    later = book.ok("time.sleep(0.2)\nprint(here[0])")
+    assert (later.stdout, later.stderr) == ("5\n", "")
+
+
 def test_a_run_whose_ranks_are_stopped_while_they_start_says_so(book: Notebook) -> None:
     book.ok("%distributed_pool stop")
     told = book.ok(

@@ -245,7 +245,12 @@ class Run:
         """
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        self.call_at_end(lambda: loop.call_soon_threadsafe(ended.set))
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and with it the task that waited
+                loop.call_soon_threadsafe(ended.set)
+
+        self.call_at_end(wake)
         yield from ended.wait().__await__()
         try:
             return self.result()
