@@ -94,7 +94,7 @@ class ModuleGlobals(dict[str, object]):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    dispatch_table = definitions.DISPATCH_TABLE.new_child(standard_objects.LOCKS)
+    dispatch_table = definitions.DISPATCH_TABLE.new_child(standard_objects.BOTH_WAYS)
 
     def __init__(self, file: Any, tensors: Tensors, buffers: list[memoryview] | None) -> None:
         """Prepare to write to `file`, with large buffers in `buffers`; if that is None, everything goes to `file`."""

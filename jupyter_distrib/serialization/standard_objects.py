@@ -221,17 +221,16 @@ def new_accessor(cls: Any, functions: tuple[Any, ...]) -> Any:
 
 
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
-LOCKS: dict[type, Callable[[Any], Any]] = {_LOCK: _lock, _RLOCK: _lock}
-"""The functions that reduce locks, for kernel and ranks."""
+BOTH_WAYS: dict[type, Callable[[Any], Any]] = {_LOCK: _lock, _RLOCK: _lock, memoryview: _view}
+"""The functions that reduce an object for a rank and for the kernel, by its class."""
 FORMS: dict[type, Callable[[Any], Any]] = {
-    **LOCKS,
+    **BOTH_WAYS,
     io.BufferedReader: _file,
     io.BufferedWriter: _written,
     io.BufferedRandom: _written,
     contextvars.ContextVar: _variable,
     threading.local: _local,
     ctypes.CDLL: _shared_library,
-    memoryview: _view,
 }
 """The functions that reduce an object for a rank, by its class."""
 _BASES = threading.local, ctypes.CDLL

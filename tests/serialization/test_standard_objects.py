@@ -197,6 +197,18 @@ def test_a_view_is_one_over_the_same_memory(kernel: Kernel) -> None:
     assert data[0] == 0, "the notebook's own stays as it was"
 
 
+def test_a_view_comes_back_as_one_of_the_same_numbers(kernel: Kernel) -> None:
+    numbers, fixed, part, table = kernel.run("""
+        import array
+        data = array.array("d", [1.5, 2.5])
+        (memoryview(data), memoryview(b"abc"), memoryview(bytearray(b"abcdef"))[::2],
+         memoryview(array.array("i", range(6))).cast("B").cast("i", (2, 3)))""")
+    assert (numbers.tolist(), numbers.readonly) == ([1.5, 2.5], False)
+    assert (fixed.tobytes(), fixed.readonly) == (b"abc", True)
+    assert part.tobytes() == b"ace"
+    assert table.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 def test_accessors_of_the_users_own_classes_are_sent_and_come_back(kernel: Kernel) -> None:
     source = """
         import threading
