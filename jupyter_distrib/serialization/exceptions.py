@@ -27,9 +27,22 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
             copy = unpack_value(packed.data, packed.buffers)
         except Exception:  # noqa: BLE001, S112 - foreign code; the next form may work
             continue
-        if type(copy) is type(error) and (is_last or reason_of(copy) == reason_of(error)):
+        if type(copy) is type(error) and (reason_of(copy) == reason_of(error) or (is_last and _has_text(copy, error))):
             return packed
     return None
+
+
+def _has_text(copy: BaseException, error: BaseException) -> bool:
+    """Return whether the copy can be shown, or the original cannot either: its `__str__` may need what is left out."""
+    return not _fails_in_str(copy) or _fails_in_str(error)
+
+
+def _fails_in_str(error: BaseException) -> bool:
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001 - the user's `__str__`
+        return True
+    return False
 
 
 class _Rebuilt:

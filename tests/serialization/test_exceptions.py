@@ -73,6 +73,18 @@ class StrFails(Exception):
         raise RuntimeError("in str")
 
 
+def test_an_exception_whose_text_needs_what_cannot_be_pickled_is_none() -> None:
+    assert exceptions.pack_exception(NeedsAll("node-3"), by_value=False, run="") is None
+
+
+class NeedsAll(Exception):
+    def __init__(self, host: str) -> None:
+        self.connection = (each for each in [host])
+
+    def __str__(self) -> str:
+        return f"lost the {self.connection.__name__}"
+
+
 def test_an_exception_for_which_there_is_no_way_is_none() -> None:
     class NoWay(Exception):
         lock = (i for i in ())
