@@ -134,8 +134,9 @@ def to_exception(
 ) -> BaseException:
     """Return the exception to raise in the cell: the root's own object if it can be unpacked.
 
-    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
-    `except` block: IPython prints raw frames for an exception with an exception group in its context.
+    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), unless the user's class has such names, and
+    renders itself. Raise it outside of any `except` block: IPython prints raw frames for an exception with an exception
+    group in its context.
     """
     paint = Paint(bold)
     number = cause(record)
@@ -226,9 +227,17 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
     }
     if isinstance(exception, RankLost | RunTimeout):
         lines = [*lines, f"More: {exception.page}"]
-    # Not setattr: the user's class may forbid it (a frozen dataclass does).
-    exception.__dict__.update(rank=rank, failures=failures, _render_traceback_=Rendering(lines=tuple(lines)))
+    add_attributes(exception, rank=rank, failures=failures)
+    exception.__dict__["_render_traceback_"] = Rendering(lines=tuple(lines))
     return exception
+
+
+def add_attributes(exception: BaseException, **values: object) -> None:
+    """Set attributes of an exception, but none that it has already: the user's class may have a `rank` or `results` of
+    its own."""
+    taken = {name for names in (exception, *type(exception).__mro__) for name in vars(names)}
+    # Not setattr: the user's class may forbid it (a frozen dataclass does).
+    exception.__dict__.update({name: value for name, value in values.items() if name not in taken})
 
 
 def _object(failure: m.Failure, unpack: Unpack) -> BaseException:

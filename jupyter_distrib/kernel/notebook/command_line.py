@@ -126,7 +126,8 @@ def _outside(frames: TracebackType | None) -> TracebackType | None:
 def _status(error: BaseException) -> int:
     """Return the status of a script that failed: its own status, 128 plus the signal's number if a signal killed it,
     else 1."""
-    failure = getattr(error, "failures", {}).get(getattr(error, "rank", None))
+    failures, rank = getattr(error, "failures", None), getattr(error, "rank", None)
+    failure = failures.get(rank) if isinstance(failures, dict) and isinstance(rank, int) else None
     if (code := getattr(failure, "code", None)) is not None:
         return int(code)
     if (code := getattr(failure, "exit_code", None)) is not None:

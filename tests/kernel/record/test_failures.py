@@ -14,6 +14,7 @@ import pytest
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
 from jupyter_distrib.kernel.analysis.failures import (
+    add_attributes,
     cause,
     in_brief,
     remote_error,
@@ -341,6 +342,23 @@ def test_the_users_own_object_is_raised() -> None:
     exception = to_exception(a_record(failed(2, failure)), unpickled, source_of, 1.0)
     assert isinstance(exception, FileNotFoundError)
     assert (exception.filename, exception.rank, exception.failures) == ("a.txt", 2, {2: failure})  # type: ignore[attr-defined]
+
+
+class Evaluated(Exception):
+    failures = 0
+
+    def __init__(self, rank: str) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def test_attributes_that_the_users_class_has_stay_as_they_are() -> None:
+    failure = m.Failure(type_name="Evaluated", message="gold", parcel=parcel_of(Evaluated("gold")))
+    exception = to_exception(a_record(failed(0, failure)), unpickled, source_of, 12.0)
+    assert isinstance(exception, Evaluated)
+    assert (exception.rank, exception.failures) == ("gold", 0)
+    add_attributes(exception, rank=1, results=[2])
+    assert (exception.rank, exception.results) == ("gold", [2])  # type: ignore[attr-defined]
 
 
 def test_the_object_still_pickles_with_its_rendering() -> None:

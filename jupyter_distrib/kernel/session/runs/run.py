@@ -540,7 +540,7 @@ class Run:
             self._seen = weakref.ref(results)
             return results if self.of_function or any(value is not None for value in results) else None
         with suppress(AttributeError, TypeError):
-            exception.__dict__["results"] = results
+            failures.add_attributes(exception, results=results)
         raise exception
 
     def _exception(self) -> BaseException:
