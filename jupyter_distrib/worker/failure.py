@@ -86,19 +86,12 @@ def describe(
     groupless: str = ADD_STRATEGY,
     depth: int = 0,
 ) -> m.Failure:
-    """Return the description of an exception, without the object.
+    """Return the description of an exception, its cause and its context, each with its object pickled.
 
     For `absent` see `Cell`; `groupless` is a note for an exception about a missing process group.
     """
     absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
-    packed = exceptions.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
-    parcel = None
-    if packed is not None:
-        parcel, fd = payload.to_parcel(packed)
-        if fd is not None:  # for an exception that carries megabytes, only its text is sent
-            os.close(fd)
-            parcel = None
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return m.Failure(
         type_name=name,
@@ -115,12 +108,24 @@ def describe(
             *_story(error, absent),
             *_plain_model(error),
         ),
-        parcel=parcel,
+        parcel=_parcel_of(error, by_value=by_value, run=run),
         cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
         if cause and depth < _MAX_CAUSES
         else None,
+        during=cause is not None and error.__cause__ is None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,
     )
+
+
+def _parcel_of(error: BaseException, *, by_value: bool, run: str) -> m.Parcel | None:
+    packed = exceptions.pack_exception(error, by_value=by_value, run=run)
+    if packed is None:
+        return None
+    parcel, fd = payload.to_parcel(packed)
+    if fd is None:
+        return parcel
+    os.close(fd)  # for an exception that carries megabytes, only its text is sent
+    return None
 
 
 def groupless(strategy: str, *, everyone: bool) -> str:

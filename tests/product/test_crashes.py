@@ -354,6 +354,24 @@ def test_the_cause_of_an_exception_is_shown_before_it(shared_notebook: Notebook)
     assert outcome.traceback.index("KeyError: 'missing'") < outcome.traceback.index("RuntimeError: no config")
 
 
+@pytest.mark.parametrize(
+    ("how", "holds"),
+    [
+        ("from error", "(RuntimeError('b'), KeyError('a'), KeyError('a'), True)"),
+        ("", "(RuntimeError('b'), None, KeyError('a'), False)"),
+        ("from None", "(RuntimeError('b'), None, None, False)"),
+    ],
+)
+def test_an_exception_has_its_cause_in_the_notebook(shared_notebook: Notebook, how: str, holds: str) -> None:
+    body = f"try:\n    raise KeyError('a')\nexcept KeyError as error:\n    raise RuntimeError('b') {how}"
+    outcome = shared_notebook.cell(
+        f"try:\n    get_ipython().run_cell_magic('distributed', '--ranks 2', {body!r})\n"
+        "except RuntimeError as error:\n    caught = error\n"
+        "caught, caught.__cause__, caught.__context__, caught.__suppress_context__"
+    )
+    assert outcome.result == holds, outcome.text
+
+
 @pytest.mark.versions
 def test_a_traceback_that_passes_through_a_library_shows_the_users_line_and_the_librarys(
     shared_notebook: Notebook,

@@ -241,18 +241,40 @@ def add_attributes(exception: BaseException, **values: object) -> None:
 
 
 def _object(failure: m.Failure, unpack: Unpack) -> BaseException:
-    """Return the user's exception object, or a stand-in that carries its name."""
-    original: BaseException | None = None
-    if failure.parcel is not None:
-        try:
-            original = unpack(failure.parcel)
-        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
-            original = None
-    if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
-        return original
-    stand_in = remote_error(failure.type_name, failure.message)
-    stand_in.__dict__["original"] = original
-    return stand_in
+    """Return the user's exception object, or a stand-in that carries its name, with its cause and context."""
+    original = _unpacked(failure, unpack)
+    if original is None or isinstance(original, _SHOWN_ANOTHER_WAY) or not hasattr(original, "__dict__"):
+        exception: BaseException = remote_error(failure.type_name, failure.message)
+        exception.__dict__["original"] = original
+    else:
+        exception = original
+    for each in (exception, original):
+        if each is not None:
+            _add_cause(each, failure, unpack)
+    return exception
+
+
+def _unpacked(failure: m.Failure, unpack: Unpack) -> BaseException | None:
+    try:
+        return unpack(failure.parcel) if failure.parcel is not None else None
+    except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
+        return None
+
+
+def _add_cause(exception: BaseException, failure: m.Failure, unpack: Unpack) -> None:
+    """Give an exception its `__cause__` and `__context__`, as Python's `raise` does.
+
+    A group among them is a stand-in, since IPython would print raw frames for an exception with one in its context.
+    """
+    while (inner := failure.cause) is not None:
+        cause = _unpacked(inner, unpack)
+        if cause is None or isinstance(cause, BaseExceptionGroup):
+            cause = remote_error(inner.type_name, inner.message)
+        # The class of the user may forbid to set attributes.
+        BaseException.__setattr__(exception, "__context__", cause)
+        if not failure.during:
+            BaseException.__setattr__(exception, "__cause__", cause)
+        exception, failure = cause, inner
 
 
 # ---------------------------------------------------------------------------------------------------- a dead process

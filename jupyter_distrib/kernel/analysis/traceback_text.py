@@ -78,6 +78,10 @@ class Paint:
         return f"\x1b[1m{text}\x1b[22m" if self.bold else text
 
 
+_FROM = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
+
+
 def chain(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
     """Return the lines of the failure, after those of its cause."""
     lines: list[str] = []
@@ -86,7 +90,7 @@ def chain(failure: m.Failure, source_of: SourceOf, paint: Paint, header: str) ->
         if inner.cause is not None:
             lines.append(f"(first: {clipped(headline(inner.cause), 200)})")
         lines += [*frame_lines(user_frames(inner.frames)[-1:], source_of, paint), *_conclusion(inner, paint), ""]
-        lines += ["The above exception was the direct cause of the following exception:", ""]
+        lines += [_DURING if failure.during else _FROM, ""]
     return [*lines, *opening(failure, source_of, paint, header), *_conclusion(failure, paint)]
 
 

@@ -124,6 +124,8 @@ class Failure:
     """The exception object, for the kernel to raise as its own type; None if it cannot be pickled."""
     cause: Failure | None = None
     """The failure that it was raised from (`__cause__`, or `__context__` unless suppressed)."""
+    during: bool = False
+    """Whether `cause` is only the `__context__`: this exception was raised while `cause` was being handled."""
     code: int | None = None
     """The requested exit status of a `SystemExit`."""
 

@@ -300,6 +300,8 @@ def test_what_an_exception_was_raised_from_and_its_notes_are_shown() -> None:
     text = shown(a_record(failed(0, outer)))
     assert "ValueError: bad\n\nThe above exception was the direct cause of the following exception:\n\nTrain" in text
     assert "TrainError: no\nhint: try\nRank 0 raised it" in text
+    handled = shown(a_record(failed(0, replace(outer, during=True))))
+    assert "During handling of the above exception, another exception occurred:" in handled
 
 
 def test_a_very_long_message_is_cut() -> None:
@@ -342,6 +344,20 @@ def test_the_users_own_object_is_raised() -> None:
     exception = to_exception(a_record(failed(2, failure)), unpickled, source_of, 1.0)
     assert isinstance(exception, FileNotFoundError)
     assert (exception.filename, exception.rank, exception.failures) == ("a.txt", 2, {2: failure})  # type: ignore[attr-defined]
+
+
+def test_the_users_own_object_has_the_cause_that_it_was_raised_from() -> None:
+    first = m.Failure(type_name="ExceptionGroup", message="g", parcel=parcel_of(ExceptionGroup("g", [OSError()])))
+    second = m.Failure(type_name="KeyError", message="'k'", parcel=parcel_of(KeyError("k")), cause=first, during=True)
+    failure = m.Failure(type_name="LookupError", message="", parcel=parcel_of(LookupError()), cause=second)
+    exception = to_exception(a_record(failed(0, failure)), unpickled, source_of, 1.0)
+    cause = exception.__cause__
+    assert (type(exception), repr(cause), exception.__context__) == (LookupError, "KeyError('k')", cause)
+    assert cause is not None
+    assert (type(cause.__context__).__name__, cause.__cause__) == ("ExceptionGroup", None)
+    assert isinstance(
+        cause.__context__, RemoteError
+    )  # for IPython, which shows no exception with a group in its context
 
 
 class Evaluated(Exception):
