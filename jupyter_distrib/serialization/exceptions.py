@@ -51,12 +51,21 @@ class _Rebuilt:
     def __init__(self, error: BaseException, *, strict: bool) -> None:
         args, state = builtin_arguments(error), vars(error)
         if not strict:
-            args = tuple(arg if _is_picklable(arg) else short_repr(arg) for arg in args)
+            args = _picklable_arguments(error, args)
             state = {name: value for name, value in state.items() if _is_picklable(value)}
         self._parts = type(error), args, state
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild_exception, self._parts
+
+
+def _picklable_arguments(error: BaseException, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments, with a text in place of each that cannot be pickled; of a group, each part by itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.message, [
+            each if _is_picklable(each) else _Rebuilt(each, strict=False) for each in error.exceptions
+        ]
+    return tuple(arg if _is_picklable(arg) else short_repr(arg) for arg in args)
 
 
 def _is_picklable(value: object) -> bool:

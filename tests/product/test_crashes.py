@@ -372,6 +372,44 @@ def test_an_exception_has_its_cause_in_the_notebook(shared_notebook: Notebook, h
     assert outcome.result == holds, outcome.text
 
 
+GROUP = """
+from jupyter_distrib import distributed
+@distributed(ranks=2)
+def fail():
+    raise ExceptionGroup('several', [ValueError('a'), TypeError(i for i in 'b')])
+"""
+
+
+def test_code_of_the_notebook_catches_the_exceptions_of_a_group(shared_notebook: Notebook) -> None:
+    shared_notebook.ok(GROUP)
+    body = "raise ExceptionGroup('several', [ValueError('a'), TypeError('b')])"
+    for call in ("fail.distributed()", f"get_ipython().run_cell_magic('distributed', '--ranks 2', {body!r})"):
+        outcome = shared_notebook.cell(
+            f"caught = []\ntry:\n    {call}\nexcept* ValueError as error:\n    caught += error.exceptions + (error,)\n"
+            "except* TypeError as error:\n    caught += [len(error.exceptions)]\n"
+            "repr(caught), 'line ' in caught[1].__notes__[0]"
+        )
+        assert outcome.result.startswith("(\"[ValueError('a'), ExceptionGroup('several', [ValueError('a')]), 1]"), (
+            outcome.text
+        )
+        assert outcome.result.endswith("True)")
+    assert (
+        shared_notebook.cell(
+            "try:\n    fail.distributed()\nexcept ExceptionGroup as error:\n    n = error.rank in (0, 1)\nn"
+        ).result
+        == "True"
+    )
+
+
+def test_a_group_that_no_code_can_catch_is_shown_with_ranks_and_lines(shared_notebook: Notebook) -> None:
+    shared_notebook.ok(GROUP)
+    shared_notebook.ok("def calls(): fail.distributed()")
+    for call in ("fail.distributed()", "calls()"):
+        shown = shared_notebook.fails(call).traceback
+        assert "line 4, in fail(...)" in shown
+        assert "  1. ValueError: a" in shown
+
+
 @pytest.mark.versions
 def test_a_traceback_that_passes_through_a_library_shows_the_users_line_and_the_librarys(
     shared_notebook: Notebook,

@@ -57,6 +57,15 @@ def test_an_exception_keeps_its_type_without_what_cannot_be_pickled(kernel: Kern
     assert type(error) is LookupError
 
 
+def test_a_group_keeps_the_types_of_its_parts_without_what_cannot_be_pickled(kernel: Kernel) -> None:
+    _, error = kernel.reply(
+        "inner = ExceptionGroup('inner', [KeyError(i for i in ())])\nraise ExceptionGroup('g', [OSError('text'), inner])"
+    )
+    assert (type(error), error.message) == (ExceptionGroup, "g")
+    first, inner = error.exceptions
+    assert (repr(first), inner.message, type(inner.exceptions[0])) == ("OSError('text')", "inner", KeyError)
+
+
 def test_an_exception_of_the_cell_and_one_that_fails_in_str_come_back(kernel: Kernel) -> None:
     _, error = kernel.reply("class Mine(RuntimeError): pass\nraise Mine('m')")
     assert (type(error).__name__, str(error)) == ("Mine", "m")

@@ -131,12 +131,14 @@ def to_exception(
     elapsed_s: float,
     *,
     bold: bool = False,
+    as_group: bool = False,
 ) -> BaseException:
     """Return the exception to raise in the cell: the root's own object if it can be unpacked.
 
-    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), unless the user's class has such names, and
-    renders itself. Raise it outside of any `except` block: IPython prints raw frames for an exception with an exception
-    group in its context.
+    With `as_group` this may be an exception group, which IPython would show with frames of ours; else a stand-in takes
+    its place. The exception has `.rank` (the root) and `.failures` (rank -> `Failure` or `Exited`), unless the user's
+    class has such names, and renders itself. Raise it outside of any `except` block: IPython prints raw frames for an
+    exception with an exception group in its context.
     """
     paint = Paint(bold)
     number = cause(record)
@@ -156,7 +158,10 @@ def to_exception(
         return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
     lines = chain(root.failure, source_of, paint, _header(record, alike))
     lines.append(_raised_by(alike, elapsed_s))
-    exception = _object(root.failure, unpack)
+    exception = _object(root.failure, unpack, as_group=as_group)
+    if isinstance(exception, BaseExceptionGroup):
+        place = _where(root.failure.frames, source_of)
+        exception.add_note(_raised_by(alike, elapsed_s) + (f" {place}" if place else ""))
     return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
 
 
@@ -240,10 +245,12 @@ def add_attributes(exception: BaseException, **values: object) -> None:
     exception.__dict__.update({name: value for name, value in values.items() if name not in taken})
 
 
-def _object(failure: m.Failure, unpack: Unpack) -> BaseException:
+def _object(failure: m.Failure, unpack: Unpack, *, as_group: bool) -> BaseException:
     """Return the user's exception object, or a stand-in that carries its name, with its cause and context."""
     original = _unpacked(failure, unpack)
-    if original is None or isinstance(original, _SHOWN_ANOTHER_WAY) or not hasattr(original, "__dict__"):
+    is_group = as_group and isinstance(original, BaseExceptionGroup)
+    is_shown = is_group or not isinstance(original, _SHOWN_ANOTHER_WAY)
+    if original is None or not is_shown or not hasattr(original, "__dict__"):
         exception: BaseException = remote_error(failure.type_name, failure.message)
         exception.__dict__["original"] = original
     else:

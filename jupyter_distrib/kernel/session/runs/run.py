@@ -29,7 +29,7 @@ from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.runs import interrupt_presses
+from jupyter_distrib.kernel.session.runs import handlers, interrupt_presses
 from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
 from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.runs.program import Program
@@ -552,7 +552,8 @@ class Run:
             return failures.to_timeout(record, record.limit_s, elapsed_s, source_of, self._in_words)
         if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
             return failures.to_interrupt(record, elapsed_s, source_of)  # stopped from elsewhere, or in the inline pool
-        return failures.to_exception(record, unpack_exception, source_of, elapsed_s, bold=True)
+        as_group = handlers.may_catch()
+        return failures.to_exception(record, unpack_exception, source_of, elapsed_s, bold=True, as_group=as_group)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a run belongs to the notebook that began it: pickle `.result()`, or what else is read of it")
