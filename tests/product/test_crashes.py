@@ -218,11 +218,16 @@ class WithTwo(KeyError):
     def __init__(self, a, b):
         super().__init__(a)
         self.b = b
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
 """
 RAISES = {
     "WithInit": ("WithInit(7, reason='late')", "caught.code == 7 and caught.reason == 'late'", "7: late"),
     "WithLock": ("WithLock('held')", "True", "held"),
     "WithBadStr": ("WithBadStr()", "True", "WithBadStr"),
+    "Frozen": ("Frozen(3)", "caught.code == 3", "3"),
     "WithTwo": ("WithTwo('key', 2)", "caught.b == 2", "key"),
 }
 

@@ -56,7 +56,7 @@ class KeptFailure:
         failure, self._failure = self._failure, None
         if failure is not None:
             command, names = failure.command, failure.module.__dict__
-            failure.error.__traceback__ = None
+            BaseException.with_traceback(failure.error, None)  # the class may forbid to set attributes
             del failure
             self._cleanup.after(command, names)
             if self._cleanup.is_urgent or not open_files.has_room(_ROOM):

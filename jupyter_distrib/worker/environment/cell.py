@@ -83,7 +83,7 @@ def execute(
     code = compile(tree, cell.filename, "exec", flags=flags, dont_inherit=True)
     code = adapted(code)
     if cell.timed:
-        with timing.print_times():
+        with timing.PrintedTimes():
             _execute(code, namespace, repair)
     else:  # not a context manager: an interrupt that C code has held up would be raised in it, not in the cell
         _execute(code, namespace, repair)

@@ -1,7 +1,7 @@
 """Ends a script as Python ends a program, but on a rank that stays: waits for the script's threads and processes, calls
 its exit handlers, and writes what is still in the buffers of its files. Rank's main thread.
 
-    with script_end.watched() as ending:   `atexit.register` notes the script's handlers
+    with script_end.ScriptEnd() as ending: `atexit.register` notes the script's handlers
         ...                                the script
         ending.wait()                      if it has ended well
     script_end.flush_files()               in any case
@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
@@ -31,14 +31,37 @@ _OWN_ACTIVITIES = "threading", "multiprocessing.context", "multiprocessing.proce
 _FILES = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
 
 
+_register, _unregister, _begin_pool = atexit.register, atexit.unregister, ThreadPoolExecutor.__init__
+
+
 class ScriptEnd:
-    """The threads and exit handlers of one script."""
+    """The threads and exit handlers of one script: a context manager that notes what its block starts and registers."""
 
     def __init__(self) -> None:
         self._before = set(threading.enumerate())
         self.pools: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
         """Pools of threads that the script itself has made."""
         self._handlers: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
+
+    def __enter__(self) -> ScriptEnd:
+        replaced: Any = atexit
+        pools: Any = ThreadPoolExecutor
+
+        def begin_pool(pool: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
+            _begin_pool(pool, *arguments, **keywords)
+            if file_owner.is_users(sys._getframe(1).f_code.co_filename):  # noqa: SLF001 - as in `register`
+                self.pools.add(pool)
+
+        replaced.register, replaced.unregister = self.register, self.unregister
+        pools.__init__ = begin_pool
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        replaced: Any = atexit
+        pools: Any = ThreadPoolExecutor
+        replaced.register, replaced.unregister = _register, _unregister
+        pools.__init__ = _begin_pool
+        self.hand_over()
 
     def register(self, function: Callable[..., object], /, *arguments: Any, **keywords: Any) -> Callable[..., object]:
         """Register an exit handler, as `atexit.register` does."""
@@ -76,31 +99,6 @@ class ScriptEnd:
         """Leave the handlers that have not been called to the end of the rank."""
         for function, arguments, keywords in self._handlers:
             _register(function, *arguments, **keywords)
-
-
-_register, _unregister, _begin_pool = atexit.register, atexit.unregister, ThreadPoolExecutor.__init__
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[ScriptEnd]:
-    """Note what the block starts and registers."""
-    ending = ScriptEnd()
-
-    def begin_pool(pool: ThreadPoolExecutor, *arguments: Any, **keywords: Any) -> None:
-        _begin_pool(pool, *arguments, **keywords)
-        if file_owner.is_users(sys._getframe(1).f_code.co_filename):  # noqa: SLF001 - as above
-            ending.pools.add(pool)
-
-    replaced: Any = atexit
-    pools: Any = ThreadPoolExecutor
-    replaced.register, replaced.unregister = ending.register, ending.unregister
-    pools.__init__ = begin_pool
-    try:
-        yield ending
-    finally:
-        replaced.register, replaced.unregister = _register, _unregister
-        pools.__init__ = _begin_pool
-        ending.hand_over()
 
 
 def flush_files() -> None:

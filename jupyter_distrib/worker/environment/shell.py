@@ -46,7 +46,7 @@ class RankShell:
             code = compile(line, "<timed exec>", "eval")
         except SyntaxError:
             code = compile(line, "<timed exec>", "exec")
-        with timing.print_times():
+        with timing.PrintedTimes():
             return eval(code, self.user_ns)  # noqa: S307 - None for statements
 
     def _magic_timeit(self, line: str) -> timing.Timing | None:

@@ -14,8 +14,7 @@ import statistics
 import time
 import timeit
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -45,14 +44,16 @@ class Timing(NamedTuple):
         return f"{_shown(self.average)} ± {_shown(self.stdev)} per loop (mean ± std. dev. of {runs})"
 
 
-@contextmanager
-def print_times() -> Iterator[None]:
-    """Print at the end how long the block took."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    try:
-        yield
-    finally:
-        print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
+class PrintedTimes:
+    """A context manager that prints at the end how long the block took. It leaves an exception of the block as it is,
+    where `contextmanager` would set its `__traceback__`."""
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        print(f"CPU times: {cpu:.3g} s, wall time: {wall:.3g} s")
 
 
 def measure(line: str, names: dict[str, object]) -> Timing | None:

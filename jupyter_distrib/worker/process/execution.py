@@ -6,8 +6,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
@@ -201,7 +200,7 @@ class CellRunner:
 
     def _script(self, script: m.Cell, module: types.ModuleType, strategy: strategy_module.Strategy) -> None:
         """Run a script to the end that it has as a program. `sys.exit(0)` is such an end."""
-        with script_end.watched() as ending:
+        with script_end.ScriptEnd() as ending:
             try:
                 cell.execute(script, module.__dict__, strategy.adapted)
             except SystemExit as left:
@@ -216,68 +215,61 @@ class CellRunner:
     def _begin(
         self, parts: ExitStack, command: m.Execute, fds: list[int], module: types.ModuleType
     ) -> strategy_module.Strategy:
-        """Begin the parts of a cell. They end in the reverse order."""
+        """Begin the parts of a cell. They end in the reverse order.
+
+        None is a function with `contextmanager`: it would set the `__traceback__` of what the cell raises, which a
+        frozen dataclass forbids.
+        """
         expected = not command.unanswered and debugger_channel.is_expected(command.cell)
-        parts.enter_context(self._outputs())
+        parts.callback(self._close_outputs)
         self._prepare(command, fds, module)
         if expected:
-            parts.enter_context(self._endless_waits())
-        strategy = parts.enter_context(self._strategy(command, module.__dict__))
+            parts.callback(self._groups.wait_endlessly, on=False)
+            self._groups.wait_endlessly(on=True)  # one of the other ranks may stop in the debugger
+        strategy = self._begin_strategy(parts, command, module.__dict__)
         self._groups.arrived()
         self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
         parts.callback(end_of_cell.run_registered, ok=False)
         if command.profile:
-            parts.enter_context(self._profiler(command))
+            self._begin_profiler(parts, command)
         self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=expected)
         parts.callback(self._debugger.finish)
         self._control.reserve()
         self._repair.begin_cell()
         return strategy
 
-    @contextmanager
-    def _outputs(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if (reporter := identity.cell.reporter) is not None:
-                identity.cell.reporter = None
-                reporter.close()
-            displaying.close()
+    def _close_outputs(self) -> None:
+        if (reporter := identity.cell.reporter) is not None:
+            identity.cell.reporter = None
+            reporter.close()
+        displaying.close()
 
-    @contextmanager
-    def _endless_waits(self) -> Iterator[None]:
-        """Wait for other ranks without a limit: one of them may stop in the debugger."""
-        self._groups.wait_endlessly(on=True)
-        try:
-            yield
-        finally:
-            self._groups.wait_endlessly(on=False)
-
-    @contextmanager
-    def _strategy(self, command: m.Execute, names: dict[str, object]) -> Iterator[strategy_module.Strategy]:
+    def _begin_strategy(
+        self, parts: ExitStack, command: m.Execute, names: dict[str, object]
+    ) -> strategy_module.Strategy:
         strategy = identity.cell.strategy = self._load_strategy(command.setting.strategy)
-        run, ok = self._strategy_run(command, names), False
-        try:
-            strategy.begin(run)
-            yield strategy
-            ok = True
-        finally:
-            strategy.end(ok=ok)
+        run = self._strategy_run(command, names)
+
+        def end(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+            strategy.end(ok=kind is None)
             run.release()
 
-    @contextmanager
-    def _profiler(self, command: m.Execute) -> Iterator[None]:
+        parts.push(end)
+        strategy.begin(run)
+        return strategy
+
+    def _begin_profiler(self, parts: ExitStack, command: m.Execute) -> None:
         profiler = self._framework.profiler(command, self._messenger.send)
         if profiler is None:
             text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
             self._messenger.send(m.Noted(run=command.run, rank=self._order.rank, text=text))
-            yield
             return
+
+        def end(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+            profiler.end(stopped=self._interrupts.ended_cell(error))
+
         profiler.begin()
-        try:
-            yield
-        finally:
-            profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
+        parts.push(end)
 
     def _outcome(
         self,
