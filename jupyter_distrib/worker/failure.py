@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,7 @@ def describe(
         message=message,
         frames=frames_of(error.__traceback__),
         notes=(
+            *_wrong_line(error),
             *_notes(error),
             *_parts(error),
             *_cut_file(error, f"{name}: {message}"),
@@ -332,6 +334,13 @@ def _text_of(error: BaseException) -> str:
 
 def _notes(error: BaseException) -> list[str]:
     return [str(note) for note in getattr(error, "__notes__", ())]
+
+
+def _wrong_line(error: BaseException) -> Iterator[str]:
+    """Yield the file and the line that could not be compiled, as Python shows them: no frame is at that line."""
+    if isinstance(error, SyntaxError) and isinstance(error.text, str):
+        lines = traceback.format_exception_only(error)
+        yield from (line.rstrip() for line in itertools.takewhile(lambda line: line.startswith("  "), lines))
 
 
 def _parts(error: BaseException, before: str = "") -> Iterator[str]:

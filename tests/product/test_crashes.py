@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -375,6 +376,13 @@ def test_an_exception_has_its_cause_in_the_notebook(shared_notebook: Notebook, h
         "caught, caught.__cause__, caught.__context__, caught.__suppress_context__"
     )
     assert outcome.result == holds, outcome.text
+
+
+def test_the_line_of_a_module_that_cannot_be_compiled_is_shown(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "misspelt.py").write_text("x = 1\ndef load(:\n    pass\n")
+    shown = notebook.fails("%%distributed --ranks 2\nimport misspelt").traceback
+    assert "SyntaxError: invalid syntax (misspelt.py, line 2)\n  File " in shown
+    assert "    def load(:\n             ^\n" in shown
 
 
 GROUP = """
