@@ -13,6 +13,7 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.strategy import TrainingStrategy
@@ -23,6 +24,8 @@ from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.network_interfaces import gloo_hint, nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD, TOO_MANY_PROCESSES
 from jupyter_distrib.wire import messages as m
+
+T = TypeVar("T")
 
 _MAX_FRAMES = 60
 _MAX_CAUSES, _MAX_PARTS = 5, 10
@@ -292,10 +295,11 @@ def frames_of(traceback: types.TracebackType | None) -> tuple[m.Frame, ...]:
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
     # This package's frames only for its own errors.
-    return ends_of([frame_at(tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti) for tb in theirs or tracebacks])
+    shown = ends_of(theirs or tracebacks)  # first, since a cell may have set a limit of a million frames
+    return tuple(frame_at(tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti) for tb in shown)
 
 
-def ends_of(frames: Sequence[m.Frame]) -> tuple[m.Frame, ...]:
+def ends_of(frames: Sequence[T]) -> tuple[T, ...]:
     """Return the frames without the middle of a very deep stack."""
     if len(frames) > _MAX_FRAMES:
         return (*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :])

@@ -197,3 +197,27 @@ def test_other_attributes_have_no_hint(monkeypatch: pytest.MonkeyPatch, of: obje
 def test_without_a_strategy_for_training_a_model_has_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity.cell, "strategy", Strategy())
     assert failure.describe(attribute_error(nn.Linear(1, 1), "module"), run="r", by_value=False).notes == ()
+
+
+def test_only_the_frames_that_are_sent_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell may set a limit of a million frames before it recurses too deeply."""
+    looked_up = []
+    monkeypatch.setattr(failure.linecache, "getline", lambda name, line: looked_up.append(line) or "")
+    error: Exception | None = None
+    try:
+        _dig(300)
+    except ValueError as raised:
+        error = raised
+    assert error is not None
+    frames = failure.describe(error, run="", by_value=False).frames
+    assert len(frames) == len(looked_up) == 60
+    assert (frames[0].function, frames[-1].function) == (
+        test_only_the_frames_that_are_sent_are_looked_up.__name__,
+        "_dig",
+    )
+
+
+def _dig(depth: int) -> None:
+    if not depth:
+        raise ValueError
+    _dig(depth - 1)
