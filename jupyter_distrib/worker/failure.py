@@ -96,7 +96,9 @@ def describe(
     """
     absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    cause = error.__cause__  # which may be false, as an exception with a length is
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
     return m.Failure(
         type_name=name,
         message=message,
@@ -115,7 +117,7 @@ def describe(
         ),
         parcel=_parcel_of(error, by_value=by_value, run=run),
         cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
-        if cause and depth < _MAX_CAUSES
+        if cause is not None and depth < _MAX_CAUSES
         else None,
         during=cause is not None and error.__cause__ is None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,

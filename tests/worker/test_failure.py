@@ -221,3 +221,16 @@ def _dig(depth: int) -> None:
     if not depth:
         raise ValueError
     _dig(depth - 1)
+
+
+class Errors(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_cause_that_is_false_is_one() -> None:
+    error = ValueError()
+    error.__cause__ = Errors("first")
+    told = failure.describe(error, run="", by_value=False)
+    assert told.cause is not None
+    assert (told.cause.message, told.during) == ("first", False)
