@@ -328,18 +328,22 @@ def frame_at(code: types.CodeType, lineno: int | None, instruction: int) -> m.Fr
     )
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(error: object, what: str = "exception") -> str:
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a user's own __str__
-        return f"<str() of the exception failed with {type(broken).__name__}>"
+        return f"<str() of the {what} failed with {type(broken).__name__}>"
     return (
         text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}... ({len(text) - _MAX_MESSAGE} more characters)"
     )
 
 
 def _notes(error: BaseException) -> list[str]:
-    return [str(note) for note in getattr(error, "__notes__", ())]
+    try:
+        notes = getattr(error, "__notes__", ())
+    except Exception:  # noqa: BLE001 - a user's own attribute
+        return []
+    return [_text_of(note, "note") for note in (notes if isinstance(notes, list | tuple) else [notes])]
 
 
 def _wrong_line(error: BaseException) -> Iterator[str]:

@@ -234,3 +234,18 @@ def test_a_cause_that_is_false_is_one() -> None:
     told = failure.describe(error, run="", by_value=False)
     assert told.cause is not None
     assert (told.cause.message, told.during) == ("first", False)
+
+
+class Silent:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("notes", "told"), [([Silent(), "n"], ("<str() of the note failed with RuntimeError>", "n")), (5, ("5",))]
+)
+def test_notes_that_are_no_texts_do_not_hide_the_exception(notes: object, told: tuple[str, ...]) -> None:
+    error = ValueError("v")
+    error.__notes__ = notes  # type: ignore[assignment]
+    described = failure.describe(error, run="", by_value=False)
+    assert (described.message, described.notes) == ("v", told)
