@@ -631,6 +631,23 @@ def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook
         assert good.result == "ranks 0-1: 2", (turn, good.text)
 
 
+def test_a_stop_while_a_thread_waits_for_a_run_leaves_both_alone(notebook: Notebook) -> None:
+    notebook.ok(
+        "import threading\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work():\n"
+        "    import os, time\n    while not os.path.exists('go'):\n        time.sleep(0.01)\n    return 7\n"
+        "returned = []\nthread = threading.Thread(target=lambda: returned.append(work.distributed()))"
+    )
+    notebook.ok("%%distributed --ranks 1 --keep kept\nkept = 1")
+    notebook.start("thread.start()\nimport time\ntime.sleep(0.3)\nprint('begun', flush=True)\nthread.join()")
+    notebook.until("begun")
+    notebook.interrupt()
+    assert notebook.finish().ename == "KeyboardInterrupt"
+    assert "is still running on these ranks" in notebook.fails("%%distributed --ranks 1\n1").traceback
+    notebook.ok("open('go', 'w').close()\nwhile not returned: time.sleep(0.01)")
+    assert notebook.ok("returned[0][0]").result == "7"
+    assert notebook.ok("%%distributed --ranks 1\nkept").result == "rank 0: 1"
+
+
 def test_a_run_past_its_timeout_is_stopped_and_ranks_live_on(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
 

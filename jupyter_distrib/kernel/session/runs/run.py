@@ -135,6 +135,7 @@ class Run:
         self._is_drawn = True
         """Whether views are drawn; no longer after one could not be."""
         self._thread = threading.current_thread()
+        self._has_waiter = False
         self._lock = threading.Lock()
 
     @property
@@ -168,6 +169,8 @@ class Run:
         """Return whether no thread waits for the run, because the thread that began it was interrupted before it could.
 
         Read by the next cell that wants its ranks."""
+        if self._has_waiter:  # Python 3.11 takes a thread for dead when a `join` of it was interrupted
+            return False
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
         return elsewhere and not self.concurrent and not self.done()
 
@@ -405,9 +408,13 @@ class Run:
         Returns and raises the same as `result`; after an interrupt, raises `KeyboardInterrupt`.
         """
         with interrupt_presses.interrupts_as_orders(self._pressed, stopped=lambda: self.interrupted):
-            self._show_until_ended(view)
-            self.observers.finish(given_up=lambda: self.stop_order.late)
-            self._draw(view, at_end=True)
+            self._has_waiter = True
+            try:
+                self._show_until_ended(view)
+                self.observers.finish(given_up=lambda: self.stop_order.late)
+                self._draw(view, at_end=True)
+            finally:
+                self._has_waiter = False
         return self._conclude()
 
     def show(self, view: View) -> None:
