@@ -346,3 +346,13 @@ def test_a_restarted_kernel_has_no_queue_and_detached_runs_go_on(book: Notebook)
     assert "still queued when the extension was unloaded" in book.fails("queued.result()").evalue
     assert book.ok("job.done()").result == "False"
     book.ok("open('go', 'w').close()\njob.wait_ended(20)")
+
+
+def test_a_stop_ends_a_cell_that_awaits_a_run_which_goes_on(book: Notebook) -> None:
+    book.start("run = work.submit(1, 'go')\nprint('begun', flush=True)\nawait run")
+    book.until("begun")
+    book.interrupt()
+    assert book.finish(timeout_s=20).ename == "CancelledError"
+    assert book.ok("run.done()").result == "False"
+    book.ok("open('go', 'w').close()")
+    assert book.ok("(await run)[0]").result == "1"

@@ -49,6 +49,8 @@ _UNANSWERED_S = 1.0
 STACKS_S = 2.0
 """Seconds to wait for the ranks' stacks; for a rank that cannot answer, an answer comes within 0.7 s."""
 POLL_S = 0.02
+_AWAKE_S = 0.25
+"""Seconds after which a loop that awaits a run looks whether its task was cancelled."""
 
 
 class RunCancelled(DistributedError, CancelledError):
@@ -254,7 +256,9 @@ class Run:
                 loop.call_soon_threadsafe(ended.set)
 
         self.call_at_end(wake)
-        yield from ended.wait().__await__()
+        while not ended.is_set():  # Stop cancels the cell's task without waking up the loop of ipykernel
+            with suppress(TimeoutError):
+                yield from asyncio.wait_for(ended.wait(), _AWAKE_S).__await__()
         try:
             return self.result()
         except KeyboardInterrupt as error:
