@@ -153,7 +153,8 @@ TORCH = Library(
         f"{_FSDP}._get_fsdp_state()._comm_ctx": "all_gather_stream",
         f"{_FSDP}.param_group": "mesh_info post_forward_mesh_info fsdp_params",
         f"{_FSDP}.param_group.mesh_info": "__post_init__",
-        f"{_FSDP}.parameter": "_unsharded_param",
+        f"{_FSDP}.parameter": "_unsharded_param _module_info sharded_param",
+        f"{_FSDP}.parameter._module_info": "module param_name shared_modules shared_param_names",
         "torch._C._functorch": "maybe_current_level",
     },
     spared={

@@ -161,6 +161,41 @@ def test_data_that_is_changed_in_place_between_steps_is_not_refused(book: Notebo
     assert book.ok("{*parts[0]}").result == ("{1.0}" if "=" in change else "{0.5}")
 
 
+OTHER_TENSORS = {
+    "computed": "functional_call(model, {k: 0.5 * p for k, p in model.named_parameters()}, (x,))",
+    "detached": "functional_call(model, {k: p.detach() for k, p in model.named_parameters()}, (x,))",
+    "per sample": (
+        "torch.func.vmap(torch.func.grad(lambda p, row: functional_call(model, p, (row[None],)).sum()), (None, 0))("
+        "{k: p.detach() for k, p in model.named_parameters()}, x)"
+    ),
+    "tied": "setattr(model.blocks[1], 'weight', model.blocks[0].weight); model(x)",
+}
+
+
+@pytest.mark.parametrize("how", OTHER_TENSORS)
+def test_a_forward_pass_with_other_tensors_in_place_of_the_parameters_is_refused(book: Notebook, how: str) -> None:
+    """FSDP would compute with its own, without a word."""
+    told = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nfrom torch.func import functional_call\nmodel, x = build().eval(), data()[:4][0]\n"
+        f"optimizer = torch.optim.SGD(model.parameters(), 0.1)\n{OTHER_TENSORS[how]};"
+    ).text
+
+    assert "is a parameter of Net, which is sharded, and the cell has put another tensor in its place" in told
+
+
+def test_a_forward_pass_with_the_models_own_parameters_is_not_refused(book: Notebook) -> None:
+    cell = PLAIN + (
+        "from torch.func import functional_call\nx = data()[:4][0]\n"
+        "model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)\nsums = []\n"
+        "for _ in range(2):\n    model.train()\n"
+        "    functional_call(model, dict(model.named_parameters()), (x,)).sum().backward()\n    model.eval()\n"
+        "    with torch.no_grad():\n"
+        "        sums += [each(x).sum().item() for each in (model, lambda x: functional_call(model, dict(model.named_parameters()), x))]\n"
+        "model.to('cpu')\nmodel(x)\nsums[::2] == sums[1::2]"
+    )
+    assert book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{cell}").result == "ranks 0-1: True"
+
+
 HOOKED = """
 model = build()
 {before}

@@ -377,6 +377,18 @@ def gathered_parameters(module: Any) -> list[Any]:
     return [each._unsharded_param for each in sharded if hasattr(each, "_unsharded_param")]
 
 
+def replaced_parameter(module: Any) -> tuple[Any, str] | None:
+    """Return the module and the name of a parameter that FSDP gathers with this module, and in whose place the module
+    has another tensor now; None if there is none. Relies on `_module_info` and `_unsharded_param`."""
+    for each in (each for group in _param_groups(module._get_fsdp_state()) for each in group.fsdp_params):
+        info, own = each._module_info, (each.sharded_param, getattr(each, "_unsharded_param", None))
+        places = ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True))
+        for part, name in places:
+            if not any(own_parameters(part).get(name) is tensor for tensor in own):
+                return part, name
+    return None
+
+
 def transforms_functions() -> bool:
     """Return whether a transformation of torch.func is being executed, whose gradients always create a graph; relies on
     `maybe_current_level`."""

@@ -87,6 +87,30 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+def refuse_other_tensors(modules: Iterable[nn.Module]) -> None:
+    """Refuse from now on a forward pass with other tensors in place of the parameters that FSDP gathers for it, as by
+    `torch.func.functional_call`, or by a parameter that is tied to another one later: it would compute with its own.
+
+    Args:
+        modules: The modules that FSDP gathers.
+    """
+    for module in modules:
+        module.register_forward_pre_hook(_refuse_others, prepend=True)  # before that of FSDP
+
+
+def _refuse_others(module: nn.Module, *_: object) -> None:
+    if torch.compiler.is_compiling() or (found := private.replaced_parameter(module)) is None:
+        return
+    part, last = found
+    prefix = next((prefix for prefix, each in module.named_modules() if each is part), "")
+    raise DistributedError(
+        f"`{f'{prefix}.{last}' if prefix else last}` is a parameter of {ownership.named_plainly([module])}, which is "
+        "sharded, and the cell has put another tensor in its place (as torch.func.functional_call does): FSDP would "
+        "compute with its own parameter instead. Tie weights before the optimizer is built, copy other weights into "
+        "the model with load_state_dict(), or use --strategy ddp."
+    )
+
+
 def watch_first_pass(modules: Iterable[nn.Module]) -> None:
     """Compare the parameters of modules that FSDP gathers, before and after their first forward pass in training."""
     if not object_collectives.others.have_values:

@@ -345,6 +345,7 @@ class ShardedTraining:
         count = sum(each.numel() for each in root.parameters())
         name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
         steps.setdefault(root, Steps()).sharded_here = True
+        forward_changes.refuse_other_tensors([*units, root])
         forward_changes.watch_first_pass([*units, root])
         self._summary.sharded(name, count, len(units), kinds, source_location.current_line(self._run.filename))
 
