@@ -90,7 +90,7 @@ def _write_now(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _state(objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: contents.state_of(name, value, objects) for name, value in objects.items()}
+    return contents.SavedState(objects)
 
 
 def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
@@ -132,7 +132,10 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
     places = contents.plain_places(metadata, objects)
     for name, value in objects.items():
         if name in trained:
-            optimizers.check_groups(name, small[name]["param_groups"], value, trained[name])
+            groups = small[name]["param_groups"]
+            optimizers.check_groups(name, groups, value, trained[name])
+            for schedule in (key for key, each in objects.items() if _is_schedule_of(each, value)):
+                optimizers.check_order(name, groups, value, trained[name], schedule)
             places[name] = optimizers.state_place(metadata, name, value, trained[name])
         else:
             places[name] = contents.place(metadata, name, value)
@@ -143,6 +146,10 @@ def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[s
         else:
             contents.give(value, read.pop(name))
     return contents.plain(metadata, read)
+
+
+def _is_schedule_of(value: Any, optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(value, torch.optim.lr_scheduler.LRScheduler) and value.optimizer is optimizer
 
 
 def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:

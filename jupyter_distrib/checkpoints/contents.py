@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.checkpoints import layout, optimizers, pickled, position
@@ -50,9 +51,30 @@ class ModelState(dict[str, Any]):
     """The state of a model, which is loaded only on request; otherwise it is like a dict of tensors."""
 
 
-def models(state: Mapping[str, Any]) -> list[str]:
-    """Return the names under which a state has models."""
-    return [name for name, value in state.items() if isinstance(value, ModelState)]
+class SavedState(dict[str, Any]):
+    """The states of these objects, by their names, as they are written."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        super().__init__({name: state_of(name, value, objects) for name, value in objects.items()})
+        self.classes = {name: kind for name, value in objects.items() if (kind := _class_of(value))}
+        """Names of the classes of optimizers and schedules, whose states do not tell them apart."""
+
+
+def notes(state: Mapping[str, Any]) -> list[str]:
+    """Return what `.metadata` says of a state: the names of models, and `name: class` of optimizers and schedules."""
+    models = [name for name, value in state.items() if isinstance(value, ModelState)]
+    classes = state.classes if isinstance(state, SavedState) else {}
+    return [*models, *(f"{name}{_IS}{kind}" for name, kind in classes.items())]
+
+
+_IS = ": "
+
+
+def _class_of(value: Any) -> str:
+    """Return the name of the class of an optimizer, or of the one that it wraps, or of a schedule; empty for others."""
+    while isinstance(value, Optimizer) and isinstance(inner := getattr(value, "optimizer", None), Optimizer):
+        value = inner
+    return type(value).__name__ if isinstance(value, (Optimizer, LRScheduler)) else ""
 
 
 def _of_model(model: Module) -> dict[str, Any]:
@@ -98,7 +120,7 @@ def _are_tensors_by_name(value: Any) -> bool:
 
 def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
     """Refuse objects that are not in the checkpoint, or that cannot be loaded in place."""
-    there = layout.names(metadata)
+    there, classes = layout.names(metadata), dict(each.split(_IS, 1) for each in _notes_of(metadata) if _IS in each)
     for name, value in objects.items():
         if name not in there:
             layout.refuse(f"the checkpoint has no `{name}`, it holds {', '.join(there)}")
@@ -108,6 +130,12 @@ def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
             layout.refuse(
                 f"`{name}` is {type(value).__name__}, which cannot be loaded in place (leave it out, and "
                 "jupyter_distrib.load() returns it)"
+            )
+        saved, now = classes.get(name), _class_of(value)
+        if saved and now and saved != now:
+            layout.refuse(
+                f"`{name}` is of the class {now}, and the checkpoint has the state of {saved} under this name, which "
+                f"means something else: build one of {saved}, or leave `{name}` out, which then begins anew"
             )
 
 
@@ -166,7 +194,7 @@ def _type(entry: layout.Entry) -> str:
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return places for entries that were not requested by name, except models and optimizers."""
-    models = _models_of(metadata)
+    models = _notes_of(metadata)
     found = {name: layout.entries(metadata, name) for name in layout.names(metadata) if name not in objects}
     return {
         name: layout.nested(inner)
@@ -178,12 +206,12 @@ def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, An
 def plain(metadata: Metadata, read: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was read, for the user."""
     out = {name: pickled.unwrapped(value) for name, value in read.items()}
-    for name in out.keys() & _models_of(metadata):
+    for name in out.keys() & _notes_of(metadata):
         out[name] = {key: pickled.unwrapped(each) for key, each in out[name].items()}
     return out
 
 
-def _models_of(metadata: Metadata) -> set[str]:
+def _notes_of(metadata: Metadata) -> set[str]:
     return set() if metadata.storage_meta is None else {*metadata.storage_meta.modules}
 
 

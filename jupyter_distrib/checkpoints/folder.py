@@ -48,7 +48,7 @@ class Writer(FileSystemWriter):
         is_new: Whether the folder was created for this save, so that it is removed if nothing can be written.
         held: Identity of the prepared folder; None: any. Whoever may rename the folder can put another one, or a link
             to one, in its place.
-        models: Names under which the checkpoint has models.
+        notes: What `.metadata` says of the contents, as `contents.notes` returns it.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Writer(FileSystemWriter):
         *,
         is_new: bool,
         held: Identity | None = None,
-        models: Sequence[str] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(folder)
         self.folder, self.save_id, self._rank = folder, save_id, rank
         self._place: CheckpointFolder | None = None
-        self._is_new, self._is_complete, self._held, self._models = is_new, False, held, models
+        self._is_new, self._is_complete, self._held, self._notes = is_new, False, held, notes
 
     @property
     def place(self) -> CheckpointFolder:
@@ -129,7 +129,7 @@ class Writer(FileSystemWriter):
         """Make the checkpoint valid. Called on rank 0, when all ranks have written."""
         metadata.storage_data = {each.index: each.storage_data for part in results for each in part}
         metadata.storage_meta = StorageMeta(
-            checkpoint_id=self.checkpoint_id, save_id=self.save_id, modules=[*self._models]
+            checkpoint_id=self.checkpoint_id, save_id=self.save_id, modules=[*self._notes]
         )
         with self.place.new(self._pending) as file:
             pickle.dump(metadata, file)

@@ -51,7 +51,7 @@ def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
     refusal, save_id = object_collectives.from_rank_0(begin) if together else begin
     if refusal:
         raise DistributedError(refusal)
-    writer = Writer(folder, save_id, rank, is_new=is_new, held=held, models=contents.models(state))
+    writer = Writer(folder, save_id, rank, is_new=is_new, held=held, notes=contents.notes(state))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -170,6 +170,17 @@ def check_groups(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, n
             )
 
 
+def check_order(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, names: Names, schedule: str) -> None:
+    """Refuse an optimizer with other parameter groups than the checkpoint's, or in another order: they are loaded by
+    the names in them, but its schedule numbers them."""
+    own = [{names[parameter] for parameter in group["params"]} for group in optimizer.param_groups]
+    if own != [{*group["params"]} for group in saved]:
+        layout.refuse(
+            f"`{name}` has other parameter groups than in the checkpoint, or has them in another order, and "
+            f"`{schedule}` numbers them: build them as before, or leave `{schedule}` out"
+        )
+
+
 def give(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
     """Load the state into the optimizer through its own `load_state_dict`, which identifies parameters by number."""
     number_of = {names[parameter]: number for number, parameter in enumerate(_parameters(optimizer))}

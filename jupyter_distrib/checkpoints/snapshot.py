@@ -69,7 +69,7 @@ class Snapshot:
         """The reason why the part was not written; empty if it was."""
         self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
         self._given_up = threading.Event()
-        self._writer = Writer(folder, save_id, rank, is_new=True, models=contents.models(state))
+        self._writer = Writer(folder, save_id, rank, is_new=True, notes=contents.notes(state))
         self._planner = _CopyPlanner(dedup_save_to_lowest_rank=True)
         self._copy(state)
         self._thread = threading.Thread(target=self._write, name=f"jupyter_distrib: {folder}")

@@ -77,6 +77,46 @@ def test_options_of_the_optimizer_come_back_but_not_those_of_the_machine():
     assert its_own.param_groups[0]["foreach"] is False
 
 
+def test_the_state_of_another_class_is_refused_and_nothing_is_loaded():
+    """Its options and buffers have names in common, and would be taken for one another."""
+    model, optimizer = trained()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    save("here", model=model, optimizer=optimizer, schedule=schedule)
+    other = net(seed=1)
+    before = other[0].weight.clone()
+
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop):
+        said = refused(load, "here", model=other, optimizer=kind(other.parameters(), lr=1.0))
+        assert said.startswith(
+            f"`optimizer` is of the class {kind.__name__}, and the checkpoint has the state of AdamW"
+        )
+        assert "build one of AdamW, or leave `optimizer` out, which then begins anew; nothing was loaded." in said
+    said = refused(load, "here", schedule=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9))
+    assert said.startswith("`schedule` is of the class CosineAnnealingLR, and the checkpoint has the state of StepLR")
+    assert torch.equal(other[0].weight, before)
+    assert load("here", model=other).keys() == {"schedule"}
+
+
+def test_groups_in_another_order_are_loaded_by_name_but_not_with_a_schedule_which_numbers_them():
+    model = net()
+
+    def optimizer_of(*parts: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": model[part].parameters(), "lr": 0.1 * part} for part in parts], lr=1)
+
+    optimizer = optimizer_of(0, 1, 2)
+    save("here", model=model, optimizer=optimizer, schedule=torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    again = optimizer_of(2, 1, 0)
+    schedule = torch.optim.lr_scheduler.StepLR(again, 2)
+
+    said = refused(load, "here", model=model, optimizer=again, schedule=schedule)
+    load("here", model=model, optimizer=again)
+
+    assert said.startswith(
+        "`optimizer` has other parameter groups than in the checkpoint, or has them in another order"
+    )
+    assert [group["lr"] for group in again.param_groups] == [0.2, 0.1, 0.0]
+
+
 def test_several_groups_several_models_frozen_and_unused_parameters():
     one, two = net(), net(seed=1)
     one[0].weight.requires_grad_(False)
