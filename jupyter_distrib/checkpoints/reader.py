@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
-from jupyter_distrib.checkpoints import strict_metadata
+from jupyter_distrib.checkpoints import damage, strict_metadata
+from jupyter_distrib.checkpoints.damage import DamagedError
 from jupyter_distrib.checkpoints.folder import refusal_to_read, told
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 from jupyter_distrib.errors import DistributedError
@@ -52,9 +53,28 @@ def opened(folder: Path) -> Iterator[CheckpointReader]:
     except OSError as error:
         raise DistributedError(f"{folder} cannot be read: {error.strerror or error}.") from None
     try:
-        yield CheckpointReader(folder, files)
+        try:
+            reader = CheckpointReader(folder, files)
+        except DamagedError as error:
+            raise DistributedError(f"{error}, so {folder} cannot be loaded: load another checkpoint.") from None
+        yield reader
     finally:
         files.close()
+
+
+def damage_of(folder: Path) -> str:
+    """Return which file of a checkpoint is missing or cut off; empty if none is, or if that cannot be found out."""
+    try:
+        files = _Files(folder)
+        try:
+            CheckpointReader(folder, files)
+        finally:
+            files.close()
+    except DamagedError as error:
+        return str(error)
+    except (OSError, DistributedError):  # said when it is loaded
+        return ""
+    return ""
 
 
 class CheckpointReader(FileSystemReader):
@@ -66,6 +86,7 @@ class CheckpointReader(FileSystemReader):
         streams: Any = _Streams(files, self.transforms)
         self.transforms = streams
         self.metadata = self._checked_metadata()
+        damage.check_files(files, self.metadata.storage_data)
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:
         """Fill the tensors in `state` in place, and replace its None values with the other entries.
@@ -97,15 +118,24 @@ class CheckpointReader(FileSystemReader):
                 if doubt := self._files.doubt_of_all:
                     found = strict_metadata.metadata_from(file.read(_MOST_METADATA_BYTES))
                 else:
-                    found = pickle.load(file)
+                    found = _unpickled(file, path)
                     if not isinstance(found, Metadata):
                         raise TypeError(f"it is a pickle of {type(found).__name__}")
+        except DamagedError:
+            raise
         except Exception as error:  # a damaged pickle raises anything
             beside = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
             raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{beside}") from error
         modules = [] if found.storage_meta is None else found.storage_meta.modules
         found.storage_meta = StorageMeta(load_id=self.load_id, modules=modules)
         return found
+
+
+def _unpickled(file: IO[bytes], path: str) -> Any:
+    try:
+        return pickle.load(file)
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 class _Files(CheckpointFolder):
@@ -138,11 +168,13 @@ class _Streams:
         """Return the content of an entry; if it is somebody else's, only after checking that loading it terminates."""
         files, stream = self._files, self._given.transform_load_stream(read_item, transforms, stream)
         if not (doubt := files.doubt_of_this or files.doubt_of_all):
+            self._check_sums(read_item, stream)
             return stream
         content: bytes = stream.read(-1)  # so that the checked bytes are loaded
         try:
             if not content.startswith(_BEGINS):
                 raise ValueError("it is not as torch.save writes it")
+            damage.check_sums(io.BytesIO(content))
             strict_metadata.check_extent(saved_pickle(content))
         except Exception as error:  # noqa: BLE001 - anything, since anybody has made it
             raise DistributedError(
@@ -150,6 +182,16 @@ class _Streams:
                 f"{outside_text.shown(str(error))}."
             ) from None
         return io.BytesIO(content)
+
+    def _check_sums(self, read_item: ReadItem, stream: IO[bytes]) -> None:
+        try:
+            damage.check_sums(stream)
+        except DamagedError as error:
+            name, files = read_item.dest_index.fqn, self._files
+            raise DistributedError(
+                f"{files.path}/{files.present} is damaged, and `{name}` in it cannot be loaded: {error}. "
+                "Load another checkpoint."
+            ) from None
 
 
 class _Planner(DefaultLoadPlanner):

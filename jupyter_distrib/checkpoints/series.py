@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jupyter_distrib.checkpoints import reader
 from jupyter_distrib.checkpoints.folder import is_checkpoint, is_of_checkpoint, taken_away
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity
 from jupyter_distrib.errors import DistributedError
@@ -33,16 +34,29 @@ _LAST = 10**18 - 1
 
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of a folder, which may be a checkpoint itself; None if there is none.
-    Warns about a newer checkpoint that does not count."""
+    Warns about a newer checkpoint that does not count, or is damaged."""
     members, others = _members(folder)
     if is_checkpoint(folder) and not (members and _is_planted(folder / METADATA)):
         return folder
-    found = next((each for each in reversed(members) if is_checkpoint(each)), None)
+    found = _newest_undamaged([each for each in members if is_checkpoint(each)])
     newer = [each for each in others if is_checkpoint(each) and (found is None or _number(each) > _number(found))]
     if newer:
         instead = f"{found} is loaded" if found else "nothing is loaded"
         warnings.warn(f"{_whose(newer[-1])}, so {instead}; load it by its own name if you want it.", stacklevel=3)
     return found
+
+
+def _newest_undamaged(whole: list[Path]) -> Path | None:
+    """Return the last checkpoint that has all its bytes, with a warning about later ones; the last one of all if none
+    has, so that loading it says why."""
+    problems: list[str] = []
+    for each in reversed(whole):
+        if not (problem := reader.damage_of(each)):
+            for text in problems:
+                warnings.warn(f"{text}, so {each} is loaded, the newest one that is whole.", stacklevel=4)
+            return each
+        problems.append(problem)
+    return whole[-1] if whole else None
 
 
 def make_following(folder: Path, held: Identity | None = None) -> Path:

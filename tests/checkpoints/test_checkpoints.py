@@ -357,6 +357,31 @@ def test_a_folder_that_cannot_be_read_is_one_sentence():
     assert "damaged/.metadata cannot be read: UnpicklingError" in refused(load, "damaged")
 
 
+@pytest.mark.parametrize("entry", ["weights", "number"])
+def test_a_bit_that_has_changed_on_the_disk_is_named(entry: str):
+    save("here", **{entry: torch.arange(1000.0) if entry == "weights" else [5] * 1000})
+    (file,) = Path("here").glob("__*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    said = refused(load, "here")
+
+    assert said.startswith(
+        f"{file} is damaged, and `{entry}` in it cannot be loaded: it is not as it was written (Bad CRC"
+    )
+
+
+def test_what_was_written_without_checksums_is_loaded():
+    torch.serialization.set_crc32_options(False)
+    try:
+        save("here", weights=torch.arange(3.0), number=1)
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+    assert load("here")["weights"].tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_model_that_does_not_fit_is_named_with_its_shapes_and_is_left_as_it_was():
     model, optimizer = trained()
     save("here", model=model, optimizer=optimizer)

@@ -102,6 +102,34 @@ def test_what_could_not_be_written_is_raised_by_the_next_call(monkeypatch: pytes
     assert sorted(os.listdir("ckpt")) == ["save-000001"]
 
 
+@pytest.mark.parametrize("damaged", [".metadata", "__*.distcp"])
+@pytest.mark.parametrize("left", [None, 0, 40], ids=str)
+@pytest.mark.parametrize("function", [load, resume])
+def test_a_newest_checkpoint_that_is_cut_off_is_named_and_the_one_before_is_loaded(
+    damaged: str, left: int | None, function: Any
+):
+    for number in range(3):
+        save("ckpt", keep=3, number=number, weights=torch.ones(100))
+    newest = Path("ckpt") / written()[-1]
+    (file,) = newest.glob(damaged)
+    if left is None:
+        file.unlink()
+    else:
+        os.truncate(file, left)
+
+    if left is None and damaged == ".metadata":  # a save that was killed leaves the same
+        assert function("ckpt")["number"] == 1
+        return
+    with pytest.warns(UserWarning, match=rf"{file} .*, so ckpt/save-000002 is loaded, the newest one that is whole"):
+        assert function("ckpt")["number"] == 1
+    with pytest.raises(DistributedError, match=rf"^{file} .*, so {newest} cannot be loaded: load another checkpoint.$"):
+        load(newest)
+    shutil.rmtree("ckpt/save-000001")
+    shutil.rmtree("ckpt/save-000002")
+    with pytest.raises(DistributedError, match=rf"^{file} .*, so {newest} cannot be loaded: load another checkpoint.$"):
+        function("ckpt")
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
