@@ -82,11 +82,12 @@ def _write_now(folder: Path, state: dict[str, Any]) -> None:
     words = meeting.board()
     if words is None:
         return foreground.write(folder, state, together=dist.is_initialized())
-    key = meeting.number(words, str(folder))
     if meeting.has_shards(state):
-        meeting.all_come(words, key)
+        meeting.all_come(words, str(folder))
         return foreground.write(folder, state, together=True)
-    meeting.by_rank_0(words, key, lambda: foreground.write(folder, state, together=False))
+    meeting.by_rank_0(
+        words, meeting.number(words, str(folder)), lambda: foreground.write(folder, state, together=False)
+    )
 
 
 def _state(objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,7 +92,7 @@ def _heard(words: StoreBoard, key: str) -> str:
 def _comes(words: StoreBoard, key: str) -> bool:
     """Wait for a message of rank 0. Return whether it has arrived; False if rank 0 has ended its cell without one."""
     while not words.has([key]):
-        if words.has([_ended(0)]):
+        if _is_over(words, 0):
             return words.has([key])  # again: rank 0 may have left its message and ended since the check above
         with suppress(RuntimeError):  # no message yet; a store that is gone raises in `has`
             words.wait([key], _WAIT_S)
@@ -133,7 +133,7 @@ def newest_from_rank_0(words: StoreBoard, find: Callable[[], str], folder: str, 
         words.put(key, str(saves))
         return found
     while True:
-        is_over = words.has([_ended(0)])
+        is_over = _is_over(words, 0)
         latest = int(words.get(key)) if words.has([key]) else -1
         for number in (saves, latest):
             if saves <= number and words.has([f"{key} {number}"]):
@@ -150,15 +150,34 @@ def _uncalled(name: str, rank: int) -> DistributedError:
     )
 
 
-def all_come(words: StoreBoard, key: str) -> None:
-    """Wait for every rank.
+def name_folder(words: StoreBoard, folder: str) -> None:
+    """Tell the other ranks that rank 0 saves into a folder."""
+    words.put(f"into/{folder}", "")
+
+
+def check_named(words: StoreBoard, folder: str) -> None:
+    """Wait until rank 0 has saved into this folder, too.
 
     Raises:
-        DistributedError: A rank has ended its cell without arriving.
+        DistributedError: It has ended its cell without.
     """
-    words.put(f"{key}/{identity.rank()}", "")
+    if not _comes(words, f"into/{folder}"):
+        raise DistributedError(
+            f"jupyter_distrib.save({folder!r}) was called on rank {identity.rank()}, and not on rank 0, which writes "
+            "what is not sharded: nothing was saved there. Call it on every rank with the same folder, or on rank 0."
+        )
+
+
+def all_come(words: StoreBoard, folder: str) -> None:
+    """Wait for every rank to save its shards into this folder.
+
+    Raises:
+        DistributedError: A rank has ended its cell without arriving, or saves into another folder.
+    """
+    key = number(words, "shards")
+    words.put(f"{key}/{identity.rank()}", folder)
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
-        gone = [rank for rank in missing if words.has([_ended(rank)]) or words.has([_returns(rank)])]
+        gone = [rank for rank in missing if _is_over(words, rank)]
         # Again: the rank may have come and ended since the check above.
         if gone and not words.has([f"{key}/{gone[0]}"]):
             raise DistributedError(
@@ -167,6 +186,22 @@ def all_come(words: StoreBoard, key: str) -> None:
                 "under `if rank == 0`."
             )
         time.sleep(_LOOK_UP_S)
+    check_same({rank: words.get(f"{key}/{rank}") for rank in range(identity.world_size())})
+
+
+def check_same(folders: Mapping[int, str]) -> None:
+    """Refuse a folder, by rank, that differs from the one of rank 0."""
+    for rank, folder in folders.items():
+        if folder != folders[0]:
+            raise DistributedError(
+                f"jupyter_distrib.save() was called for {folders[0]!r} on rank 0 and for {folder!r} on rank {rank}, "
+                "and all ranks write their shards into the same folder: give them one name."
+            )
+
+
+def _is_over(words: StoreBoard, rank: int) -> bool:
+    """Return whether a rank has come to the end of its cell."""
+    return words.has([_ended(rank)]) or words.has([_returns(rank)])
 
 
 def _ended(rank: int) -> str:

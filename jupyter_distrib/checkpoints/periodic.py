@@ -40,11 +40,12 @@ class Periodic:
 
     Args:
         folder: The folder that holds them.
+        given: The folder as the user has named it, equally on all ranks.
         every_s: Seconds from one to the next; 0: each call makes one.
     """
 
-    def __init__(self, folder: Path, every_s: float) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, given: str, every_s: float) -> None:
+        self._folder, self._given = folder, given
         self._names: set[str] = set()
         self._sharded = False
         """Whether any object that was given under these names is sharded, so that each rank writes its own shards."""
@@ -53,7 +54,8 @@ class Periodic:
         self._to_meeting = 1
         """Number of calls until the ranks' next meeting."""
         self._snapshot: Snapshot | None = None
-        self._calls = 0
+        self._calls = self.number = 0
+        """Number of calls, and this folder's among those with shards, which all ranks save into in the same order."""
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
 
@@ -71,13 +73,18 @@ class Periodic:
             self._to_meeting -= 1
             if not self._to_meeting:
                 self._meet(state, keep)
-        elif self._rank == 0 and self._due():
-            self._save(self._following(), new_save_id(), state, keep)
+        elif self._rank == 0:
+            if self._calls == 1 and (words := meeting.board()) is not None:
+                meeting.name_folder(words, self._given)
+            if self._due():
+                self._save(self._following(), new_save_id(), state, keep)
 
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if the cell has failed, not for other ranks."""
         if (snapshot := self._snapshot) is not None:
             snapshot.wait() if ok else snapshot.give_up()
+        elif ok and self._rank != 0 and not self._sharded and (words := meeting.board()) is not None:
+            meeting.check_named(words, self._given)
 
     def wait(self) -> None:
         """Wait for the last checkpoint."""
@@ -99,9 +106,11 @@ class Periodic:
 
     def _meet(self, state: State, keep: int) -> None:
         """Carry out the decision of rank 0, on all ranks at the same call."""
-        name, save_id, refusal, self._to_meeting = json.loads(
-            meeting.from_rank_0(self._decision, "save", str(self._folder), self._rank)
+        self.number = self.number or 1 + max(each.number for each in _running.values())
+        name, save_id, refusal, self._to_meeting, given = json.loads(
+            meeting.from_rank_0(self._decision, "save", f"series {self.number}", self._rank)
         )
+        meeting.check_same({0: given, self._rank: self._given})
         if refusal:
             raise DistributedError(refusal)
         if name:
@@ -113,10 +122,10 @@ class Periodic:
             try:
                 name = self._following().name
             except DistributedError as error:  # all ranks raise it
-                return json.dumps(("", "", str(error), 1))
+                return json.dumps(("", "", str(error), 1, self._given))
         # An interval begins with the checkpoint, and its first call tells how long a call takes.
         calls = 1 if due else self._schedule.calls_to_meeting(time.monotonic())
-        return json.dumps((name, new_save_id(), "", calls))
+        return json.dumps((name, new_save_id(), "", calls, self._given))
 
     def _following(self) -> Path:
         """Create the folder of the next checkpoint, on rank 0. Raises `DistributedError`."""
@@ -171,7 +180,7 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
     if place not in _running:
         if not _running:
             end_of_cell.register(_finish)
-        _running[place] = Periodic(place, every_s)
+        _running[place] = Periodic(place, str(folder), every_s)
     _running[place].call(objects, state, every_s=every_s, keep=keep)
 
 

@@ -157,6 +157,31 @@ def test_shards_that_only_rank_0_saves_are_named_at_once(book: Notebook) -> None
     assert "if rank == 0: jupyter_distrib.save" in wrong.traceback
 
 
+def test_a_series_that_rank_0_does_not_save_is_named(book: Notebook) -> None:
+    line = "%%distributed --ranks 2 --strategy ddp\nimport time\n"
+    for call in (
+        "if rank == 1: jupyter_distrib.save('only-1', keep=3, n=1)",
+        "jupyter_distrib.save(f'only-{rank}', keep=3, n=1)",
+    ):
+        wrong = book.fails(line + call)
+        assert "jupyter_distrib.save('only-1') was called on rank 1, and not on rank 0, which writes" in wrong.traceback
+    book.ok(f"{line}if rank == 0: time.sleep(0.5)\njupyter_distrib.save('late', keep=3, n=1)")
+    assert book.ok("jupyter_distrib.load('late')").result == "{'n': 1}"
+
+
+@pytest.mark.parametrize("keep", ["", "keep=2, "])
+def test_shards_that_the_ranks_save_into_different_folders_are_named(book: Notebook, keep: str) -> None:
+    line = "%%distributed --ranks 2 --strategy fsdp --timeout 30\n"
+    body = "model = build()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+
+    wrong = book.fails(f"{line}{body}jupyter_distrib.save(f'of-{{rank}}', {keep}model=model)")
+    alone = book.fails(f"{line}{body}if rank == 1: jupyter_distrib.save('of-1', {keep}model=model)")
+
+    assert "jupyter_distrib.save() was called for 'of-0' on rank 0 and for 'of-1' on rank 1, and all" in wrong.traceback
+    assert "jupyter_distrib.save() was called on rank 1, and " in alone.traceback
+    assert "rank 0" in alone.evalue
+
+
 AVERAGE = """
 class Average:
     def __init__(self, model):
