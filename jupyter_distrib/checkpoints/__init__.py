@@ -69,7 +69,11 @@ def save(
     if every_s is not None or keep is not None:
         periodic.check_settings(every_s, keep)
         return periodic.call(
-            folder, objects, lambda: _state(objects), every_s=every_s or 0.0, keep=keep or periodic.DEFAULT_KEEP
+            folder,
+            objects,
+            lambda: _state(objects),
+            every_s=float(every_s or 0.0),
+            keep=int(keep or periodic.DEFAULT_KEEP),
         )
     periodic.wait(folder)
     _write_now(folder, _state(objects))

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,16 @@ class Periodic:
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
             self.wait()
-        content = state()
+        try:
+            self._copy(folder, save_id, state(), keep)
+        except BaseException:
+            if self._rank == 0:
+                with suppress(OSError):  # another rank has begun to write there
+                    folder.rmdir()
+            raise
+        self._schedule.saved(time.monotonic())
+
+    def _copy(self, folder: Path, save_id: str, content: dict[str, Any], keep: int) -> None:
         late = (
             [] if self._sharded or self._ranks == 1 else [name for name in content if meeting.has_shards(content[name])]
         )
@@ -156,7 +167,6 @@ class Periodic:
             ranks=self._ranks if self._sharded else 1,
             on_whole=lambda: self._saved(keep),
         )
-        self._schedule.saved(time.monotonic())
 
     def _saved(self, keep: int) -> None:
         """Remove old checkpoints, and report the new complete one; on rank 0, in the thread that writes."""
@@ -202,9 +212,9 @@ def newest(folder: Path) -> Path:
 
 def check_settings(every_s: object, keep: object) -> None:
     """Refuse settings that make no sense."""
-    if every_s is not None and not (isinstance(every_s, (int, float)) and every_s >= 0):
+    if every_s is not None and not (isinstance(every_s, Real) and float(every_s) >= 0):
         raise DistributedError(f"jupyter_distrib.save(): every_s is a number of seconds, not {every_s!r}.")
-    if keep is not None and not (isinstance(keep, int) and keep >= 1):
+    if keep is not None and not (isinstance(keep, Integral) and int(keep) >= 1):
         raise DistributedError(f"jupyter_distrib.save(): keep is a number of checkpoints, at least 1, not {keep!r}.")
 
 

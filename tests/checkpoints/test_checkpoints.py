@@ -343,6 +343,7 @@ def test_what_cannot_be_pickled_is_named_and_no_checkpoint(keep: int | None):
 
     assert said.startswith("`settings` cannot be pickled for the checkpoint: ")
     assert resume("new") == {}
+    assert not keep or os.listdir("new") == []
 
 
 def test_a_folder_that_cannot_be_read_is_one_sentence():

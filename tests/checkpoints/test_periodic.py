@@ -130,6 +130,13 @@ def test_a_newest_checkpoint_that_is_cut_off_is_named_and_the_one_before_is_load
         function("ckpt")
 
 
+def test_settings_may_be_numbers_of_numpy():
+    for number in range(3):
+        save("ckpt", every_s=np.float32(0), keep=np.int64(2), number=number)
+
+    assert written() == ["save-000002", "save-000003"]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
