@@ -62,7 +62,7 @@ def save(
         DistributedError: Something cannot be written; the message says what, and why. The earlier checkpoint is as
             it was.
     """
-    folder = _folder(path)
+    folder = _folder("save", path)
     _check_callable_here("save", objects)
     if (reporter := identity.cell.reporter) is not None:
         reporter.saves_into(str(folder.absolute()))
@@ -118,7 +118,7 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
     """
     _check_handles("load", objects)
-    with reader.opened(periodic.newest(_folder(path))) as source:
+    with reader.opened(periodic.newest(_folder("load", path))) as source:
         return _load(source, objects)
 
 
@@ -174,7 +174,7 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         DistributedError: What does not fit, with nothing changed; or what cannot be read.
     """
     _check_handles("resume", objects)
-    folder = _folder(path)
+    folder = _folder("resume", path)
     if (reporter := identity.cell.reporter) is not None:
         reporter.resumes_from(str(folder.absolute()))
     together = meeting.board() is not None or dist.is_initialized()
@@ -189,8 +189,16 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     return load(name, **objects) if name else {}
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
-    return Path(path).expanduser()  # as a shell does: a folder named "~" is a trap
+def _folder(name: str, path: str | os.PathLike[str]) -> Path:
+    try:
+        folder = Path(path).expanduser()  # as a shell does: a folder named "~" is a trap
+    except (TypeError, RuntimeError) as error:  # no path; nobody's home
+        raise DistributedError(
+            f"jupyter_distrib.{name}() takes the path of a folder, and {path!r:.100} is none: {error}"
+        ) from None
+    if "\0" in str(folder):
+        raise DistributedError(f"jupyter_distrib.{name}(): a path has no character \\0, as {path!r:.100} has.")
+    return folder
 
 
 def _newest(folder: Path) -> str:
@@ -220,6 +228,10 @@ def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
     # Not loaded on a rank, which has no handles.
     handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.runs.results"), "RankValue", None)
     for key, value in objects.items():
+        if isinstance(value, type) and callable(getattr(value, "state_dict", None)):
+            raise DistributedError(
+                f"jupyter_distrib.{name}(): `{key}` is the class {value.__name__}, and not an object of it."
+            )
         if handle is not None and isinstance(value, handle):
             raise DistributedError(
                 f"`{key}` lives on the ranks: call jupyter_distrib.{name}() in a %%distributed cell."

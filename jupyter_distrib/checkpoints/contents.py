@@ -34,6 +34,7 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
     """Return the object's part of the state for `torch.distributed.checkpoint.save`."""
     if isinstance(value, Module):
         state = _of_model(value)
+        pickled.refuse_meta(name, state)
         _check_kept(name, state)
         return ModelState(state) or pickled.wrapped(name, state)
     if isinstance(value, Optimizer):
@@ -42,6 +43,7 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
         value = value.state_dict()
     elif isinstance(value, DataLoader):
         value = position.state_of(name, value)
+    pickled.refuse_meta(name, value)
     if isinstance(value, torch.Tensor):
         return value if _can_be_kept(value) else (value.detach().cpu(),)
     return dict(value) if _are_tensors_by_name(value) else pickled.wrapped(name, value)
@@ -95,7 +97,7 @@ def _check_kept(name: str, state: Mapping[str, Any]) -> None:
     """Refuse tensors that `torch.distributed.checkpoint` (2.13) writes and cannot read, or cannot write."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and not _can_be_kept(value):
-            kind = "quantized" if value.is_quantized else "sparse"
+            kind = "quantized" if value.is_quantized else "nested" if value.is_nested else "sparse"
             raise DistributedError(
                 f"`{name}.{key}` is a {kind} tensor, which torch.distributed.checkpoint cannot write: give "
                 f"{name}={name}.state_dict(), which is pickled, and load it with load_state_dict()."
@@ -103,7 +105,7 @@ def _check_kept(name: str, state: Mapping[str, Any]) -> None:
 
 
 def _can_be_kept(tensor: torch.Tensor) -> bool:
-    return not tensor.is_quantized and tensor.layout == torch.strided
+    return not tensor.is_quantized and not tensor.is_nested and tensor.layout == torch.strided
 
 
 def _are_tensors_by_name(value: Any) -> bool:

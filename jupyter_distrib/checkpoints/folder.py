@@ -261,7 +261,7 @@ def refusal_to_read(folder: Path) -> str | None:
         return f"{folder} cannot be read: {error.strerror}."
     except OSError:
         pass
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False for a name that is too long
         beside = folder.absolute().parent
         return f"there is no checkpoint {folder}; in {beside} there is {_listed(beside)}."
     if any(folder.glob(_DATA)):

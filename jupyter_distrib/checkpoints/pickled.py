@@ -29,6 +29,17 @@ def wrapped(name: str, value: Any) -> Any:
     return (value,) if isinstance(value, (Mapping, list, tuple)) else value
 
 
+def refuse_meta(name: str, value: Any) -> None:
+    """Refuse a value that is or has a tensor on the meta device."""
+    entries = value.items() if isinstance(value, Mapping) else [("", value)]
+    for key, entry in entries:
+        if any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(entry)):
+            raise DistributedError(
+                f"`{f'{name}.{key}' if key else name}` is on the meta device and has no values to save: leave it out, "
+                "or give it memory and values first."
+            )
+
+
 def in_bytes(name: str, value: Any) -> BytesIO:
     """Pickle an entry.
 
