@@ -196,6 +196,27 @@ def test_a_forward_pass_with_the_models_own_parameters_is_not_refused(book: Note
     assert book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{cell}").result == "ranks 0-1: True"
 
 
+RIDDLES = {
+    "model.first.weight[0] = 0": "torch has no rule for this operation on a sharded parameter",
+    "model.first.weight.detach().numpy()": "read the whole one with .full_tensor() on every rank",
+    "nn.utils.parameters_to_vector(model.parameters())": "read the whole one with .full_tensor() on every rank",
+    "model(data()[:4][0]); model.double()(data()[:4][0].double())": "the type of a sharded model was changed: change it (.half(), .double())",
+    "grads = torch.autograd.grad(model(data()[:4][0]).sum(), [*model.parameters()])\n"
+    "    for p, g in zip(model.parameters(), grads): p.data.sub_(g)": "with backward() and not with torch.autograd.grad",
+    "for p, q in zip(model.parameters(), build().parameters()): p.copy_(q)": "another model with load_state_dict()",
+}
+
+
+@pytest.mark.parametrize("code", RIDDLES)
+def test_what_torch_cannot_do_with_shards_comes_with_what_to_do(book: Notebook, code: str) -> None:
+    told = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nmodel = build()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        f"with torch.set_grad_enabled('autograd' in {code!r}):\n    {code};"
+    ).text
+
+    assert RIDDLES[code] in told
+
+
 HOOKED = """
 model = build()
 {before}

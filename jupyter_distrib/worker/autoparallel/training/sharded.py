@@ -9,7 +9,6 @@ optimizer step           buffers (of batch normalization, say) become those of r
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -38,6 +37,7 @@ from jupyter_distrib.worker.autoparallel.training import (
     gather_shards,
     rejoining,
     replace_references,
+    sharded_errors,
     weight_sync,
     whole_numbers,
 )
@@ -58,12 +58,6 @@ from jupyter_distrib.worker.autoparallel.training.sharding import (
 )
 from jupyter_distrib.worker.autoparallel.training.units import units_of
 from jupyter_distrib.worker.pytorch import private
-
-_MIXED = "got mixed torch.Tensor and DTensor"
-_COPIED = "FSDP does not support deepcopy"
-"""Torch's error message (2.13) when a module is called whose parameters are not gathered."""
-_FREED = "out of bounds for storage of size 0"
-"""Torch's error message (2.13) when a parameter is read that FSDP has freed."""
 
 
 @dataclass(slots=True)
@@ -141,32 +135,8 @@ class ShardedTraining:
         if ok:
             self._report_changes()
             self._hooks.note_if_apart()
-        elif _FREED in str(sys.exception()):
-            self._run.note(
-                "parameters of a sharded model were read after FSDP had freed them: it frees them after each pass, so "
-                "that gradients cannot be differentiated again; use --strategy ddp"
-            )
-        elif _COPIED in str(sys.exception()):
-            self._run.note(
-                "copy a model before its optimizer is built, which shards it, and give the copy to "
-                "jupyter_distrib.prepare(), which shards that, too"
-            )
-        elif _MIXED in str(sys.exception()) and not self._in_a_model(sys.exception()):
-            self._run.note(
-                "the cell computes with parameters of a sharded model and with whole tensors: give a copy of it, "
-                "such as a moving average or a target network, to jupyter_distrib.prepare(), which shards it, too"
-            )
-        elif _MIXED in str(sys.exception()):
-            self._run.note(
-                "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
-                "itself is called: call that, or register_fsdp_forward_method(model, name) of torch.distributed.fsdp"
-            )
-
-    def _in_a_model(self, error: BaseException | None) -> bool:
-        """Return whether an exception comes from a method of a sharded model, or of a part of it."""
-        parts = {id(part) for root in self._roots for part in root.modules()}
-        frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
-        return any(id(frame.f_locals.get("self")) in parts for frame, _ in frames)
+        elif self._roots and (note := sharded_errors.note_on(sys.exception(), self._roots)):
+            self._run.note(note)
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
