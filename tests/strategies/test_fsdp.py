@@ -303,6 +303,12 @@ CASES = {
         "    optimizer.zero_grad()\n    nn.functional.cross_entropy(model(x), y).backward()\n"
         "    with torch.no_grad():\n        model(x)\n    optimizer.step()"
     ),
+    "gradients that the model zeroes after the forward pass": (
+        "model = build()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for part in (model, model.blocks, model):\n    for x, y in DataLoader(data(), batch_size=8):\n"
+        "        loss = nn.functional.cross_entropy(model(x), y)\n        part.zero_grad()\n"
+        "        loss.backward()\n        optimizer.step()"
+    ),
     "a model and an optimizer of the notebook": "model, optimizer = theirs, its\ntrain(model, optimizer)",
     "inside a function": (
         "def fit():\n    model = build()\n    for p in model.parameters():\n        p.requires_grad = True\n"

@@ -104,6 +104,7 @@ class ShardedTraining:
             rejoining.continue_schedules_and_passes(rejoining.kept_objects(), self._run.note)
         self._hooks.begin()
         whole_numbers.install(self._patches)
+        self._patches.replace(nn.Module, "zero_grad", self._zeroing)
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
 
         def sharded_here() -> list[nn.Module]:
@@ -260,6 +261,14 @@ class ShardedTraining:
                 weight_sync.copy_from_rank_0(buffers)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _zeroing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(module: nn.Module, *args: Any, **keywords: Any) -> None:
+            for root in self._roots:
+                reshard(root)  # between a forward and a backward pass it has whole parameters, without gradients
+            original(module, *args, **keywords)
+
+        return zero_grad
 
     def _of(self, optimizer: Optimizer) -> list[nn.Module]:
         return [root for root in self._roots if _has_any(root, ownership.parameters_of(optimizer))]
