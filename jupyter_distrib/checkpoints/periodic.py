@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from jupyter_distrib.checkpoints import meeting, series
 from jupyter_distrib.checkpoints.folder import make_ready, new_save_id
@@ -227,6 +228,8 @@ def _finish(*, ok: bool) -> None:
 
 def _is_sharded(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):
+        if any(isinstance(part, FSDPModule) for part in value.modules()):
+            return True  # also between a forward and a backward pass, when it has whole parameters
         return meeting.has_shards([*value.parameters(), *value.buffers()])
     if callable(getattr(value, "state_dict", None)) and not isinstance(value, torch.optim.Optimizer):
         value = value.state_dict()  # an average of the weights, for instance; an optimizer is given with its model

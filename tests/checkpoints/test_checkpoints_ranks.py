@@ -215,6 +215,15 @@ def test_shards_in_an_object_of_the_users_are_written_by_the_ranks_that_have_the
         assert found.result == "True", name
 
 
+def test_a_series_that_is_saved_between_a_forward_and_a_backward_pass_is_sharded(book: Notebook) -> None:
+    body = "model = build()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.1))\nmodel(torch.ones(1, 5))\n"
+    book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{body}jupyter_distrib.save('between', keep=1, model=model)")
+    book.ok(
+        "m = build(); train(m, torch.optim.SGD(m.parameters(), lr=0.1)); found = jupyter_distrib.load('between')['model']"
+    )
+    assert book.ok("all(torch.allclose(found[key], value) for key, value in m.state_dict().items())").result == "True"
+
+
 def test_shards_that_come_after_the_first_call_are_named(book: Notebook) -> None:
     wrong = book.fails(
         f"%%distributed --ranks 2 --strategy fsdp\n{AVERAGE.replace('{save}', 'return average')}\n"
