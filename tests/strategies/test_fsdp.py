@@ -196,6 +196,15 @@ def test_a_forward_pass_with_the_models_own_parameters_is_not_refused(book: Note
     assert book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{cell}").result == "ranks 0-1: True"
 
 
+def test_an_optimizer_that_is_built_between_the_passes_is_refused_as_such(book: Notebook) -> None:
+    cell = f"{PLAIN}model(data()[:4][0])\noptimizer = torch.optim.SGD(model.parameters(), 0.1)"
+    told = book.fails(f"%%distributed --ranks 2 --strategy fsdp\n{cell}")
+
+    assert told.evalue.startswith(
+        "SGD (line 6) is built between a forward pass of Net and its backward pass, when FSDP"
+    )
+
+
 RIDDLES = {
     "model.first.weight[0] = 0": "torch has no rule for this operation on a sharded parameter",
     "model.first.weight.detach().numpy()": "read the whole one with .full_tensor() on every rank",

@@ -209,7 +209,15 @@ class ShardedTraining:
         """Raise `DistributedError` for parameters added to a model after it was sharded, which each rank would train
         separately."""
         for root in (root for root in steps if steps[root].sharded_here):
-            new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
+            gathered = {id(each) for each in private.gathered_parameters(root)}
+            whole = {name: each for name, each in root.named_parameters() if not isinstance(each, DTensor)}
+            new = [name for name, each in whole.items() if id(each) not in gathered]
+            if whole and not new and any(root is part for each in roots for part in each.modules()):
+                raise DistributedError(
+                    f"{optimizer} is built between a forward pass of {ownership.named_plainly([root])} and its "
+                    "backward pass, when FSDP has whole parameters in place of the sharded ones: build it before, and "
+                    "evaluate under torch.no_grad()."
+                )
             if new and any(root is part for each in roots for part in each.modules()):
                 raise DistributedError(
                     f"{optimizer} trains {new[0]}, which was added to {ownership.named_plainly([root])} after that was "
