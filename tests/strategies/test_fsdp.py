@@ -357,6 +357,25 @@ def test_weights_are_those_of_ddp(book: Notebook, case: str) -> None:
     assert compared.stdout == "True True True\n"
 
 
+CHANGES = {
+    "values": "for p in model.parameters(): p.data.mul_(0.5)",
+    "in place": "with torch.no_grad():\n    for p in model.parameters(): p.mul_(0.5)",
+    "frozen": "for p in model.parameters(): p.requires_grad = False\nmodel.head.requires_grad_(True)",
+    "a backward pass": "shown.sum().backward()",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_done_after_an_evaluation_with_gradients_is_done_to_the_shards(book: Notebook, change: str) -> None:
+    """Without torch.no_grad(), the model had its whole parameters then, and what was done to these was lost."""
+    cell = f"{PLAIN}model.eval()\nshown = model(data()[:4][0])\n{CHANGES[change]}\nmodel.train()\n"
+    for strategy, name in (("ddp", "replicated"), ("fsdp", "sharded")):
+        run(book, f"{cell}train(model, optimizer, 1)\nmodel", f"--strategy {strategy} --out {name}")
+
+    apart = "(a - b).abs().max().item() for a, b in zip(replicated[0].parameters(), sharded[0].parameters())"
+    assert float(book.ok(f"max({apart})").result) < 1e-4
+
+
 def test_what_a_cell_returns_is_whole_on_rank_0_and_said_to_be_there_on_the_others(book: Notebook) -> None:
     text = run(
         book, PLAIN + "{'model': model, 'state': model.state_dict(), 'losses': losses[:1]}", "--strategy fsdp --out out"
