@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from torch.distributed import TCPStore
@@ -685,18 +686,21 @@ OWN_CHOICES = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("what", OWN_CHOICES)
-def test_what_each_rank_decides_by_itself_is_named(book: Notebook, what: str, strategy: str) -> None:
-    """Under fsdp each rank would train its part of the model in another way, without a word."""
-    choice, told = OWN_CHOICES[what]
-    cell = f"""
+CHOOSES = """
 model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for step, (x, y) in enumerate(DataLoader(data, batch_size=4)):
     F.mse_loss(model(x), y).backward()
     {choice}
     optimizer.zero_grad()"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", OWN_CHOICES)
+def test_what_each_rank_decides_by_itself_is_named(book: Notebook, what: str, strategy: str) -> None:
+    """Under fsdp each rank would train its part of the model in another way, without a word."""
+    choice, told = OWN_CHOICES[what]
+    cell = CHOOSES.format(choice=choice)
     view = book.ok(f"{DDP.replace('ddp', strategy)}{cell}").view
     trained = {"ddp": "trained different weights", "fsdp": "trained their parts of the model differently"}[strategy]
 
@@ -716,11 +720,7 @@ OWN_UPDATES = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("what", OWN_UPDATES)
-def test_what_is_trained_by_hand_beside_a_model_is_named(book: Notebook, what: str, strategy: str) -> None:
-    update_by_hand, told = OWN_UPDATES[what]
-    cell = f"""
+UPDATES = """
 torch.manual_seed(0)
 model, second, scale = Net(), nn.Linear(2, 2, bias=False), torch.ones(2, requires_grad=True)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -728,11 +728,49 @@ for x, y in DataLoader(data, batch_size=4):
     F.mse_loss(second(model(x.requires_grad_()) * scale), y).backward()
     optimizer.step()
     optimizer.zero_grad()
-    with torch.no_grad(): {update_by_hand}
+    with torch.no_grad(): {update}
     scale.grad = second.weight.grad = None"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", OWN_UPDATES)
+def test_what_is_trained_by_hand_beside_a_model_is_named(book: Notebook, what: str, strategy: str) -> None:
+    update_by_hand, told = OWN_UPDATES[what]
+    cell = UPDATES.format(update=update_by_hand)
     view = book.ok(f"{DDP.replace('ddp', strategy)}{cell}").view
 
     assert told in view if told else "different" not in view, view
+
+
+IN_A_FUNCTION = {
+    "a step": (CHOOSES.format(choice=OWN_CHOICES["a step"][0]), OWN_CHOICES["a step"][1]),
+    "a learning rate": (CHOOSES.format(choice=OWN_CHOICES["a learning rate"][0]), OWN_CHOICES["a learning rate"][1]),
+    "a tensor": (UPDATES.format(update=OWN_UPDATES["a tensor"][0]), "different values of a tensor of shape (2,)"),
+    "a schedule for all batches": (
+        SCHEDULE.format(steps="len(data) // 8 * 2").replace("in train:", "in DataLoader(data, 8):"),
+        SAID["a schedule for all batches"][1],
+    ),
+    "only a group of one's own": SAID["only a group of one's own"],
+}
+
+
+@pytest.mark.parametrize("what", IN_A_FUNCTION)
+def test_what_only_a_function_owns_is_checked_too(book: Notebook, what: str) -> None:
+    """Its model and optimizer are gone when the cell ends: nothing had been said."""
+    body, told = IN_A_FUNCTION[what]
+
+    assert told in book.ok(f"{DDP}\ndef main():\n{indent(body, '    ')}\nmain()").view
+
+
+@pytest.mark.parametrize("end", ["pass", "1 / 0"])
+def test_what_only_a_function_owned_is_freed_with_the_cell(book: Notebook, end: str) -> None:
+    body = indent(CHOOSES.format(choice="optimizer.step()"), "    ")
+    book.cell(f"{DDP}\nclass Passing(Net): pass\ndef main():\n{body.replace('Net()', 'Passing()')}\n    {end}\nmain()")
+
+    left = book.ok(
+        f"{DDP}\nimport gc\ngc.collect()\nsum(type(each).__name__ == 'Passing' for each in gc.get_objects())"
+    )
+    assert left.result == "ranks 0-1: 0"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -3,7 +3,7 @@ gradients, so each rank goes on with another value. Rank's main thread; never wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from weakref import ref
 
 import torch
@@ -17,9 +17,14 @@ LOOKS = 3
 
 
 class OwnUpdates:
-    """The leaves of one run's graphs that no distributed model owns."""
+    """The leaves of one run's graphs that no distributed model owns.
 
-    def __init__(self) -> None:
+    Args:
+        keep: Called with these leaves, which may have no owner at the end of the cell.
+    """
+
+    def __init__(self, keep: Callable[..., None]) -> None:
+        self._keep = keep
         self._looks = 0
         self._before: dict[int, tuple[ref[torch.Tensor], float]] = {}
         """These leaves by their `id`, with their sums before the first gradient."""
@@ -40,6 +45,7 @@ class OwnUpdates:
         ]
         for each, value in zip(new, training_by_hand.sums_of(new), strict=True):
             self._before[id(each)] = ref(each), value
+        self._keep(*new)
 
     def apart(self, board: StoreBoard, rank: int, size: int, trained: Iterable[torch.Tensor]) -> torch.Tensor | None:
         """Return such a tensor if these have changed and differ from those of a rank that has ended; else None.

@@ -3,7 +3,7 @@ a share: `OneCycleLR(..., steps_per_epoch=len(loader))` in an earlier cell. Rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +16,14 @@ _TOLERANCE = 0.1
 
 
 class Schedules:
-    """The schedules of one run that know the number of their steps."""
+    """The schedules of one run that know the number of their steps.
 
-    def __init__(self) -> None:
+    Args:
+        keep: Called with each one that steps, which may have no owner at the end of the cell.
+    """
+
+    def __init__(self, keep: Callable[[LRScheduler], None]) -> None:
+        self._keep = keep
         self._steps: WeakKeyDictionary[LRScheduler, int] = WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -43,5 +48,6 @@ class Schedules:
         def step(schedule: LRScheduler, *args: Any, **keywords: Any) -> None:
             original(schedule, *args, **keywords)
             self._steps[schedule] = self._steps.get(schedule, 0) + 1
+            self._keep(schedule)
 
         return step

@@ -50,6 +50,7 @@ class TrainingChecks:
         loaders: Its data loaders.
         manages_ranks: Returns whether the cell manages its ranks itself.
         sees_a_share: Whether every rank is to train with data of its own.
+        keep: Called with tensors that are trained, which may have no owner at the end of the cell.
     """
 
     def __init__(
@@ -60,12 +61,13 @@ class TrainingChecks:
         *,
         manages_ranks: Callable[[], bool],
         sees_a_share: bool,
+        keep: Callable[..., None],
     ) -> None:
         self._run, self._distributor, self._loaders = run, distributor, loaders
         self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
         self._by_hand = TrainingByHand()
-        self._own_updates = OwnUpdates()
+        self._own_updates = OwnUpdates(keep)
         self._steps = StepCounts()
         self._shards = False
         """Whether an optimizer with sharded parameters has stepped."""

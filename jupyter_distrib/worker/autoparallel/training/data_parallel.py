@@ -70,7 +70,7 @@ class DataParallel:
 
     def end(self, *, ok: bool) -> None:
         self._undo()
-        self._hooks.end()
+        self._hooks.end(ok=ok)
         try:
             if ok:
                 self._report_changes()

@@ -92,7 +92,7 @@ class EngineTraining:
 
     def end(self, *, ok: bool) -> None:
         self._patches.undo()
-        self._hooks.end()
+        self._hooks.end(ok=ok)
         for optimizer in self._routed:
             for name in ("step", "zero_grad"):
                 if getattr(vars(optimizer).get(name), "__func__", None) in (_step, _zero_grad):

@@ -34,6 +34,7 @@ from jupyter_distrib.interfaces import identity, manual_parallelism
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
+from jupyter_distrib.worker.autoparallel.checks.last_trained import LastTrained
 from jupyter_distrib.worker.autoparallel.checks.notebook_models import NotebookModels
 from jupyter_distrib.worker.autoparallel.checks.schedules import Schedules
 from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
@@ -127,14 +128,20 @@ class TrainingHooks:
         self._loss_averaging = LossAveraging(
             lambda: distributor.active and not self.manages_ranks, loaders.on_collective
         )
+        self._last_trained = LastTrained()
         checks = TrainingChecks if object_collectives.others.have_values else NoChecks
         self._checks = checks(
-            run, distributor, loaders, manages_ranks=lambda: self.manages_ranks, sees_a_share=sees_a_share
+            run,
+            distributor,
+            loaders,
+            manages_ranks=lambda: self.manages_ranks,
+            sees_a_share=sees_a_share,
+            keep=self._last_trained.keep,
         )
-        self._schedules = Schedules()
+        self._schedules = Schedules(self._last_trained.keep)
         self._models = NotebookModels(run)
         self._known: WeakSet[Optimizer] = WeakSet()
-        self._undo: Callable[[], None] = lambda: None
+        self._undo: list[Callable[[], None]] = []
         self._expected: list[Optimizer] = []
         """Optimizers of models that have not been called and have parameters without a shape."""
         self._looked = False
@@ -156,16 +163,18 @@ class TrainingHooks:
         replace(torch.autograd, "grad", self._computing_gradients)
         replace(DistributedDataParallel, "__init__", self._wrapping)
         self._loss_averaging.install(self._patches)
-        stepped = register_optimizer_step_post_hook(self._stepped)
-        self._undo = stepped.remove
+        self._undo = [register_optimizer_step_post_hook(self._stepped).remove, self._last_trained.begin()]
         self._schedules.install(self._patches)
         self._checks.begin()
 
-    def end(self) -> None:
+    def end(self, *, ok: bool) -> None:
         self._patches.undo()
-        self._undo()
+        for undo in self._undo:
+            undo()
         self._loss_averaging.close()
         self._loaders.close()
+        if not ok:
+            self._last_trained.let_go()
         if self._run.stopped():
             self._models.note()
 
@@ -256,6 +265,7 @@ class TrainingHooks:
             self._loaders.note_if_untrained()
             self._note_if_cut_short()
         self._models.note()
+        self._last_trained.let_go()
 
     def _note_if_cut_short(self) -> None:
         ranks = self._loaders.ranks
@@ -287,6 +297,7 @@ class TrainingHooks:
     def _noticed(self, optimizer: Optimizer) -> None:
         if self._busy:
             return
+        self._last_trained.let_go()
         if self.manages_ranks:
             return self._draw_apart()
         self._busy = True
@@ -337,6 +348,8 @@ class TrainingHooks:
 
     def _stepped(self, optimizer: Optimizer, *_: object) -> None:
         self._distributor.stepped(optimizer)
+        if not self._last_trained.has(optimizer):
+            self._last_trained.keep(optimizer, *self._distributor.models)
         self._checks.stepped(optimizer, is_known=optimizer in self._known)
 
     def _wrapping(self, original: Any) -> Any:

@@ -130,7 +130,7 @@ class ShardedTraining:
     def end(self, *, ok: bool) -> None:
         if isinstance(sys.exception(), SystemExit):
             gather_shards.announce_absence()  # after any other exception the ranks are stopped together
-        self._hooks.end()
+        self._hooks.end(ok=ok)
         self._patches.undo()
         self._undo()
         if ok:
