@@ -215,3 +215,54 @@ def test_ranks_draw_alike_what_they_deal_though_their_dropout_differs(book: Note
     assert first[0] == first[1][0::2]
     assert second[0] == first[1][1::2]
     assert first[2] != second[2]
+
+
+@pytest.mark.parametrize("seed", ["", "torch.manual_seed(rank)\n"])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "DataLoader(data, batch_size=5, shuffle=True, drop_last=True)",
+        "DataLoader(data, batch_size=5, shuffle=True, num_workers=1, persistent_workers=True)",
+        "DataLoader(data, batch_size=5, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 24, 24))",
+        "DataLoader(data, batch_size=None, sampler=torch.utils.data.RandomSampler(data))",
+        "DataLoader(data, batch_sampler=Shuffled())",
+    ],
+)
+def test_an_evaluation_reads_in_the_same_order_on_all_ranks(book: Notebook, loader: str, seed: str) -> None:
+    book.ok(
+        f"""%%distributed --ranks 2 --fresh --strategy ddp --out seen
+import random
+class Shuffled:
+    def __len__(self):
+        return 12
+    def __iter__(self):
+        return iter(random.sample([[each, each + 12] for each in range(12)], 12))
+def evaluate(loader):
+    with torch.no_grad():
+        return [int(each) for x, in loader for each in x.view(-1)]
+train_loader = DataLoader(data, batch_size=4, shuffle=True)
+val_loader = {loader}
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+{seed}orders, shares = [], []
+for epoch in range(3):
+    shares.append([])
+    for x, in train_loader:
+        shares[-1] += [int(each) for each in x]
+        model(x).mean().backward()
+        optimizer.step()
+    if rank == 0: evaluate(val_loader)
+    orders.append(None)
+    for x, in train_loader:
+        model(x).mean().backward()
+    orders[-1] = evaluate(val_loader), evaluate(val_loader)
+orders, shares, torch.rand(1).item(), random.random()"""
+    )
+    first, second = literal_eval(book.ok("[*seen]").result)
+
+    assert (first[0] == second[0]) is not bool(seed), "a seed of the user's own is not overruled"
+    assert all(one != two for one, two in first[0]), "each pass has its own order"
+    assert first[0][0] != first[0][1]
+    assert all(sorted(a + b) == list(range(24)) for a, b in zip(first[1], second[1], strict=True)), "shares fit"
+    assert first[2] != second[2]
+    assert first[3] != second[3]

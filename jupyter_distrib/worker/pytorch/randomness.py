@@ -10,6 +10,7 @@ rank 0 continues with those. A cell that sets a seed gets that seed.
     adopt_rank_0  each training cell begins
     draw_apart    the cell has its optimizer
     shared        what all ranks draw alike even then: the order of a sampler, a random split
+    alike         the same where the ranks need not meet: the order of an evaluation
     reseed        a batch is read whose number a checkpoint holds, so that the other ranks' streams need not be saved
 """
 
@@ -324,6 +325,29 @@ def shared() -> Iterator[None]:
         finally:
             _shared = _states(own)
             _set_states(own)
+
+
+def alike(source: Iterable[Any], occasion: str) -> Iterator[Any]:
+    """Yield the elements of a source that draws them at random, the same on all ranks for the same words in `occasion`;
+    as the source draws them if the user has seeded torch. Does not touch the streams of `shared`, since some ranks may
+    read the source and others not."""
+    global _shared
+    if _shared is None or _shared_pid != os.getpid() or torch.initial_seed() != _drawn_seed:
+        yield from source
+        return
+    states = _states_from(_seed(_origin, occasion), _shared.keys() - _seeded)
+    elements: Iterator[Any] | None = None
+    while True:
+        kept, _shared = _shared, states
+        try:
+            with shared():
+                elements = iter(source) if elements is None else elements
+                element = next(elements)
+        except StopIteration:
+            return
+        finally:
+            states, _shared = _shared, kept
+        yield element
 
 
 def state() -> dict[str, Any]:

@@ -31,8 +31,10 @@ from jupyter_distrib.worker.autoparallel.data import means
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
+    AlikeOrder,
     ResumableBatches,
     ShardChoice,
+    draws_order,
     is_divided_by_others,
     share,
 )
@@ -101,6 +103,8 @@ class Loaders:
         """Number of calls that set the mode of a module."""
         self.backwards = 0
         """Number of backward passes in this run."""
+        self._evaluations = 0
+        """Number of evaluations since the last one."""
         self.device: torch.device | None = None
         """Device to which batches are moved; None leaves them where the loader created them."""
 
@@ -146,6 +150,7 @@ class Loaders:
     def goes_backward(self) -> None:
         """Record that a backward pass starts."""
         self.backwards += 1
+        self._evaluations = 0
         if self.backwards == 1:
             self._others.look()
 
@@ -190,7 +195,7 @@ class Loaders:
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share, current_calls()) if how == "divided" else share
             self._check_length(loader)
-            batches = self._placed(original(loader))
+            batches = self._placed(self._whole_read(loader, original))
             if not self._state.active:
                 where = source_location.current_line(self._run.filename)
                 return EarlyReading(batches, partial(self._note_if_early, loader, where), lambda: self.backwards)
@@ -248,6 +253,25 @@ class Loaders:
             else:
                 batches = iter(own_share)
         return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
+
+    def _whole_read(self, loader: DataLoader[Any], original: Any) -> Any:
+        """Return all batches of a loader; of an evaluation in an order that is the same on all ranks, so that numbers
+        which depend on it are, too: of the first few batches, or with a last one that is smaller or dropped."""
+        trains = torch.is_grad_enabled() and self._trains(loader)
+        if trains or not self._state.active or not draws_order(loader) or makes_own_iterators(type(loader)):
+            return original(loader)
+        self._evaluations += 1
+        name, parts = "sampler" if loader.batch_sampler is None else "batch_sampler", loader.__dict__
+        sampler = parts[name]
+        parts[name] = AlikeOrder(sampler, self._this_evaluation)  # torch refuses an assignment
+        try:
+            return original(loader)
+        finally:
+            parts[name] = sampler
+
+    def _this_evaluation(self) -> str:
+        """Return which evaluation has begun, counted from the last backward pass: rank 0 may have evaluated alone."""
+        return f"evaluation {self._evaluations} after {self.backwards}"
 
     def _decided(self, loader: DataLoader[Any]) -> Reading:
         if not self._state.active:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -126,6 +126,14 @@ def is_plain(loader: DataLoader[Any]) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     return type(sampler) is SequentialSampler
+
+
+def draws_order(loader: DataLoader[Any]) -> bool:
+    """Return whether the order of a loader may be drawn at random outside its data set."""
+    is_sequential = (
+        type(loader.batch_sampler) in (BatchSampler, type(None)) and type(loader.sampler) is SequentialSampler
+    )
+    return not isinstance(loader.dataset, IterableDataset) and not is_sequential
 
 
 def shuffled() -> list[Any]:
@@ -301,6 +309,24 @@ class EvenBatches(Sampler[list[Any]]):
 
     def __len__(self) -> int:
         return self._count
+
+
+class AlikeOrder(Sampler[Any]):
+    """A sampler, or batch sampler, whose order is the same on all ranks that read it at the same point of the cell.
+
+    Args:
+        of: The sampler.
+        occasion: Returns that point, in the same words on all ranks.
+    """
+
+    def __init__(self, of: Any, occasion: Callable[[], str]) -> None:
+        self._of, self._occasion = of, occasion
+
+    def __iter__(self) -> Iterator[Any]:
+        return randomness.alike(self._of, self._occasion())
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 class EveryNth(IterableDataset[Any]):
