@@ -814,6 +814,28 @@ def test_a_model_of_the_notebook_that_was_trained_only_on_the_ranks_is_named(boo
     assert LEFT not in other
 
 
+PARTS = {
+    "wrapped": "\nwhole = nn.DataParallel(model)\nfit(whole, torch.optim.SGD(whole.parameters(), lr=0.1), loader)",
+    "in a larger model": (
+        "\nwhole = nn.Sequential(nn.Linear(6, 6), nn.Sequential(model))"
+        "\nfit(whole, torch.optim.SGD(whole.parameters(), lr=0.1), loader)"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", [DDP, DDP.replace("ddp", "fsdp"), NONE])
+@pytest.mark.parametrize("how", PARTS)
+def test_a_model_that_was_trained_as_part_of_one_that_the_cell_has_made_is_named(
+    book: Notebook, how: str, line: str
+) -> None:
+    book.ok("%distributed_pool restart")
+
+    assert book.ok(f"{line}{PARTS[how]}\nloss = 1").view.count(LEFT) == 1
+    assert LEFT not in book.ok(f"{line} --keep whole{PARTS[how]}\nloss = 1").view
+    frozen = "\nfor each in model.parameters(): each.requires_grad = False"
+    assert LEFT not in book.ok(f"{line}{frozen}{PARTS['in a larger model']}\nloss = 2").view
+
+
 NOT_LEFT = {
     "made in the cell": f"\nmodel = Net(){TRAIN}",
     "returned": f"{TRAIN}\nmodel",

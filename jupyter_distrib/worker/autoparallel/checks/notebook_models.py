@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dis import get_instructions
 from itertools import pairwise
 from types import CodeType
@@ -75,11 +75,14 @@ class NotebookModels:
             patches.replace(torch, "save", self._saving)
 
     def adopted(self, roots: Iterable[nn.Module]) -> None:
-        """Record that an optimizer is to train these models, which have their own parameters by now."""
+        """Record that an optimizer is to train these models, which have their own parameters by now. A model of the
+        notebook may be a part of one that the cell has made: `DataParallel(net)`, a backbone with a new head."""
+        named = {id(model): (weak, name) for weak, name in self._names if (model := weak()) is not None}
         for root in roots:
-            for weak, name in self._names:
-                if weak() is root and name not in self._trained:
-                    self._train(weak, name, _version(root))
+            for model in _outermost(root, named):
+                weak, name = named[id(model)]
+                if name not in self._trained:
+                    self._train(weak, name, _version(model))
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Record that an optimizer, which no strategy manages, has trained the models that have its parameters."""
@@ -189,6 +192,15 @@ def _models_in(value: object, depth: int = _DEPTH) -> Iterator[nn.Module]:
     elif depth:
         for each in _parts(value):
             yield from _models_in(each, depth - 1)
+
+
+def _outermost(model: nn.Module, ids: Container[int]) -> Iterator[nn.Module]:
+    """Yield the model if its id is one of these; else those of its parts, without parts of parts."""
+    if id(model) in ids:
+        yield model
+    else:
+        for part in model.children():
+            yield from _outermost(part, ids)
 
 
 def _parts(value: object) -> list[object]:
