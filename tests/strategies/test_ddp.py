@@ -456,6 +456,29 @@ for epoch in range(2):
         update(model, optimizer, x, y)
         plan.step()"""
 
+LINEAR = """
+from functools import partial
+from torch.optim.lr_scheduler import LambdaLR, PolynomialLR
+def linear(step, *, num_warmup_steps, num_training_steps):
+    return max(0.0, (num_training_steps - step) / num_training_steps)
+def linear_schedule(optimizer, num_training_steps):
+    return LambdaLR(optimizer, lambda step: 1 - step / num_training_steps)
+class Decay:
+    def __init__(self, total): self.total = total
+    def __call__(self, step): return 1 - step / self.total
+steps = len(data) // 8 * 2
+MAX_STEPS, warmup_steps = steps, steps
+"""
+ONE_CYCLE = "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps={steps})"
+OWN_SCHEDULES = {
+    "a partial function": "LambdaLR(optimizer, partial(linear, num_warmup_steps=2, num_training_steps=steps))",
+    "a closure": "linear_schedule(optimizer, steps)",
+    "a global": "LambdaLR(optimizer, lambda step: 1 - step / MAX_STEPS)",
+    "an object": "LambdaLR(optimizer, Decay(steps))",
+    "a polynomial": "PolynomialLR(optimizer, total_iters=steps)",
+}
+
+
 SAID = {
     "an update by hand": (
         UPDATE_BY_HAND,
@@ -600,6 +623,13 @@ for epoch in range(2):
         SCHEDULE.format(steps="len(data) // 8 * 2"),
         "OneCycleLR has made 6 of its 12 steps, since each rank has read 1/2 of the batches",
     ),
+    **{
+        f"a schedule for all batches, {how}": (
+            LINEAR + SCHEDULE.replace(ONE_CYCLE, made),
+            "LR has made 6 of its 12 steps, since each rank has read 1/2 of the batches",
+        )
+        for how, made in OWN_SCHEDULES.items()
+    },
     "a length asked too early": (TOO_EARLY, "len() of a data loader, called on line 3 before there was an optimizer"),
 }
 
@@ -991,6 +1021,8 @@ NOT_SAID = {
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
     "a schedule for a rank's batches": SCHEDULE.format(steps="len(train) * 2"),
+    "a warm-up that is as long": LINEAR
+    + SCHEDULE.replace(ONE_CYCLE, "LambdaLR(optimizer, lambda step: min(1.0, step / warmup_steps))"),
     "a schedule that goes on later": SCHEDULE.format(steps="100"),
     "numbers of all ranks that are added up": f"{TOTALS}\ntotal = torch.tensor(total)\ndist.all_reduce(total)\ntotal / len(train.dataset)",
     "statistics of a loader before the training": f"\nsum(x.sum() for x, y in train), len(iter(train)){TOTALS}",

@@ -1,18 +1,27 @@
 """Finds schedules of the learning rate that were made for the batches of the whole loader, of which each rank has read
-a share: `OneCycleLR(..., steps_per_epoch=len(loader))` in an earlier cell. Rank's main thread."""
+a share: `OneCycleLR(..., steps_per_epoch=len(loader))` in an earlier cell. Rank's main thread.
+
+A `LambdaLR` does not know the number of its steps, but its function usually does, under a name such as
+`num_training_steps`: transformers' `get_linear_schedule_with_warmup` makes one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, PolynomialLR
 
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
 _TOLERANCE = 0.1
 """The part of its steps by which a schedule may differ: shares are rounded up in every epoch."""
+_NAMES_ALL = re.compile(r"(?!.*(warm|epoch))(.*(total|train|max|end|decay))", re.IGNORECASE)
+"""The names under which a function has the number of all steps."""
 
 
 class Schedules:
@@ -37,12 +46,13 @@ class Schedules:
             backwards: The number of backward passes; a schedule that steps once in an epoch makes fewer steps.
         """
         for schedule, steps in self._steps.items():
-            whole = getattr(schedule, "total_steps", None) or getattr(schedule, "T_max", None)
             made = schedule.last_epoch
-            if not isinstance(whole, int) or made >= whole or steps not in (made, made + 1) or 2 * steps <= backwards:
+            if steps not in (made, made + 1) or 2 * steps <= backwards:
                 continue  # a new one makes a first step that does not count
-            if abs(made * ranks - whole) <= max(ranks, _TOLERANCE * whole):
-                yield type(schedule).__name__, made, whole
+            for whole in _all_steps(schedule):
+                if made < whole and abs(made * ranks - whole) <= max(ranks, _TOLERANCE * whole):
+                    yield type(schedule).__name__, made, whole
+                    break
 
     def _stepping(self, original: Any) -> Any:
         def step(schedule: LRScheduler, *args: Any, **keywords: Any) -> None:
@@ -51,3 +61,33 @@ class Schedules:
             self._keep(schedule)
 
         return step
+
+
+def _all_steps(schedule: LRScheduler) -> Iterator[int]:
+    """Yield the numbers that may be that of all steps of a schedule."""
+    numbers = [getattr(schedule, "total_steps", None), getattr(schedule, "T_max", None)]
+    if isinstance(schedule, PolynomialLR):  # a LinearLR has that of its warm-up
+        numbers.append(schedule.total_iters)
+    if isinstance(schedule, LambdaLR):
+        for function in schedule.lr_lambdas:
+            numbers += [number for name, number in _values_of(function) if _NAMES_ALL.match(name)]
+    yield from (each for each in numbers if type(each) is int)
+
+
+def _values_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a function has from elsewhere, with their values; of an object its attributes."""
+    if isinstance(function, partial):
+        yield from function.keywords.items()
+        if isinstance(function.func, FunctionType):
+            yield from zip(function.func.__code__.co_varnames, function.args, strict=False)
+        function = function.func
+    if isinstance(function, FunctionType):
+        code, cells = function.__code__, function.__closure__ or ()
+        yield from ((name, function.__globals__.get(name)) for name in code.co_names)
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # it has no value yet
+                continue
+    else:
+        yield from getattr(function, "__dict__", {}).items()
