@@ -1020,6 +1020,19 @@ NOT_SAID = {
     ),
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
+    "samples that the model draws by gradients": """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+samples = []
+for epoch in range(3):
+    for x, y in train:
+        sample = x.clone().requires_grad_()
+        for _ in range(2):
+            model(sample).sum().backward()
+            sample.data -= 0.1 * sample.grad
+            sample.grad.zero_()
+        samples.append(sample)
+        update(model, optimizer, torch.cat([x, sample]), torch.cat([y, y]))""",
     "a schedule for a rank's batches": SCHEDULE.format(steps="len(train) * 2"),
     "a warm-up that is as long": LINEAR
     + SCHEDULE.replace(ONE_CYCLE, "LambdaLR(optimizer, lambda step: min(1.0, step / warmup_steps))"),
@@ -1250,6 +1263,7 @@ def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
 
     assert "same" not in shown
     assert "for itself" not in shown
+    assert "trained different" not in shown
     assert "every rank trains" not in shown
     assert "number of all samples" not in shown
     assert "of its" not in shown
