@@ -1,4 +1,5 @@
-"""The output and the events of one run as iterators, which end with the run: `run.logs(follow=True)`, `run.events()`.
+"""The output of one run, and output and events as iterators, which end with the run: `run.logs()`,
+`run.logs(follow=True)`, `run.events()`.
 
 Output is read from the logs, which have all of it, and what the ranks report comes as events; both begin with what
 there is already. In the thread that iterates; the feed is filled in the node's thread.
@@ -17,7 +18,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs import json_lines
-from jupyter_distrib.system import interrupts, record_file
+from jupyter_distrib.system import formatting, interrupts, log_folder, paths, record_file
 from jupyter_distrib.wire import messages as m
 
 READ_BYTES = 1 << 20
@@ -89,8 +90,41 @@ class Feed(Observer):
                 event = self._queue.get_nowait()
 
 
+def log_file(run: FollowedRun, rank: int) -> Path:
+    """Return the path of a rank's log. Raises `PoolError` if the run has no such rank, or its logs were removed."""
+    _check_rank(run, rank)
+    folder = Path(run.record.log_directory or paths.log_directory() / run.id)
+    log_folder.check(folder)
+    return folder / f"rank{rank}.log"
+
+
+def text(run: FollowedRun, rank: int | None) -> str:
+    """Return the output of a rank so far, or of all ranks, one after another. Raises the same as `log_file`."""
+    texts = []
+    for number in sorted(run.record.ranks) if rank is None else [rank]:
+        path = log_file(run, number)
+        with suppress(OSError), record_file.opened(path) as file:
+            found = file.read().decode("utf-8", "backslashreplace")
+            texts.append(f"--- rank {number}\n{found}" if rank is None and found else found)
+    return "".join(texts)
+
+
+def _check_rank(run: FollowedRun, rank: int) -> None:
+    ranks = run.record.ranks
+    if ranks and rank not in ranks:
+        is_on = "was on" if run.done() else "is on"
+        raise PoolError(f"run {run.id} has no rank {rank!r}: it {is_on} {formatting.rank_list(ranks)}.")
+
+
 def lines(run: FollowedRun, rank: int | None) -> Iterator[str]:
-    """Yield each line that a rank writes, or that any rank writes, as `[1] text`; return at the end of the run."""
+    """Return an iterator over each line that a rank writes, or that any rank writes, as `[1] text`; it ends with the
+    run. Raises `PoolError` at once if the run has no such rank."""
+    if rank is not None:
+        _check_rank(run, rank)
+    return _lines(run, rank)
+
+
+def _lines(run: FollowedRun, rank: int | None) -> Iterator[str]:
     with run.feeding() as feed:
         for event in _events(run, feed, rank):
             if event["event"] == "output":
@@ -116,7 +150,7 @@ def _events(run: FollowedRun, feed: Feed, only: int | None) -> Iterator[Event]:
             yield {"event": "state", "state": state, "place": run.place}
         reported = list(feed.wait(0.0 if ended else interrupts.HEAR_S))
         for number in [each for each in list(run.record.ranks) if only in (None, each)]:
-            tail = tails.setdefault(number, LogTail(lambda number=number: run.log_file(number)))  # type: ignore[misc]
+            tail = tails.setdefault(number, LogTail(lambda number=number: log_file(run, number)))  # type: ignore[misc]
             for line in tail.lines(final=ended):
                 yield {"event": "output", "rank": number, "text": line}
         yield from reported

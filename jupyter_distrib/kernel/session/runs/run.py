@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
-from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -34,7 +34,7 @@ from jupyter_distrib.kernel.session.runs.cell_sources import CellSources
 from jupyter_distrib.kernel.session.runs.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.runs.program import Program
 from jupyter_distrib.kernel.session.runs.results import Results, ReturnedValues, unpack_exception
-from jupyter_distrib.system import formatting, interrupts, log_folder, open_files, paths, record_file
+from jupyter_distrib.system import formatting, interrupts, open_files
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -311,33 +311,15 @@ class Run:
         Raises:
             PoolError: The run has no such rank, or its logs were removed to free space.
         """
-        if rank is not None:
-            self._check_rank(rank)
-        if follow:
-            from jupyter_distrib.kernel.session.runs import following
+        from jupyter_distrib.kernel.session.runs import following
 
-            return following.lines(self, rank)
-        numbers = sorted(self.record.ranks) if rank is None else [rank]
-        texts = []
-        for number in numbers:
-            with suppress(OSError):
-                with record_file.opened(self.log_file(number)) as file:
-                    text = file.read().decode("utf-8", "backslashreplace")
-                texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
-        return "".join(texts)
+        return following.lines(self, rank) if follow else following.text(self, rank)
 
     def log_file(self, rank: int) -> Path:
         """Return the path of a rank's log. Raises the same as `logs`."""
-        self._check_rank(rank)
-        folder = Path(self.record.log_directory or paths.log_directory() / self.id)
-        log_folder.check(folder)
-        return folder / f"rank{rank}.log"
+        from jupyter_distrib.kernel.session.runs import following
 
-    def _check_rank(self, rank: int) -> None:
-        ranks = self.record.ranks
-        if ranks and rank not in ranks:
-            is_on = "was on" if self.done() else "is on"
-            raise PoolError(f"run {self.id} has no rank {rank!r}: it {is_on} {formatting.rank_list(ranks)}.")
+        return following.log_file(self, rank)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Return an iterator over the past and coming events of the run, which ends with the run.
