@@ -73,7 +73,7 @@ def test_history_0_saves_nothing(tmp_path: Path) -> None:
     with Notebook(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "state")}) as book:
         book.ok("%load_ext jupyter_distrib")
         book.ok("%%distributed --ranks 1\n1")
-        assert "no saved run" in book.ok("%distributed_runs").result
+        assert "no run is saved" in book.ok("%distributed_runs").result
 
 
 def test_where_nothing_can_be_kept_a_run_has_its_log_its_page_and_a_report(tmp_path: Path) -> None:
