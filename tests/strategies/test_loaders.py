@@ -119,6 +119,27 @@ def test_a_loop_whose_steps_set_the_mode_is_read_as_it_was_used_before(book: Not
     assert others == [(12, 24), (12, 24)]
 
 
+BUFFERED = """
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+loader = DataLoader(data, batch_size=4)
+batches = {kept}
+for (x,) in {read}:
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+sum(len(x) for (x,) in batches)"""
+
+
+@pytest.mark.parametrize("kept", ["list(loader)", "[each for each in loader]", "(list(loader), list(loader))[1]"])
+def test_batches_that_are_kept_and_trained_with_are_not_taken_for_an_evaluation(book: Notebook, kept: str) -> None:
+    """Who followed the note would have trained with all batches on every rank."""
+    untrained = "where nothing was trained"
+
+    assert untrained not in book.ok(DDP + BUFFERED.format(kept=kept, read="batches")).view
+    assert book.ok("list(seen)").result == "[12, 12]"
+    assert untrained in book.ok(DDP + BUFFERED.format(kept=kept, read="loader")).view
+
+
 def test_two_loops_over_one_loader_are_told_apart(book: Notebook) -> None:
     """Both loops are in one function, which one line calls; in a decorated function, all lines had been one."""
     book.ok(f"{DDP}{STEPS}[(epoch(train, train_step), epoch(train, test_step)) for _ in range(3)]")

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import isgeneratorfunction
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -96,6 +96,11 @@ class Loaders:
         """The number of backward passes before each place where a share was last read."""
         self._trained_in: set[str] = set()
         """The places of loops over shares in which a model was trained."""
+        self._trained_inside = 0
+        """Number of backward passes in these loops."""
+        self._buffered: dict[str, tuple[int, int]] = {}
+        """The numbers of all backward passes and of those in loops over shares, when the cell had read all batches of a
+        share at this place and kept them."""
         self._habits: WeakKeyDictionary[DataLoader[Any], dict[object, bool]] = WeakKeyDictionary()
         """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
         The mode at the beginning of such a loop is left from the loop before."""
@@ -294,6 +299,7 @@ class Loaders:
             trained = self.backwards > before
             if self._modes > modes and (trained or not known.adds_up_metrics()):
                 self._habits.setdefault(loader, {})[calls] = trained
+            del first
             break
         yield from batches
 
@@ -312,22 +318,34 @@ class Loaders:
                 f"{where}: what is divided by it is too small. Divide by the number of samples that the loop has read"
             )
         self._searched.add(loader)
-        read = False
+        first: ref[torch.Tensor] | None = None
+        read = 0
         try:
             for batch in self._noting_habit(loader, batches, calls):
-                read = True
+                first = first or next(
+                    (ref(each) for each in private.tree_leaves(batch) if isinstance(each, torch.Tensor)), None
+                )
+                read += 1
                 self._left[where] = before
                 yield batch
+                del batch
         finally:
             if self.backwards > before:
                 self._trained_in.add(where)
+                self._trained_inside += self.backwards - before
         if read and self.backwards == before:
             self._left.pop(where, None)  # another loader may have been read on this line
-            self._note_untrained(where)
+            if read > 1 and first is not None and first() is not None:
+                self._buffered[where] = self.backwards, self._trained_inside
+            else:
+                self._note_untrained(where)
 
     def note_if_untrained(self) -> None:
-        """Add a note on each loader that was divided, and left before its end (`next(iter(loader))`), with nothing
-        trained since then; called when the cell has ended well."""
+        """Add a note on each loader that was divided, and left before its end (`next(iter(loader))`) or kept as a list
+        of its batches, with nothing trained on these since then; called when the cell has ended well."""
+        for where, (backwards, inside) in self._buffered.items():
+            if self.backwards - backwards <= self._trained_inside - inside:
+                self._note_untrained(where)
         for where, before in self._left.items():
             if self.backwards == before and where not in self._trained_in:
                 self._note_untrained(where)
