@@ -498,6 +498,16 @@ def test_a_cell_that_failed_in_a_step_is_not_held_against_the_next_one(book: Not
     assert "was stopped in the middle" not in run(book, PLAIN + "del torch.left_behind")
 
 
+def test_two_kept_models_of_one_class_are_not_taken_for_one_that_was_stopped(book: Notebook) -> None:
+    keep = "--strategy fsdp --keep model,optimizer"
+    run(book, PLAIN, keep)
+    run(book, PLAIN.replace("model", "other"), "--strategy fsdp --keep other")
+    run(book, "train(model, optimizer)", keep)
+    book.fails("%%distributed --ranks 2 --strategy fsdp\n1 / 0")
+
+    assert "was stopped in the middle" not in run(book, "1")
+
+
 def test_a_cell_that_is_stopped_keeps_the_shards_that_it_has_trained(book: Notebook) -> None:
     book.start(
         f"%%distributed --ranks 2 --strategy fsdp --keep model,optimizer,losses\n{PLAIN}\n"

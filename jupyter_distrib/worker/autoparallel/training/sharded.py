@@ -287,9 +287,9 @@ class ShardedTraining:
         kept = rejoining.within_reach(list(steps))  # a cell that failed has left others
         own_steps = [(ownership.named_plainly([root]), steps[root].count, steps[root].stepping) for root in kept]
         every = object_collectives.gather(own_steps)
-        for name, *_ in own_steps:
-            seen = [(count, stepping) for rank_steps in every for other, count, stepping in rank_steps if other == name]
-            if len(set(seen)) > 1 or any(stepping for _, stepping in seen):
+        for name in dict.fromkeys(name for name, *_ in own_steps):
+            of_ranks = [sorted(each[1:] for each in rank_steps if each[0] == name) for rank_steps in every]
+            if any(each != of_ranks[0] for each in of_ranks) or any(stepping for _, stepping in of_ranks[0]):
                 self._run.note(
                     f"{name} was stopped in the middle of an optimizer step: its shards may be one step apart; for "
                     "exact results, load a checkpoint."
