@@ -22,6 +22,7 @@ from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.numpy_objects import NUMPY
 from jupyter_distrib.libraries.pydantic import PYDANTIC
 from jupyter_distrib.libraries.rich import RICH
+from jupyter_distrib.libraries.tensorboard import TENSORBOARD
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.torch_objects import TORCH
 from jupyter_distrib.libraries.torchmetrics import TORCHMETRICS
@@ -109,13 +110,7 @@ LIBRARIES = (
     Library(
         modules=("sqlite3",), stays={"sqlite3:Connection": "a connection belongs to its process: connect in the cell"}
     ),
-    Library(
-        modules=("tensorboard",),
-        stays={
-            "torch.utils.tensorboard:SummaryWriter": "it writes from a thread of the notebook: make one in the cell, "
-            "on rank 0"
-        },
-    ),
+    TENSORBOARD,
     TENSORFLOW,
     Library(
         modules=("threading",), stays={"threading:Thread": "a thread belongs to its process: start it in the cell"}

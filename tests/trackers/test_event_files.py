@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from jupyter_distrib.libraries.tensorboard import is_of_rank
 from tests.notebook import Notebook
 
 pytestmark = pytest.mark.slow
@@ -164,3 +167,40 @@ def test_a_group_means_a_run_for_each_rank_and_so_does_no_tracking(book: Noteboo
         f"wandb.init(project='p', settings=wandb.Settings(console='off'), {line}).finish()"
     )
     assert len(offline_runs(folder) - before) == 2
+
+
+def test_a_summary_writer_writes_on_the_first_rank_unless_its_folder_is_that_of_a_rank(
+    book: Notebook, folder: Path
+) -> None:
+    cell = """
+        from torch.utils.tensorboard import SummaryWriter
+        for place in ("logs/all", f"logs/rank{rank}"):
+            with SummaryWriter(place) as writer:
+                writer.add_scalar("loss", 1.0, 0)
+                writer.add_scalars("both", {"a": 1.0, "b": 2.0}, 0)
+                writer.add_hparams({"lr": 0.1}, {"accuracy": 1.0})
+                writer.add_scalar("loss", 0.5, 1)"""
+    book.ok("%%distributed --ranks 2" + dedent(cell))
+
+    once = len(list((folder / "logs" / "rank0").rglob("events.*")))
+    counts = {each.name: len(list(each.rglob("events.*"))) for each in (folder / "logs").iterdir()}
+    assert counts == {"all": once, "rank0": once, "rank1": once}
+
+
+@pytest.mark.parametrize(
+    ("place", "is_of_1"),
+    [
+        ("runs/rank1", True),
+        ("runs/gpu_1_of_2", True),
+        ("runs/1", True),
+        ("runs/1/more", True),
+        ("runs/x-1", True),
+        ("runs/rank10", False),
+        ("runs/Nov28_11-21-31", False),
+        (f"runs/Nov28_11-21-30_{socket.gethostname()}", False),
+        ("runs/v1_resnet", False),
+        ("runs/lr0.1_b16", False),
+    ],
+)
+def test_a_folder_is_that_of_a_rank_if_its_name_says_so(place: str, is_of_1: bool) -> None:
+    assert is_of_rank(place, "1") == is_of_1
