@@ -17,7 +17,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from inspect import getattr_static
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from jupyter_distrib.kernel.capture.capture import Input, reachable
@@ -110,7 +112,7 @@ class ModuleChanges:
 
     def _touched(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> set[str]:
         """Return the modules that a cell reads or imports, also in functions of the notebook."""
-        values = [each.value for each in inputs]
+        values = [part for each in inputs for part in _parts(each.value)]
         if any(each.key not in self._said for each in self._found.values()):  # this takes longer than the rest
             values += [namespace[name] for name in reachable(inputs, namespace)]
         return {name for value in values if (name := _home(value))} | set(_imported_modules(source))
@@ -340,11 +342,36 @@ def _holds_of_notebook(value: object) -> bool:
         entries = iter(list(value))
     else:
         return False
-    return any(_is_of_notebook(each) for each, _ in zip(entries, range(_DEPTH), strict=False))
+    return any(map(_is_of_notebook, islice(entries, _DEPTH)))
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Yield a value, and what a list, tuple or dictionary holds, as the arguments of a call do."""
+    yield value
+    if type(value) in (list, tuple, dict):
+        held = value.values() if type(value) is dict else value
+        yield from islice(held, _DEPTH)  # type: ignore[call-overload]
+
+
+def _called(value: Any) -> object:
+    """Return the function that a method, a partial, a decorated or a cached function calls; others as they are."""
+    while True:
+        cls = type(value)
+        if cls is partial:
+            value = value.func
+        elif cls is MethodType:
+            value = value.__func__
+        elif issubclass(cls, (FunctionType, type)) or not callable(value):
+            return value
+        elif (inner := getattr_static(value, "__wrapped__", None)) is not None:
+            value = inner
+        else:
+            return value
 
 
 def _home(value: object) -> str:
     """Return the module that a value of the notebook comes from; empty if it is the notebook's own."""
+    value = _called(value)
     cls = type(value)  # `isinstance` would read the `__class__` of proxies, which loads their target
     if issubclass(cls, ModuleType):
         return str(getattr(value, "__name__", ""))

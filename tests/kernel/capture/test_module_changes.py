@@ -132,6 +132,27 @@ def test_each_kind_of_change_is_found(modules: dict[str, Any], cell: str, words:
     assert [text for text in texts if words in text] == texts != []
 
 
+@pytest.mark.parametrize(
+    "holder",
+    [
+        "distributed(own_config.loss)",
+        "distributed(own_config.Model().forward)",
+        "functools.partial(own_config.loss)",
+        "functools.lru_cache(own_config.loss)",
+        "own_config.Model().forward",
+        "[own_config.Model()]",
+        "(own_config.loss,)",
+        "dict(model=own_config.Model())",
+    ],
+)
+def test_a_change_is_said_whatever_leads_to_the_module(modules: dict[str, Any], holder: str) -> None:
+    changes = ModuleChanges()
+    ran(modules, "import own_config", "own_config.LR = 3")
+    ran(modules, f"import functools\nfrom jupyter_distrib import distributed\nheld = {holder}\ndel own_config")
+
+    assert "own_config.LR was changed" in "".join(said(changes, modules, "held", "held"))
+
+
 def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
     changes = ModuleChanges()
     ran(modules, "import own_config, torch.nn as nn", "own_config.LR = 3; own_config.LR = 1; own_config.count()")
