@@ -9,7 +9,8 @@
 
 Every exception of this module carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the
 instance (`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception
-still pickles.
+still pickles. The same text is a note of the exception, for a script and a log, whose tracebacks have no frame of a
+rank.
 """
 
 from __future__ import annotations
@@ -159,9 +160,6 @@ def to_exception(
     lines = chain(root.failure, source_of, paint, _header(record, alike))
     lines.append(_raised_by(alike, elapsed_s))
     exception = _object(root.failure, unpack, as_group=as_group)
-    if isinstance(exception, BaseExceptionGroup):
-        place = _where(root.failure.frames, source_of)
-        exception.add_note(_raised_by(alike, elapsed_s) + (f" {place}" if place else ""))
     return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
 
 
@@ -232,8 +230,11 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
     }
     if isinstance(exception, RankLost | RunTimeout):
         lines = [*lines, f"More: {exception.page}"]
+    shown = Rendering(lines=tuple(lines))
     add_attributes(exception, rank=rank, failures=failures)
-    exception.__dict__["_render_traceback_"] = Rendering(lines=tuple(lines))
+    exception.__dict__["_render_traceback_"] = shown
+    if isinstance(notes := exception.__dict__.get("__notes__", []), list):  # the user's code may have set anything
+        exception.__dict__["__notes__"] = [*notes, f"\n{shown.plain()}"]
     return exception
 
 

@@ -55,6 +55,9 @@ SHOWN_FRAMES = 6
 MESSAGE_CHARACTERS = 3000
 
 
+_BOLD, _NOT_BOLD = "\x1b[1m", "\x1b[22m"
+
+
 @data_class
 class Rendering:
     """The lines that IPython shows for an exception; an object, since with a closure the exception would not pickle."""
@@ -63,6 +66,10 @@ class Rendering:
 
     def __call__(self) -> list[str]:
         return list(self.lines)
+
+    def plain(self) -> str:
+        """Return the lines as one text without bold parts."""
+        return "\n".join(self.lines).replace(_BOLD, "").replace(_NOT_BOLD, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Paint:
     bold: bool
 
     def strong(self, text: str) -> str:
-        return f"\x1b[1m{text}\x1b[22m" if self.bold else text
+        return f"{_BOLD}{text}{_NOT_BOLD}" if self.bold else text
 
 
 _FROM = "The above exception was the direct cause of the following exception:"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -450,6 +451,23 @@ def test_ipython_shows_exactly_these_lines_for_types_that_it_treats_specially_to
     assert group.splitlines()[1] == "ExceptionGroup: m"
     assert interrupt.splitlines()[0] == "KeyboardInterrupt: Stopped by you after 41 s."
     assert done.stderr == ""
+
+
+def test_a_script_and_a_log_have_the_lines_of_the_rank_below_the_traceback_of_python() -> None:
+    original = ValueError("m")
+    original.add_note("of the user")
+    failure = m.Failure(
+        type_name="ValueError", message="m", frames=(cell_frame(8, "train"),), parcel=m.Parcel(data=b"")
+    )
+    exception = to_exception(a_record(failed(1, failure)), lambda parcel: original, source_of, 1.0, bold=True)
+
+    shown = "".join(traceback.format_exception(exception))
+    assert shown.startswith("ValueError: m\nof the user\n\nValueError  Traceback (rank 1 of ")
+    assert "Cell In[5], line 8, in train(...)" in shown
+    assert "\x1b" not in shown
+    assert "Rank 1 raised it after 1 s." in shown
+    stopped = to_interrupt(a_record(failed(1, failure)), 41.0)
+    assert "\n\nKeyboardInterrupt: Stopped by you after 41 s.\nRank" in "".join(traceback.format_exception(stopped))
 
 
 # ---------------------------------------------------------------------------------------------------- exits and deaths
