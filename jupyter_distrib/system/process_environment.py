@@ -1,5 +1,6 @@
 """Reads the environment of this process: its variables, without decoding all of them again each time; which of them
-programs and libraries read once, when they load; its umask; and the packages installed. Standard library only."""
+programs and libraries read once, when they load; its arguments and umask; and the packages installed. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -88,6 +89,17 @@ def variables() -> dict[str, str]:
     takes a tenth of what a cell may cost."""
     raw = getattr(os.environ, "_data", None)  # CPython keeps the environment there as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
+
+
+def argv() -> tuple[str, ...]:
+    """Return `sys.argv` if it is that of a script, or has arguments that the notebook has set; empty if it only tells
+    how the kernel was started."""
+    given = tuple(map(str, sys.argv))
+    shell = sys.modules.get("IPython.core.interactiveshell")
+    if shell is None or not shell.InteractiveShell.initialized():
+        return given
+    arguments = given[1:]
+    return given if arguments and arguments != tuple(sys.orig_argv[-len(arguments) :]) else ()
 
 
 def version(package: str) -> str:

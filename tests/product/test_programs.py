@@ -3,13 +3,16 @@ ranks."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.notebook import ROOT, Notebook
 
 ON_TWO = "%%distributed --ranks 2\n"
 ON_ONE = "%%distributed --ranks 1\n"
@@ -35,6 +38,34 @@ def test_argument_parsers_find_a_program_name(book: Notebook) -> None:
     assert book.ok(ON_TWO + body).result == "ranks 0-1: ('cell.args', 'usage: cell.py [-h]\\n', [])"
     book.ok("from jupyter_distrib import distributed\nimport sys")
     assert book.ok("distributed(ranks=1)(lambda: sys.argv).distributed()").result == "rank 0: ['cell.py']"
+
+
+def test_arguments_that_the_notebook_has_set_are_those_of_the_ranks(book: Notebook) -> None:
+    book.ok(
+        "import argparse, sys\nfrom jupyter_distrib import distributed\nbefore = sys.argv\n"
+        "sys.argv = 'train.py --lr 5'.split()\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', default='1')\ndef parsed(): return parser.parse_args().lr, sys.argv[0]"
+    )
+    assert book.ok(ON_TWO + "parsed()").result == "ranks 0-1: ('5', 'train.py')"
+    assert book.ok("distributed(ranks=1)(parsed).distributed()").result == "rank 0: ('5', 'train.py')"
+    book.ok("sys.argv = ['']")
+    assert book.ok(ON_TWO + "parsed()").result == "ranks 0-1: ('1', 'cell.py')"
+    book.ok("sys.argv = before")
+    assert book.ok(ON_TWO + "parsed()").result == "ranks 0-1: ('1', 'cell.py')"
+
+
+def test_a_function_of_a_script_has_the_arguments_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\n"
+        "def arguments(): return sys.argv\nprint(arguments.distributed()[0], arguments())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, "train.py", "--lr", "5"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    here = "['train.py', '--lr', '5']"
+    assert done.stdout == f"{here} {here}\n", done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- magics

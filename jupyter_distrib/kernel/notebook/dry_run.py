@@ -269,6 +269,7 @@ def setting(cell: m.Cell, options: Options) -> m.Setting:
         directory=now.directory,
         umask=now.umask,
         path=path,
+        argv=now.argv,
         libraries=now.libraries,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,

@@ -130,6 +130,7 @@ class ProcessState:
     directory: str
     umask: int | None
     path: tuple[str, ...]
+    argv: tuple[str, ...]
     libraries: dict[str, Any]
 
     @classmethod
@@ -141,6 +142,7 @@ class ProcessState:
             directory=directory,
             umask=process_environment.umask(),
             path=tuple(path),
+            argv=process_environment.argv(),
             libraries=library_settings.read(),
         )
 
@@ -283,6 +285,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         directory=process_state.directory,
         umask=process_state.umask,
         path=path,
+        argv=process_state.argv,
         own_libraries=facts.elsewhere,
         libraries=process_state.libraries,
         strategy=options.strategy or "none",

@@ -179,6 +179,8 @@ class Setting:
     directory: str = ""
     path: tuple[str, ...] = ()
     """The kernel's `sys.path`, notebook folder first."""
+    argv: tuple[str, ...] = ()
+    """`sys.argv` of the user's program, or as the notebook has set it; empty for that of a cell."""
     umask: int | None = None
     """The kernel's umask, for files written by the cell; None: the agent's, which keeps them private."""
     own_libraries: bool = False

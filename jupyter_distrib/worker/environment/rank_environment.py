@@ -21,11 +21,12 @@ _libraries = tuple(folder for folder in sys.path if folder)
 environment = dict(os.environ)
 """The environment when this process started."""
 PROGRAM = "cell.py"
-"""`sys.argv[0]` of a cell. Not empty: argument parsers show it, and `HfArgumentParser` takes it apart as a path."""
+"""`sys.argv[0]` of a cell, unless the notebook has set arguments. Not empty: argument parsers show it, and
+`HfArgumentParser` takes it apart as a path."""
 
 
 def apply(setting: m.Setting, env: dict[str, str]) -> None:
-    """Apply the kernel's folder, path and umask, and replace the environment by this one."""
+    """Apply the kernel's folder, path, arguments and umask, and replace the environment by this one."""
     here = variables()
     if here != env:
         for name in here.keys() - env.keys():
@@ -40,7 +41,7 @@ def apply(setting: m.Setting, env: dict[str, str]) -> None:
     os.chdir(setting.directory or ".")
     overlay = filter(None, [identity.order().overlay])
     sys.path[:] = (*setting.path, *(_libraries if setting.own_libraries else ()), *overlay)
-    sys.argv[:] = [PROGRAM]
+    sys.argv[:] = setting.argv or [PROGRAM]
 
 
 def names(cell: m.Cell, namespace: dict[str, object]) -> dict[str, object]:
