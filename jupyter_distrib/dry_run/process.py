@@ -253,7 +253,7 @@ class DryRun:
         module = cell.fresh_module()
         sys.modules["__main__"] = module
         names = module.__dict__
-        names |= rank_environment.names(command.cell, names)
+        names |= rank_environment.names(command, names)
         cell.add_sources(command.cell)
         data, buffers = _inputs(command.inputs)
         with fake_tensors.unfaked():

@@ -1,5 +1,5 @@
 """Reads the environment of this process: its variables, without decoding all of them again each time; which of them
-programs and libraries read once, when they load; its arguments and umask; and the packages installed. Standard
+programs and libraries read once, when they load; its arguments, package and umask; and the packages installed. Standard
 library only."""
 
 from __future__ import annotations
@@ -100,6 +100,12 @@ def argv() -> tuple[str, ...]:
         return given
     arguments = given[1:]
     return given if arguments and arguments != tuple(sys.orig_argv[-len(arguments) :]) else ()
+
+
+def package() -> str:
+    """Return the package of the program, as `python -m` or the notebook has set it; empty for none."""
+    name = getattr(sys.modules["__main__"], "__package__", None)
+    return name if isinstance(name, str) else ""
 
 
 def version(package: str) -> str:

@@ -52,8 +52,9 @@ _NO_LOOP = (
 )
 _NO_FILE = "A cell is not a file: run the script with %distributed_run, or with %run in the cell."
 _NO_PACKAGE = (
-    "Only a module of a package can import relatively: run a script as %distributed_run -m package.module, from the "
-    "folder of the package, or name the package in the import."
+    "Only a module of a package can import relatively: run a script as %distributed_run -m package.module (or python "
+    "-m package.module, if it has distributed functions), from the folder of the package, or name the package in the "
+    "import."
 )
 _CUT_FILE = (
     "The file may be one that another rank is writing: open(path, 'wb') on every rank empties it for all of them. Give "

@@ -54,18 +54,39 @@ def test_arguments_that_the_notebook_has_set_are_those_of_the_ranks(book: Notebo
     assert book.ok(ON_TWO + "parsed()").result == "ranks 0-1: ('1', 'cell.py')"
 
 
+def python(*command: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_function_of_a_script_has_the_arguments_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\n"
         "def arguments(): return sys.argv\nprint(arguments.distributed()[0], arguments())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    done = subprocess.run(
-        [sys.executable, "train.py", "--lr", "5"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
     here = "['train.py', '--lr', '5']"
-    assert done.stdout == f"{here} {here}\n", done.stderr
+    assert python("train.py", "--lr", "5", folder=tmp_path) == f"{here} {here}\n"
+
+
+def test_a_function_imports_relatively_where_the_program_does(book: Notebook, tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "other.py").write_text("SIZE = 3")
+    (package / "train.py").write_text(
+        "from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef size():\n    from .other import SIZE\n"
+        "    return SIZE, __package__\nprint(size.distributed()[0], size())\n"
+    )
+    assert python("-m", "pack.train", folder=tmp_path) == "(3, 'pack') (3, 'pack')\n"
+    book.ok(f"import sys\nsys.path.append({str(tmp_path)!r})\n__package__ = 'pack'\nfrom .other import SIZE")
+    assert book.ok(ON_ONE + "from . import other\nother.SIZE").result == "rank 0: 3"
+    book.ok("del __package__\nsys.path.pop()")
+    assert "no known parent package" in book.fails(ON_ONE + "from . import other").evalue
 
 
 # ---------------------------------------------------------------------------------------------------- magics

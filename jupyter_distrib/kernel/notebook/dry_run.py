@@ -270,6 +270,7 @@ def setting(cell: m.Cell, options: Options) -> m.Setting:
         umask=now.umask,
         path=path,
         argv=now.argv,
+        package=now.package,
         libraries=now.libraries,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,

@@ -131,6 +131,7 @@ class ProcessState:
     umask: int | None
     path: tuple[str, ...]
     argv: tuple[str, ...]
+    package: str
     libraries: dict[str, Any]
 
     @classmethod
@@ -143,6 +144,7 @@ class ProcessState:
             umask=process_environment.umask(),
             path=tuple(path),
             argv=process_environment.argv(),
+            package=process_environment.package(),
             libraries=library_settings.read(),
         )
 
@@ -286,6 +288,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         umask=process_state.umask,
         path=path,
         argv=process_state.argv,
+        package=process_state.package,
         own_libraries=facts.elsewhere,
         libraries=process_state.libraries,
         strategy=options.strategy or "none",

@@ -155,7 +155,7 @@ class InlineRun:
         command, namespace = self.command, module.__dict__
         rank_environment.apply(command.setting, _environment(command.setting.env))
         sys.modules["__main__"] = module
-        namespace |= rank_environment.names(command.cell, namespace)
+        namespace |= rank_environment.names(command, namespace)
         cell.add_sources(command.cell)
         fds = list(map(os.dup, self._fds))
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])

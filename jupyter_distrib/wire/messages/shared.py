@@ -181,6 +181,8 @@ class Setting:
     """The kernel's `sys.path`, notebook folder first."""
     argv: tuple[str, ...] = ()
     """`sys.argv` of the user's program, or as the notebook has set it; empty for that of a cell."""
+    package: str = ""
+    """The package of the user's program, for its relative imports; empty for none."""
     umask: int | None = None
     """The kernel's umask, for files written by the cell; None: the agent's, which keeps them private."""
     own_libraries: bool = False

@@ -44,10 +44,11 @@ def apply(setting: m.Setting, env: dict[str, str]) -> None:
     sys.argv[:] = setting.argv or [PROGRAM]
 
 
-def names(cell: m.Cell, namespace: dict[str, object]) -> dict[str, object]:
+def names(command: m.Execute, namespace: dict[str, object]) -> dict[str, object]:
     """Return the predefined names of a cell, or of a script run as its own program, and set the script's arguments."""
+    cell = command.cell
     if not cell.script:
-        return provided(namespace)
+        return {**provided(namespace), "__package__": command.setting.package or None}
     # On another node the folder is a copy, at another place.
     here = cell.script if os.path.exists(cell.script) else os.path.join(sys.path[0], os.path.basename(cell.script))
     sys.argv[:] = [here, *cell.arguments]

@@ -326,7 +326,7 @@ class CellRunner:
         if command.measures_peak:
             self._framework.measure_peak()
         namespace = module.__dict__
-        namespace |= rank_environment.names(command.cell, namespace)
+        namespace |= rank_environment.names(command, namespace)
         if not payload.kept_values:  # else their classes are found, too
             definitions.forget_names()
         cell.add_sources(command.cell)
