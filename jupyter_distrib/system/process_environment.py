@@ -91,12 +91,17 @@ def variables() -> dict[str, str]:
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
 
 
+def in_ipython() -> bool:
+    """Return whether IPython runs the program of this process, as in a kernel."""
+    shell = sys.modules.get("IPython.core.interactiveshell")
+    return shell is not None and bool(shell.InteractiveShell.initialized())
+
+
 def argv() -> tuple[str, ...]:
     """Return `sys.argv` if it is that of a script, or has arguments that the notebook has set; empty if it only tells
     how the kernel was started."""
     given = tuple(map(str, sys.argv))
-    shell = sys.modules.get("IPython.core.interactiveshell")
-    if shell is None or not shell.InteractiveShell.initialized():
+    if not in_ipython():
         return given
     arguments = given[1:]
     return given if arguments and arguments != tuple(sys.orig_argv[-len(arguments) :]) else ()

@@ -54,14 +54,15 @@ def test_arguments_that_the_notebook_has_set_are_those_of_the_ranks(book: Notebo
     assert book.ok(ON_TWO + "parsed()").result == "ranks 0-1: ('1', 'cell.py')"
 
 
-def python(*command: str, folder: Path) -> str:
+def python(*command: str, folder: Path, stream: str = "stdout") -> str:
+    """What a program prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(getattr(done, stream))
 
 
 def test_a_function_of_a_script_has_the_arguments_of_the_script(tmp_path: Path) -> None:
@@ -71,6 +72,17 @@ def test_a_function_of_a_script_has_the_arguments_of_the_script(tmp_path: Path) 
     )
     here = "['train.py', '--lr', '5']"
     assert python("train.py", "--lr", "5", folder=tmp_path) == f"{here} {here}\n"
+
+
+def test_a_script_that_ends_before_its_runs_says_which(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\n"
+        "def nap(seconds): time.sleep(seconds)\nnap.submit(0).result()\nfor _ in range(5): nap.submit(30)\n"
+    )
+    told = python("train.py", folder=tmp_path, stream="stderr")
+    assert told.startswith("nap(30), nap(30), nap(30) and 2 more: stopped, since the program has ended before. Wait")
+    (tmp_path / "train.py").write_text((tmp_path / "train.py").read_text().replace("range(5)", "[]"))
+    assert python("train.py", folder=tmp_path, stream="stderr") == ""
 
 
 def test_a_function_imports_relatively_where_the_program_does(book: Notebook, tmp_path: Path) -> None:

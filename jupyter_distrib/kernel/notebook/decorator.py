@@ -9,9 +9,11 @@ In the thread that calls the function.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -34,7 +36,7 @@ from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, OF_CELLS,
 from jupyter_distrib.kernel.settings.keywords import from_keywords, in_call, with_options
 from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.kernel.settings.settings import CellOptions, Settings
-from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts
+from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts, process_environment
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -212,6 +214,8 @@ class DistributedFunction(Generic[P, R]):
             )
         try:
             run = self.start(args, kwargs, submitted=True)
+            if not process_environment.in_ipython():
+                _watch_the_end(os.getpid())
             _show_submitted(run, _plain_arguments(self.function, args, kwargs))
             return run
         except KeyboardInterrupt as interrupt:
@@ -461,6 +465,25 @@ def _show_submitted(run: Run, given: dict[str, object]) -> None:
 
     shown = {name: without_secrets(text) for name, text in runs_view.texts(given).items()}
     runs_view.show([run], [shown])
+
+
+@functools.cache
+def _watch_the_end(pid: int) -> None:
+    """Have a script that ends before a run which it has submitted say so."""
+    atexit.register(_tell_of_dropped, pid)
+
+
+def _tell_of_dropped(pid: int) -> None:
+    if pid != os.getpid():
+        return
+    left = [run.record.label for run in session.runs(active=True) if not run.detached or run.state == "queued"]
+    if left:
+        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if left[3:] else "")
+        print(
+            f"{shown}: stopped, since the program has ended before. Wait for a run with its result(), or give "
+            "detach=True to let it go on.",
+            file=sys.stderr,
+        )
 
 
 def _view(run: Run) -> Any:
