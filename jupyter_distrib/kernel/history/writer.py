@@ -55,13 +55,16 @@ class HistoryWriter:
         with self._lock:
             self._waiting.append((run, record))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="jupyter_distrib-history", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="jupyter_distrib-history", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def flush(self) -> None:
         """Wait, for a bounded time, until all runs that have ended are written."""
         self._hurry.set()
-        if (thread := self._thread) is not None:
+        with self._lock:  # a thread that has just been made can only be waited for when it has started
+            thread = self._thread
+        if thread is not None:
             thread.join(FLUSH_S)
         self._hurry.clear()
 

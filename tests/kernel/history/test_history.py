@@ -670,3 +670,21 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         assert (tmp_path / "lock").is_file()
     assert not (tmp_path / "lock").is_symlink()
     assert not (tmp_path / "made").exists()
+
+
+def test_the_end_of_a_program_waits_for_a_writer_that_is_only_just_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, is_made, written = threading.Thread.start, threading.Event(), list[Any]()
+
+    def slowly(thread: threading.Thread) -> None:
+        if thread.name == "jupyter_distrib-history":
+            is_made.set()
+            time.sleep(0.1)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    writer = HistoryWriter(written.extend)
+    threading.Thread(target=writer.put, args=(observed("a-1"), ended("a-1", []))).start()
+    is_made.wait(5)
+    writer.flush()
+
+    assert [run.id for run, _ in written] == ["a-1"]
