@@ -77,6 +77,7 @@ def test_values_that_were_changed_in_place_are_named(how: str) -> None:
     name = f"losses_{list(CHANGES).index(how)}"  # a rank has each note once
     names = {name: value, "_hidden": value}
     changed, kept = ChangedValues(names, []), ChangedValues(names, [value])
+    holder = ChangedValues({"holder": [value], "object": Namespace(value=value)}, [value])
     assert changed.note(how, (), None) == ""
 
     change(value)
@@ -84,6 +85,7 @@ def test_values_that_were_changed_in_place_are_named(how: str) -> None:
     for keep, returned in (((name,), None), ((), value), ((), (0, value)), ((), {"a": value})):
         assert changed.note(how, keep, returned) == ""
     assert kept.note(how, (), None) == "", "a kept value is changed for good"
+    assert holder.note(how, (), None) == "", "also in a list or an object of the notebook"
     note = changed.note(how, (), None)
     assert note.startswith(f"`{name}` of the notebook is as before: the cell has changed copies on the ranks.")
     assert f"add --keep {name}, and read {name}[0] in the notebook, or end the cell with it" in note

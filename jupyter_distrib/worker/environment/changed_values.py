@@ -36,14 +36,15 @@ class ChangedValues:
     """
 
     def __init__(self, names: dict[str, object], kept_values: Iterable[object]) -> None:
-        kept = {id(each) for each in kept_values}
+        self._kept = kept = {id(each) for each in kept_values}
         self._names = names
         self._given = call_parts.arguments(names)
         self._ids = {name: id(value) for name, value in names.items() if not name.startswith("_")}
         self._before = [  # by their ids, so that what the cell deletes is freed
             (name, id(value), content)
             for name, value in (*names.items(), *self._given.items())
-            if not name.startswith("_") and id(value) not in kept and (content := _content(value, _Left())) is not None
+            if not name.startswith("_") and id(value) not in kept
+            if (content := _content(value, _Left(seen={*kept}))) is not None
         ]
 
     def note(self, text: str, keep: Collection[str], returned: object) -> str:
@@ -58,7 +59,8 @@ class ChangedValues:
         changed = [
             name
             for name, identity, content in self._before
-            if id(value := self._value(name, identity)) == identity and _content(value, _Left()) != content
+            if id(value := self._value(name, identity)) == identity
+            and _content(value, _Left(seen={*self._kept})) != content
         ]
         left = [
             name
@@ -101,16 +103,18 @@ class _Left:
     items: int = _MOST_ITEMS
     size_bytes: int = _MOST_BYTES
     seen: set[int] = field(default_factory=set)
-    """Ids of the containers and objects that are being compared: they may refer to one another."""
+    """Ids of the containers and objects that are being compared, which may refer to one another, and of kept values."""
 
 
 def _content(value: Any, left: _Left, depth: int = _DEPTH) -> object:
     """Return what is compared of a value: the ids of the items of a container or of the attributes of an object of the
     user's classes, with what is compared of each (`{"loss": [], "accuracy": []}`), or the numbers of a small array or
     tensor on the CPU. None for anything else."""
+    if id(value) in left.seen:
+        return None
     if (items := _items(value)) is None:
         return _numbers(value, left)
-    if len(items) > left.items or id(value) in left.seen:
+    if len(items) > left.items:
         return None
     left.seen.add(id(value))
     left.items -= len(items)
