@@ -36,7 +36,7 @@ from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, OF_CELLS,
 from jupyter_distrib.kernel.settings.keywords import from_keywords, in_call, with_options
 from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.kernel.settings.settings import CellOptions, Settings
-from jupyter_distrib.system import call_parts, file_owner, formatting, interrupts, process_environment
+from jupyter_distrib.system import call_parts, file_owner, formatting, importable, interrupts, process_environment
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -331,7 +331,8 @@ class DistributedFunction(Generic[P, R]):
 
     def _is_importable(self) -> bool:
         """Return whether the ranks can import the function from a module and find that module's globals."""
-        home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        is_here = self.__module__ == "__main__" or importable.is_only_here(self.__module__)
+        home: object = None if is_here else sys.modules.get(self.__module__)
         for part in self._path.split("."):
             home = getattr(home, part, None)
         return home is self

@@ -447,6 +447,20 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
     assert book.ok("%%distributed --ranks 2\nwork(5)[0]").result == "ranks 0-1: 15"
 
 
+def test_a_function_of_a_module_made_by_hand_is_sent(book: Notebook) -> None:
+    code = (
+        "from jupyter_distrib import distributed\nSIZE = 4\n@distributed(ranks=1)\ndef size(): return SIZE, inner()\n"
+        "def inner(): return SIZE\n"
+    )
+    book.ok(
+        "import sys, types\nmade = sys.modules['made_by_hand'] = types.ModuleType('made_by_hand')\n"
+        f"exec({code!r}, vars(made))\nmade.SIZE = 9"
+    )
+    assert book.ok("made.size.distributed()").result == "rank 0: (9, 9)"
+    assert book.ok("%%distributed --ranks 1\nmade.size()").result == "rank 0: (9, 9)"
+    book.ok("del sys.modules['made_by_hand']")
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
