@@ -155,6 +155,7 @@ class DistributedFunction(Generic[P, R]):
         """The trackers that record its runs if they are installed, even if its code does not use them."""
         self.gives_list = False
         """Whether `distributed` returns the values as a list, as another product's decorator does."""
+        _follow_reloads()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process."""
@@ -466,6 +467,21 @@ def _show_submitted(run: Run, given: dict[str, object]) -> None:
 
     shown = {name: without_secrets(text) for name, text in runs_view.texts(given).items()}
     runs_view.show([run], [shown])
+
+
+def _follow_reloads() -> None:
+    """Have `%autoreload` bring decorated functions up to date wherever the notebook has them, as it does functions."""
+    autoreload = sys.modules.get("IPython.extensions.autoreload")
+    rules = getattr(autoreload, "UPDATE_RULES", None)
+    if isinstance(rules, list) and _RELOAD not in rules:
+        rules.append(_RELOAD)
+
+
+_RELOAD = (
+    lambda old, new: isinstance(old, DistributedFunction) and isinstance(new, DistributedFunction),
+    lambda old, new: old.__dict__.update(vars(new)),
+)
+"""A rule of `%autoreload`: which pairs of an old and a new object it is for, and how it updates the old one."""
 
 
 @functools.cache

@@ -447,6 +447,16 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
     assert book.ok("%%distributed --ranks 2\nwork(5)[0]").result == "ranks 0-1: 15"
 
 
+def test_autoreload_brings_an_imported_function_up_to_date(tmp_path: Path) -> None:
+    text = "from jupyter_distrib import distributed\nSIZE = 1\n@distributed(ranks=1)\ndef told(): return 'old', SIZE\n"
+    (tmp_path / "reloaded.py").write_text(text)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext autoreload\n%autoreload 2\nfrom reloaded import told\nheld = [told]")
+        assert book.ok("told.distributed(), told()").result == "(rank 0: ('old', 1), ('old', 1))"
+        (tmp_path / "reloaded.py").write_text(text.replace("old'", "new'").replace("SIZE = 1", "SIZE = 20"))
+        assert book.ok("told.distributed(), held[0]()").result == "(rank 0: ('new', 20), ('new', 20))"
+
+
 def test_a_function_of_a_module_made_by_hand_is_sent(book: Notebook) -> None:
     code = (
         "from jupyter_distrib import distributed\nSIZE = 4\n@distributed(ranks=1)\ndef size(): return SIZE, inner()\n"
