@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError, RankLost, RemoteError, RunTimeout
@@ -44,7 +45,7 @@ def launch(
         RuntimeError: It failed on a rank: exit code and last lines, with the rank's own exception as the cause.
         DistributedError: Nothing was started.
     """
-    launched = distributed(**options)(function)
+    launched = distributed(**options)(partial(function) if isinstance(function, type) else function)
     launched.names = dict(names or {})
     if isinstance(subject, str):
         launched.label = subject

@@ -81,6 +81,7 @@ def test_a_script_in_a_folder_of_a_repository_runs_with_its_arguments(book: Note
         told = json.loads((folder / "out" / f"rank{rank}").read_text())
         assert told == [["out", "--learning_rate=0.001", "16"], 3, script]
     assert book.ok(f"{TWO}.run(lambda: __import__('sys').argv)").result == "['cell.py']"
+    assert book.ok(f"{TWO}.run(complex, 1, 2)").result == "(1+2j)"
 
 
 def test_a_script_takes_no_keywords(book: Notebook, folder: Path) -> None:

@@ -96,9 +96,19 @@ def _given(
     function: Callable[P, R] | None, options: Options
 ) -> DistributedFunction[P, R] | Callable[[Callable[P, R]], DistributedFunction[P, R]]:
     if function is None:
-        return lambda function: DistributedFunction(function, options)
+        return lambda function: _checked(function, options)
     if not callable(function):
         raise OptionsError(f"distributed takes its options by name, as in distributed(gpus=8); got {function!r}")
+    return _checked(function, options)
+
+
+def _checked(function: Callable[P, R], options: Options) -> DistributedFunction[P, R]:
+    """Return the decorated function. Raises `OptionsError` for a class."""
+    if isinstance(function, type):
+        raise OptionsError(
+            f"{function.__name__} is a class, and ranks run functions: put @distributed above the method that is to "
+            "run on them. An object stays on its rank from one cell to the next with --keep."
+        )
     return DistributedFunction(function, options)
 
 

@@ -495,6 +495,15 @@ def test_a_wrong_keyword_is_refused_at_once(keywords: dict[str, object], message
     assert any(part in str(caught.value) for part in message.split("|"))
 
 
+def test_a_class_is_refused_with_where_to_put_the_decorator() -> None:
+    class Trainer:
+        pass
+
+    for decorate in (distributed, distributed(ranks=1)):
+        with pytest.raises(OptionsError, match="Trainer is a class, and ranks run functions: put @distributed above"):
+            decorate(Trainer)
+
+
 class Accelerator(Enum):
     """An enumeration of another library."""
 
