@@ -77,6 +77,9 @@ def test_an_exported_call_is_written_as_one_would(book: Notebook, tmp_path: Path
     book.ok("run = work.submit([object])")
     told = "`arguments_` (a run keeps the arguments of its call only if they are short plain values)"
     assert told in hidden(book.fails(f"run.wait_ended(30)\n%distributed_export run {path}").evalue)
+    book.ok("class Job:\n    def go(self): return 1\nrun = jupyter_distrib.distributed(ranks=1)(Job().go).submit()")
+    told = "`function` (a run keeps the function that it calls only if that is a function, and not a method,"
+    assert told in hidden(book.fails(f"run.wait_ended(30)\n%distributed_export run {path}").evalue)
 
 
 def test_runs_of_launchers_have_the_name_of_the_users_function_or_script(book: Notebook, tmp_path: Path) -> None:

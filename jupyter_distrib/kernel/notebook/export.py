@@ -57,7 +57,14 @@ _WRITTEN = re.compile(r'\A""".* as a script: torchrun --nproc-per-node N ')
 """The beginning of every script that an export has written."""
 _MISSING = object()
 _UNKNOWN = "its source is not known"
-_NOT_KEPT = "a run keeps the arguments of its call only if they are short plain values"
+_ARGUMENTS = "a run keeps the arguments of its call only if they are short plain values"
+_NOT_KEPT = {
+    "arguments": _ARGUMENTS,
+    "keywords": _ARGUMENTS,
+    "function": "a run keeps the function that it calls only if that is a function, and not a method, a partial or "
+    "another object",
+}
+"""Reasons why the run of a call has no value of a part of it."""
 
 
 def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
@@ -225,8 +232,7 @@ class _Script:
             case FunctionType() | type():
                 self._define(name, value)
             case _ if value is _MISSING:
-                of_call = name.rstrip("_") in ("arguments", "keywords")
-                self.refused[name] = _NOT_KEPT if of_call else "the notebook no longer has it"
+                self.refused[name] = _NOT_KEPT.get(name.rstrip("_"), "the notebook no longer has it")
             case _ if is_literal(value):
                 self.literals[name] = value
                 self.definitions.append(f"{name} = {value!r}")
