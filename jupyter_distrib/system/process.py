@@ -145,13 +145,17 @@ _streams: list[Any] = []
 _opened: list[tuple[int, int]] = []
 """The files behind the first three descriptors (`st_dev`, `st_ino`)."""
 STREAM_NAMES = ("stdin", "stdout", "stderr")
+_FORM: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True}
+"""The settings of a standard stream for text."""
 
 
 def restore_python_streams() -> None:
-    """Give `sys` this process's own streams back, and open those anew that user code has closed."""
+    """Give `sys` this process's own streams back, as they were, and open those anew that user code has closed."""
     for fd, name in enumerate(STREAM_NAMES):
         if fd and _is_closed(_streams[fd]):
             _streams[fd] = _text(fd)
+        elif fd and any(getattr(_streams[fd], key) != value for key, value in _FORM.items()):
+            _streams[fd].reconfigure(**_FORM)
         setattr(sys, name, _streams[fd])
         setattr(sys, f"__{name}__", _streams[fd])
 
@@ -268,9 +272,7 @@ def _flush(*streams: Any) -> None:
 def _text(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         open(fd, "wb", buffering=io.DEFAULT_BUFFER_SIZE, closefd=False),
-        encoding="utf-8",
-        errors="backslashreplace",
-        line_buffering=True,
+        **_FORM,
     )
 
 

@@ -15,10 +15,10 @@ GOOD = """%%distributed --ranks 2 --strategy ddp
 import sys, torch, torch.distributed as dist
 t = torch.ones(1)
 dist.all_reduce(t)
-print("to stdout", rank)
+print("to stdout é", rank)
 print("to stderr", rank, file=sys.stderr)
 int(t)"""
-OUTPUT = ("[0] to stdout 0", "[1] to stdout 1", "[0!] to stderr 0", "[1!] to stderr 1")
+OUTPUT = ("[0] to stdout é 0", "[1] to stdout é 1", "[0!] to stderr 0", "[1!] to stderr 1")
 NULL = "os.open(os.devnull, os.O_RDWR)"
 STREAMS = {
     "closes 0": "os.close(0)",
@@ -31,6 +31,7 @@ STREAMS = {
     "closes sys.stdout": "sys.stdout.close()",
     "closes sys.stderr": "sys.stderr.close()",
     "detaches sys.stdout": "sys.stdout.detach()",
+    "reconfigures sys.stdout": "sys.stdout.reconfigure(encoding='ascii', errors='strict', line_buffering=False)",
     "takes sys.stdout away": "sys.stdout = None",
     "takes all streams away": "sys.stdin = sys.__stdin__ = sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = None",
 }
