@@ -5,8 +5,8 @@ are built from the fields that pass the checks.
 A pickle that names nothing can still keep this process busy for ever, or end it. A few bytes make a tuple that holds
 another tuple twice, which again holds one twice, and so on: its hash would take longer than the age of the universe.
 In C the hash of a tuple calls the hash of the tuple inside, so a million nested tuples overflow the stack. Neither
-can be interrupted, and no error is raised. So `check_extent` first follows the operations, with the depth and the
-size of each value in place of the value.
+can be interrupted, and no error is raised. A `bytearray` of a number takes as much memory as that says. So
+`check_extent` first follows the operations, with the depth and the size of each value in place of the value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pickle
 import pickletools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -182,10 +183,27 @@ _MOST_PARTS = 10**9
 """Maximum number of parts of all values together; a part referenced several times counts as often."""
 _KEEPS = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _NAMES = {"GET", "BINGET", "LONG_BINGET"}
+_CALLS = {"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"}
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 
-_Extent = list[int]
-"""Depth and number of parts of one value, updated in place."""
+_MAKE_ANY_SIZE = ("Tensor", "Storage", "Parameter")
+"""How the names of those classes end that torch loads without running code, and that make an object as large as a
+number says. What people save calls functions that rebuild them from the bytes of the file."""
+_CALLS_ANOTHER = "_rebuild_from_type_v2"
+"""The function of torch that calls the one that is its first argument."""
+
+
+@dataclass(slots=True)
+class _Extent:
+    """What is known of one value, updated in place."""
+
+    name: str
+    """Of a class or function, or of the first part of a tuple."""
+    has_number: bool
+    """Whether it is a whole number, or was made of one."""
+    levels: int = 0
+    parts: int = 1
 
 
 def check_extent(content: bytes) -> None:
@@ -210,18 +228,17 @@ def check_extent(content: bytes) -> None:
             if name in _NAMES or name == "DUP":
                 extent, more = memo[argument] if name in _NAMES else stack[-1], 0
             else:
-                extent, more = _extent_of(operation, stack)
+                extent, more = _extent_of(operation, argument, stack)
             if operation.stack_after:
                 stack.append(extent)
-            levels, size = extent or (0, 0)
-            parts += more or size
-            if levels > _MOST_LEVELS or parts > _MOST_PARTS:
+            parts += more or (extent.parts if extent else 0)
+            if parts > _MOST_PARTS or (extent and extent.levels > _MOST_LEVELS):
                 raise pickle.UnpicklingError("it has more values within one another than can be read")
-    except (IndexError, KeyError, TypeError):
+    except (AttributeError, IndexError, KeyError, TypeError):
         raise pickle.UnpicklingError("it is damaged") from None
 
 
-def _extent_of(operation: pickletools.OpcodeInfo, stack: list[_Extent | None]) -> tuple[_Extent, int]:
+def _extent_of(operation: pickletools.OpcodeInfo, argument: object, stack: list[_Extent | None]) -> tuple[_Extent, int]:
     """Pop the operands of an operation from the stack. Return the extent of its result, and by how much that has
     grown."""
     taken: list[Any] = []
@@ -231,8 +248,27 @@ def _extent_of(operation: pickletools.OpcodeInfo, stack: list[_Extent | None]) -
             taken.append(top)
         wanted = wanted[: wanted.index(pickletools.markobject)]
     taken += [stack.pop() for _ in wanted]
-    into = taken.pop() if operation.name in _ADDS else [0, 1]
-    more = sum(size for _, size in taken)
-    into[0] = max([into[0], *(levels + 1 for levels, _ in taken)])
-    into[1] += more
+    into = taken.pop() if operation.name in _ADDS else _Extent(_name(operation, argument, taken), type(argument) is int)
+    more = sum(each.parts for each in taken)
+    into.levels = max([into.levels, *(each.levels + 1 for each in taken)])
+    into.parts += more
+    into.has_number = into.has_number or any(each.has_number for each in taken)
+    if operation.name in _CALLS:
+        _check_call(taken[-1].name, taken[-2].name if len(taken) > 1 else "", has_number=into.has_number)
     return into, more
+
+
+def _name(operation: pickletools.OpcodeInfo, argument: object, taken: list[_Extent]) -> str:
+    if operation.name in _TUPLES:
+        return taken[-1].name if taken else ""
+    return str(argument) if operation.name == "GLOBAL" else ""
+
+
+def _check_call(function: str, first: str, *, has_number: bool) -> None:
+    """Refuse a call that makes an object of any size from a few bytes."""
+    if function.endswith(_CALLS_ANOTHER):
+        makes = "_rebuild" not in first or first.endswith(_CALLS_ANOTHER)
+    else:
+        makes = function.endswith(_MAKE_ANY_SIZE) or (function.endswith("bytearray") and has_number)
+    if makes:
+        raise pickle.UnpicklingError("it calls what makes an object of any size")

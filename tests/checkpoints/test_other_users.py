@@ -895,12 +895,34 @@ def test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy(pl
         [(1, 2)] * 1000,
         functools.reduce(lambda inner, _: [inner], range(100), 1),
         Counter("aab"),
+        [bytearray(), bytearray(b"abc")],
     ],
-    ids=["long", "many", "shared", "nested", "counter"],
+    ids=["long", "many", "shared", "nested", "counter", "bytes"],
 )
 def test_what_people_save_is_within_the_limits(value: object) -> None:
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         strict_metadata.check_extent(pickle.dumps(value, protocol))
+
+
+_SIZE = b"\x8a\x05" + (10**11).to_bytes(5, "little")
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        pytest.param(b"cbuiltins\nbytearray\n" + _SIZE + b"\x85R", id="bytearray"),
+        pytest.param(b"cbuiltins\nbytearray\nctorch\nSize\n" + _SIZE + b"\x85\x85RR", id="through a shape"),
+        pytest.param(b"ctorch\nTensor\n" + _SIZE + b"\x85R", id="tensor"),
+        pytest.param(b"ctorch.storage\nUntypedStorage\n" + _SIZE + b"\x85\x81", id="storage"),
+        pytest.param(b"ctorch.nn.parameter\nParameter\n)R(NK\x00" + _SIZE + b"\x85K\x01\x85tb", id="state"),
+        pytest.param(
+            b"ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nbytearray\nN" + _SIZE + b"\x85NtR", id="through torch"
+        ),
+    ],
+)
+def test_a_pickle_of_somebody_else_makes_no_object_of_a_size_that_it_only_names(called: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="it calls what makes an object of any size"):
+        strict_metadata.check_extent(b"\x80\x02" + called + b".")
 
 
 @pytest.mark.parametrize(
