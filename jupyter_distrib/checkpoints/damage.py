@@ -1,15 +1,20 @@
 """Finds out whether the files of a checkpoint are as they were written: all there, not cut off, and with the same bits,
-by the checksums that `torch.save` puts into its zip archives and `torch.load` (2.13) does not look at."""
+by the checksums that `torch.save` puts into its zip archives and `torch.load` (2.13) does not look at. `.metadata` has
+to name a place for every number: torch (2.13) returns what was in memory before for those without one."""
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from jupyter_distrib.checkpoints.place import CheckpointFolder
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 
 _BLOCK_BYTES = 1 << 18
 
@@ -19,14 +24,17 @@ class DamagedError(Exception):
 
 
 def check_files(folder: CheckpointFolder, stored: Mapping[Any, Any]) -> None:
-    """Check that the files are as long as `.metadata` says; this reads none of them.
+    """Check that the files are as long as `.metadata` says, and that no two entries have the same bytes; this reads
+    none of them.
 
     Raises:
-        DamagedError: One is missing or too short.
+        DamagedError: One is missing or too short, or entries overlap.
     """
-    ends: dict[str, int] = {}
+    ends: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
     for each in stored.values():
-        ends[each.relative_path] = max(ends.get(each.relative_path, 0), each.offset + each.length)
+        ends[each.relative_path] = max(ends[each.relative_path], each.offset + each.length)
+        taken[each.relative_path] += each.length
     for name, end in ends.items():
         try:
             size = os.stat(name, dir_fd=folder.fd).st_size
@@ -34,6 +42,39 @@ def check_files(folder: CheckpointFolder, stored: Mapping[Any, Any]) -> None:
             raise DamagedError(f"{folder.path}/{name} is missing") from None
         if size < end:
             raise DamagedError(f"{folder.path}/{name} is cut off: it has {size:,} of {end:,} bytes")
+        if size < taken[name]:
+            raise DamagedError(f"{folder.path}/{METADATA} gives several entries the same bytes of {name}")
+
+
+def check_places(folder: CheckpointFolder, metadata: Metadata) -> None:
+    """Check that there is a place in a file for each entry, and for each number of a tensor.
+
+    Raises:
+        DamagedError: There is none.
+    """
+    path, stored = folder.path / METADATA, metadata.storage_data or {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            if MetadataIndex(name) not in stored:
+                raise DamagedError(f"{path} has no place for `{name}`")
+            continue
+        numbers = 0
+        for chunk in entry.chunks:
+            place = stored.get(MetadataIndex(name, chunk.offsets))
+            ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
+            if place is None or any(end > size for end, size in zip(ends, entry.size, strict=True)):
+                raise DamagedError(f"{path} has no place for a part of `{name}`")
+            count = math.prod(chunk.sizes)
+            if place.length < count * entry.properties.dtype.itemsize and not _is_transformed(place):
+                raise DamagedError(f"{path} has {place.length:,} bytes for {count:,} numbers of `{name}`")
+            numbers += count
+        if numbers != (wanted := math.prod(entry.size)):
+            raise DamagedError(f"{path} has places for {numbers:,} of {wanted:,} numbers of `{name}`")
+
+
+def _is_transformed(place: Any) -> bool:
+    """Return whether an extension of torch, such as one that compresses, has written this entry."""
+    return bool(getattr(place, "transform_descriptors", None))
 
 
 def check_sums(entry: Any) -> None:

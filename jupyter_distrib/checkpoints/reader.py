@@ -86,6 +86,7 @@ class CheckpointReader(FileSystemReader):
         streams: Any = _Streams(files, self.transforms)
         self.transforms = streams
         self.metadata = self._checked_metadata()
+        damage.check_places(files, self.metadata)
         damage.check_files(files, self.metadata.storage_data)
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:

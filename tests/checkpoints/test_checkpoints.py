@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import jupyter_distrib
 from jupyter_distrib import DistributedError, load, resume, save
@@ -371,6 +372,41 @@ def test_a_bit_that_has_changed_on_the_disk_is_named(entry: str):
     assert said.startswith(
         f"{file} is damaged, and `{entry}` in it cannot be loaded: it is not as it was written (Bad CRC"
     )
+
+
+@pytest.mark.parametrize("lost", ["a chunk", "its place", "its bytes", "a value"])
+def test_numbers_without_a_place_in_a_file_are_not_taken_from_memory(lost: str):
+    save("here", weights=torch.arange(1000.0), number=[5])
+    metadata = pickle.loads(Path("here/.metadata").read_bytes())
+    entry = metadata.state_dict_metadata["weights"]
+    match lost:
+        case "a chunk":
+            entry.size = torch.Size([10**15])
+        case "its place":
+            del metadata.storage_data[MetadataIndex("weights", torch.Size([0]))]
+        case "its bytes":
+            entry.size = entry.chunks[0].sizes = torch.Size([10**15])
+        case "a value":
+            del metadata.storage_data[MetadataIndex("number")]
+    Path("here/.metadata").write_bytes(pickle.dumps(metadata))
+
+    said = refused(load, "here")
+
+    assert said.startswith("here/.metadata has "), said
+    assert f"`{'number' if lost == 'a value' else 'weights'}`" in said
+    assert said.endswith(", so here cannot be loaded: load another checkpoint.")
+
+
+def test_entries_that_share_their_bytes_are_not_loaded():
+    save("here", a=[1], b=[2])
+    metadata = pickle.loads(Path("here/.metadata").read_bytes())
+    metadata.storage_data[MetadataIndex("a")] = metadata.storage_data[MetadataIndex("b")]
+    for number in range(9):
+        metadata.state_dict_metadata[f"c{number}"] = metadata.state_dict_metadata["b"]
+        metadata.storage_data[MetadataIndex(f"c{number}")] = metadata.storage_data[MetadataIndex("b")]
+    Path("here/.metadata").write_bytes(pickle.dumps(metadata))
+
+    assert refused(load, "here").startswith("here/.metadata gives several entries the same bytes of __")
 
 
 def test_what_was_written_without_checksums_is_loaded():
