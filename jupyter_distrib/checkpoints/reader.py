@@ -166,7 +166,8 @@ class _Streams:
         self._files, self._given = files, given
 
     def transform_load_stream(self, read_item: ReadItem, transforms: Sequence[str], stream: IO[bytes]) -> IO[bytes]:
-        """Return the content of an entry; if it is somebody else's, only after checking that loading it terminates."""
+        """Return the content of an entry; if it is somebody else's, only after checking that loading it terminates, and
+        takes no more memory than it has bytes."""
         files, stream = self._files, self._given.transform_load_stream(read_item, transforms, stream)
         if not (doubt := files.doubt_of_this or files.doubt_of_all):
             self._check_sums(read_item, stream)
@@ -175,7 +176,7 @@ class _Streams:
         try:
             if not content.startswith(_BEGINS):
                 raise ValueError("it is not as torch.save writes it")
-            damage.check_sums(io.BytesIO(content))
+            content = damage.rewritten(content)
             strict_metadata.check_extent(saved_pickle(content))
         except Exception as error:  # noqa: BLE001 - anything, since anybody has made it
             raise DistributedError(

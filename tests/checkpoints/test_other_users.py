@@ -933,6 +933,48 @@ def test_a_damaged_pickle_is_said_to_be_one(content: bytes) -> None:
         strict_metadata.check_extent(content)
 
 
+def _compressed(content: bytes) -> bytes:
+    """Return a file of `torch.save` with every part compressed."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as given, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in given.infolist():
+            archive.writestr(part.filename, given.read(part))
+    return made.getvalue()
+
+
+def _often(content: bytes) -> bytes:
+    """Return a file of `torch.save` that lists its largest part a thousand times."""
+    made = io.BytesIO(content)
+    with zipfile.ZipFile(made, "a") as archive:
+        largest = max(archive.infolist(), key=lambda part: part.file_size)
+        archive.filelist += [largest] * 1000
+        archive.writestr("archive/more", b"")  # so that the list is written anew
+    return made.getvalue()
+
+
+@as_two_users
+@pytest.mark.parametrize("smaller", [_compressed, _often])
+@pytest.mark.parametrize("name", ["value", "tensor"])
+def test_an_entry_of_somebody_else_takes_no_more_memory_and_time_than_it_has_bytes(
+    name: str, smaller: Callable[[bytes], bytes]
+) -> None:
+    save("here", value=1, tensor=torch.ones(2))
+    torch.save(torch.zeros(1_000_000), file := io.BytesIO())
+    content = smaller(file.getvalue())
+    found = pickle.loads(Path("here/.metadata").read_bytes())
+    (key,) = (each for each in found.storage_data if each.fqn == name)
+    Path("here/planted").write_bytes(content)
+    info = found.storage_data[key]
+    info.relative_path, info.offset, info.length = "planted", 0, len(content)
+    Path("here/.metadata").write_bytes(pickle.dumps(found))
+    give("here")
+
+    said = refused(load, "here")
+
+    assert said.startswith(f"here/planted belongs to {THEY}, and `{name}` in it is not loaded: "), said
+    assert said.endswith(("a part of it is compressed, which torch.save does not do.", "parts of it overlap."))
+
+
 @as_two_users
 def test_what_torch_says_of_a_tensor_of_somebody_else_adds_no_terminal_code() -> None:
     save("here", tensor=torch.ones(2))
