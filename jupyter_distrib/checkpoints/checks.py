@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import torch
 
 _MOST_DIMENSIONS = 64
-_MOST = 1 << 63
+_MOST = 1 << 60
+"""Limit of a number of bytes or values. Python hashes larger ones as smaller ones."""
 
 
 def with_keys(value: object, keys: frozenset[str]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def metadata_from(content: bytes) -> Metadata:
         pickle.UnpicklingError: It names something that the description of a checkpoint does not need. ValueError: It
         contains something that does not belong there. Exception: It is damaged.
     """
-    check_extent(content)
+    check_extent(content, names_as_keys=True)
     found = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
     entries = _dict(found["state_dict_metadata"])
     paths = found.get("planner_data")
@@ -185,6 +185,7 @@ _KEEPS = {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _NAMES = {"GET", "BINGET", "LONG_BINGET"}
 _CALLS = {"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"}
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_STRINGS = ("STRING", "UNICODE", "UNICODE8")
 _ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 
 _MAKE_ANY_SIZE = ("Tensor", "Storage", "Parameter")
@@ -200,14 +201,21 @@ class _Extent:
 
     name: str
     """Of a class or function, or of the first part of a tuple."""
+    is_name: bool
+    """Whether it is a string or an object, of which nobody can predict or choose the hash."""
     has_number: bool
     """Whether it is a whole number, or was made of one."""
     levels: int = 0
     parts: int = 1
 
 
-def check_extent(content: bytes) -> None:
+def check_extent(content: bytes, *, names_as_keys: bool = False) -> None:
     """Refuse a pickle whose values are too deep or too large.
+
+    Args:
+        content: The pickle.
+        names_as_keys: Whether to refuse keys other than strings and objects: `pickle` would compare each tuple or
+            number with all before it that have the same hash, which are easy to find, and cannot be interrupted.
 
     Raises:
         pickle.UnpicklingError: They are.
@@ -228,7 +236,7 @@ def check_extent(content: bytes) -> None:
             if name in _NAMES or name == "DUP":
                 extent, more = memo[argument] if name in _NAMES else stack[-1], 0
             else:
-                extent, more = _extent_of(operation, argument, stack)
+                extent, more = _extent_of(operation, argument, stack, names_as_keys=names_as_keys)
             if operation.stack_after:
                 stack.append(extent)
             parts += more or (extent.parts if extent else 0)
@@ -238,7 +246,9 @@ def check_extent(content: bytes) -> None:
         raise pickle.UnpicklingError("it is damaged") from None
 
 
-def _extent_of(operation: pickletools.OpcodeInfo, argument: object, stack: list[_Extent | None]) -> tuple[_Extent, int]:
+def _extent_of(
+    operation: pickletools.OpcodeInfo, argument: object, stack: list[_Extent | None], *, names_as_keys: bool
+) -> tuple[_Extent, int]:
     """Pop the operands of an operation from the stack. Return the extent of its result, and by how much that has
     grown."""
     taken: list[Any] = []
@@ -248,7 +258,9 @@ def _extent_of(operation: pickletools.OpcodeInfo, argument: object, stack: list[
             taken.append(top)
         wanted = wanted[: wanted.index(pickletools.markobject)]
     taken += [stack.pop() for _ in wanted]
-    into = taken.pop() if operation.name in _ADDS else _Extent(_name(operation, argument, taken), type(argument) is int)
+    into = taken.pop() if operation.name in _ADDS else _new_extent(operation, argument, taken)
+    if names_as_keys and not all(each.is_name for each in _keys(operation, taken)):
+        raise pickle.UnpicklingError("it has keys other than names")
     more = sum(each.parts for each in taken)
     into.levels = max([into.levels, *(each.levels + 1 for each in taken)])
     into.parts += more
@@ -258,10 +270,22 @@ def _extent_of(operation: pickletools.OpcodeInfo, argument: object, stack: list[
     return into, more
 
 
-def _name(operation: pickletools.OpcodeInfo, argument: object, taken: list[_Extent]) -> str:
+def _new_extent(operation: pickletools.OpcodeInfo, argument: object, taken: list[_Extent]) -> _Extent:
+    name = ""
     if operation.name in _TUPLES:
-        return taken[-1].name if taken else ""
-    return str(argument) if operation.name == "GLOBAL" else ""
+        name = taken[-1].name if taken else ""
+    elif operation.name == "GLOBAL":
+        name = str(argument)
+    is_name = operation.name == "NEWOBJ" or operation.name.endswith(_STRINGS)
+    return _Extent(name, is_name, has_number=type(argument) is int)
+
+
+def _keys(operation: pickletools.OpcodeInfo, taken: list[_Extent]) -> list[_Extent]:
+    """Return those of the operands of an operation, the last one first, that become keys of a dict or items of a
+    set."""
+    if operation.name in {"SETITEM", "SETITEMS", "DICT"}:
+        return taken[1::2]
+    return taken if operation.name in {"ADDITEMS", "FROZENSET"} else []
 
 
 def _check_call(function: str, first: str, *, has_number: bool) -> None:

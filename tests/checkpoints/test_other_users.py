@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -839,6 +841,22 @@ _SIZED = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}X\x13
 def test_metadata_of_somebody_else_end_in_finite_time(pickled: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, ValueError, TypeError, KeyError)):
         strict_metadata.metadata_from(pickled)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [pickle.dumps(number * (2**61 - 1), 2)[2:-1] for number in range(100_000)],
+        [pickle.dumps(signs, 2)[2:-1] for signs in itertools.islice(itertools.product((-1, -2), repeat=17), 50_000)],
+    ],
+    ids=["numbers", "tuples"],
+)
+def test_metadata_of_somebody_else_have_no_keys_with_one_hash(keys: list[bytes]) -> None:
+    pickled = _SIZED + b"}(" + b"".join(key + b"N" for key in keys) + b"usb."
+    began_s = time.monotonic()
+    with pytest.raises(pickle.UnpicklingError, match="it has keys other than names"):
+        strict_metadata.metadata_from(pickled)
+    assert time.monotonic() - began_s < 20
 
 
 # Each would end this process, or keep it busy for ever, so it is loaded in another one.
