@@ -87,6 +87,25 @@ def test_a_detached_run_is_listed_followed_and_attached_with_the_status_of_its_e
     assert nothing.stderr.endswith(" has printed nothing; there is output of ranks 0-1.\n")
 
 
+def on_a_terminal(*words: str) -> str:
+    """Return what a command prints on a terminal."""
+    ours, theirs = os.openpty()
+    with open(ours, "rb", closefd=True) as screen:
+        subprocess.run([*COMMAND, *words], env=environment(), stdout=theirs, stderr=theirs, timeout=60, check=False)
+        os.close(theirs)
+        return os.read(screen.fileno(), 1 << 16).decode()
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_on_a_terminal_have_colours_and_no_other_codes(book: Notebook, follow: tuple[str, ...]) -> None:
+    text = "\\x1b[31mred\\x1b[0m \\x1b]0;title\\x07\\x1b]52;c;eA==\\x07\\x9b2Jend"
+    book.ok(f"%%distributed --ranks 1 --detach --out job\nprint('{text}')")
+    run = book.ok("job.result(); print(job.id)").stdout.strip()
+
+    assert "\x1b[31mred\x1b[0m \\x9b2Jend\r\n" in on_a_terminal("logs", *follow, run)
+    assert "\x1b]0;title\x07" in shell("logs", run).stdout
+
+
 def test_a_run_of_a_notebook_that_waits_for_it_is_followed_and_stopped(book: Notebook, tmp_path: Path) -> None:
     book.start("%%distributed --ranks 2\n" + WAITS.format(go=str(tmp_path / "never"), then=""))
     wait_until(lambda: any(run["state"] == "running" for run in statuses().values()))

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.notebook import script, shell_runs
-from jupyter_distrib.kernel.record.terminal_stream import without_codes
+from jupyter_distrib.kernel.record.terminal_stream import for_terminal, without_codes
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
@@ -109,7 +109,7 @@ def _print(error: BaseException) -> None:
         render = vars(error)["_render_traceback_"]
     lines = render() if callable(render) else traceback.format_exception(None, error, _outside(error.__traceback__))
     text = "\n".join(line.rstrip("\n") for line in lines)
-    print(text if sys.stderr.isatty() else without_codes(text), file=sys.stderr)
+    print(for_terminal(text, sys.stderr) if sys.stderr.isatty() else without_codes(text), file=sys.stderr)
 
 
 def _outside(frames: TracebackType | None) -> TracebackType | None:

@@ -11,6 +11,7 @@ main thread; all raise `DistributedError`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from jupyter_distrib.kernel.notebook import magic_requests
 from jupyter_distrib.kernel.notebook.magic_requests import PoolRequest
 from jupyter_distrib.kernel.notebook.status import PoolTable
 from jupyter_distrib.kernel.notebook.sweep import SweepRuns
+from jupyter_distrib.kernel.record.terminal_stream import for_terminal
 from jupyter_distrib.kernel.session import machines, rank_differences, saved_runs, session
 from jupyter_distrib.kernel.session.pools.connection import GroupState
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
@@ -148,7 +150,7 @@ def print_logs(line: str, notebook: Mapping[str, object]) -> None:
     if request.json:
         print(json_lines.logs_line(run, request.rank))
         return
-    print(text := run.logs(request.rank), end="")
+    print(for_terminal(text := run.logs(request.rank), sys.stdout), end="")
     ranks = [rank for rank in run.record.ranks if request.rank in (None, rank)]
     wrote = [rank for rank in ranks if run.done() and run.record.ranks[rank].last_line]
     if lost := [rank for rank in wrote if not (file := run.log_file(rank)).exists() or not file.stat().st_size]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError, PoolError
-from jupyter_distrib.kernel.record.terminal_stream import without_codes
+from jupyter_distrib.kernel.record.terminal_stream import for_terminal, without_codes
 from jupyter_distrib.kernel.session import machine_runs
 from jupyter_distrib.kernel.session.machine_runs import MachineRun
 from jupyter_distrib.kernel.session.runs import json_lines
@@ -98,9 +98,10 @@ def _logs(name: str | None, arguments: Arguments, session: Session) -> int:
     elif not any(texts.values()):
         print(_why_nothing(run, only), file=sys.stderr)
     elif only is not None:
-        print(texts[only], end="")
+        print(for_terminal(texts[only], sys.stdout), end="")
     else:
-        print("".join(f"--- rank {number}\n{text}" for number, text in texts.items()), end="")
+        whole = "".join(f"--- rank {number}\n{text}" for number, text in texts.items())
+        print(for_terminal(whole, sys.stdout), end="")
     return DONE
 
 
@@ -132,13 +133,14 @@ def _followed(run: MachineRun, session: Session, only: int | None, *, as_json: b
             events = (each for each in attached.events() if only is None or each.get("rank", only) == only)
             _print(json_lines.line(event) for event in events)
         else:
-            _print(attached.logs(only, follow=True))
+            _print(for_terminal(line, sys.stdout) for line in attached.logs(only, follow=True))
         return _status_of(attached.state)
     if run.active and run.state != "running":
         print(f"run {run.run} ({run.label}) is {_state(run)}, in {run.holder}.", file=sys.stderr, flush=True)
     for number, text in _lines(run, session, only):
         event = {"run": run.run, "event": "output", "rank": number, "text": text}
-        _print([json_lines.line(event) if as_json else text if only is not None else f"[{number}] {text}"])
+        shown = text if only is not None else f"[{number}] {text}"
+        _print([json_lines.line(event) if as_json else for_terminal(shown, sys.stdout)])
     state = machine_runs.state_after(run, session) if run.active else run.state
     if as_json:
         _print([json_lines.line({"run": run.run, "event": "ended", "label": run.label, "state": state})])

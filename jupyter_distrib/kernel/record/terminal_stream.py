@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from jupyter_distrib.libraries import tqdm
 from jupyter_distrib.system.data_class import data_class
@@ -35,6 +35,9 @@ _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d{1,9})(;wait)?\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _CONTROL_IN_LINE = re.compile(_CONTROL.pattern.replace("\\x08", "\\x07"))
 """The same code without the backspace, which moves the cursor."""
+_CONTROL_OF_TEXT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Control characters that a terminal does not need to show a text and its bars."""
+_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 BEGIN, END = "\ufdd0", "\ufdd1"
 """Characters around the parameters of a code in an unfinished line. Unicode has them for internal use; they are removed
 beforehand from the ranks' own text."""
@@ -283,6 +286,15 @@ def without_codes(text: str) -> str:
     """Return a whole text as a terminal would show it at the end: without terminal codes, other control characters
     visible."""
     return "\n".join(Stream().feed(f"{text}\n").lines)
+
+
+def for_terminal(text: str, stream: TextIO) -> str:
+    """Return a text as it is or, if the stream is a terminal, without codes other than those of colours, which could
+    set the terminal's title or fill its clipboard, and with other control characters visible."""
+    if not stream.isatty():
+        return text
+    pieces = [piece if _COLOURS.fullmatch(piece) else _CODE.sub("", piece) for piece in _COLOURS.split(text)]
+    return "".join(piece if piece.startswith("\x1b") else _CONTROL_OF_TEXT.sub(_escaped, piece) for piece in pieces)
 
 
 def styled_lines(text: str) -> list[tuple[str, tuple[Span, ...]]]:
