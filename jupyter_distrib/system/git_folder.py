@@ -25,6 +25,9 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 """Variables that keep git from fetching missing objects and from writing; either could run a hook."""
+_FILTER = "filter."
+_STARTING = r"^(filter\.|lfs\.extension\.|annex\..*command$)"
+"""The settings by which a filter starts a program."""
 _OF_FILTERS = {"clean": "", "process": "", "required": "false"}
 
 
@@ -56,16 +59,18 @@ def ignored_folders(folder: str) -> frozenset[str]:
 
 def _no_filters(folder: str) -> dict[str, str]:
     """Return settings that disable the filters of the repository's own configuration; git pipes changed files through
-    them."""
+    them. Those of this user as well, if that configuration names programs that Git LFS or git-annex start there."""
     try:
-        listed = _git(
-            folder, _HARMLESS, "config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\."
-        )
+        listed = _git(folder, _HARMLESS, "config", "--show-scope", "--null", "--name-only", "--get-regexp", _STARTING)
     except subprocess.CalledProcessError:  # there are none
         return {}
     words = listed.split("\0")
-    own = {key for scope, key in zip(words[::2], words[1::2], strict=False) if scope not in ("system", "global")}
-    return {f"{key.rpartition('.')[0]}.{name}": value for key in own for name, value in _OF_FILTERS.items()}
+    keys = [*zip(words[::2], words[1::2], strict=False)]
+    own = {key for scope, key in keys if scope not in ("system", "global")}
+    if not all(key.startswith(_FILTER) for key in own):
+        own = {key for _, key in keys}
+    names = {key.rpartition(".")[0] for key in own if key.startswith(_FILTER)}
+    return {f"{each}.{name}": value for each in names for name, value in _OF_FILTERS.items()}
 
 
 def _git(folder: str, settings: Mapping[str, str], *arguments: str) -> str:

@@ -169,3 +169,19 @@ def test_a_filter_of_the_users_own_settings_works(
     os.utime("file", (1, 1))
 
     assert git_folder.state(".")["changed"] == "false"
+
+
+@pytest.mark.parametrize("key", ["lfs.extension.x.clean", "annex.freezecontent-command"])
+def test_a_filter_of_the_user_starts_no_program_that_the_folder_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """As those of Git LFS and git-annex do, with the repository's configuration."""
+    settings = tmp_path / ".git" / "of_the_user"
+    settings.write_text(f'[filter "own"]\nclean = "sh -c \\"$(git config {key})\\"; cat"\nrequired = true\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    Path(".gitattributes").write_text("file filter=own\n")
+    git("config", key, "touch exploded")
+    os.utime("file", (1, 1))
+
+    assert git_folder.state(".")["changed"] == "true"  # .gitattributes
+    assert not Path("exploded").exists()
