@@ -184,6 +184,26 @@ def test_a_file_beside_the_script_that_is_not_of_an_export_stays(book: Notebook,
         assert (folder / "own.pkl").exists() == (name == "more")
 
 
+def test_an_export_writes_through_no_link_and_waits_for_no_fifo(book: Notebook, folder: Path) -> None:
+    book.ok("import array\nvalues = array.array('d', [1.5])")
+    book.ok("%%distributed --ranks 1 --out linked\nvalues[0]")
+    book.ok("%distributed_export linked first.py")
+    outside = folder / "outside"
+    for name in ("to_none", "to_one"):
+        (folder / f"{name}.py").write_text((folder / "first.py").read_text().replace("first.pkl", f"{name}.pkl"))
+        (folder / f"{name}.pkl").symlink_to(outside / name)
+    outside.mkdir()
+    (outside / "to_one").write_bytes(b"measured")
+    (folder / "link.py").symlink_to(outside / "new.py")
+    os.mkfifo(folder / "fifo.py")
+
+    for name, there in {"to_none": "pkl", "to_one": "pkl", "link": "py", "fifo": "py"}.items():
+        told = book.fails(f"%distributed_export linked {name}.py").evalue
+        assert told.startswith(f"{name}.{there} is there already, and no export has written it: "), told
+    assert os.listdir(outside) == ["to_one"]
+    assert (outside / "to_one").read_bytes() == b"measured"
+
+
 def test_a_script_that_no_export_has_written_stays(book: Notebook, folder: Path) -> None:
     (folder / "by_hand.py").write_text("print('by hand')\n")
     (folder / "empty.py").touch()

@@ -20,6 +20,7 @@ import os
 import pickle
 import re
 import shlex
+import stat
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -82,7 +83,7 @@ def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
     if not script.may_be_written():
         raise OptionsError(f"{path} is there already, and no export has written it: choose another name")
     of_export = script.has_data_of_export()
-    if script.data and script.data_path.exists() and not of_export:
+    if script.data and os.path.lexists(script.data_path) and not (of_export and _is_file_itself(script.data_path)):
         raise OptionsError(
             f"{script.data_path} is there already, and no export has written it: choose another name for the script"
         )
@@ -129,7 +130,10 @@ class _Script:
         return self.run.program
 
     def may_be_written(self) -> bool:
-        """Return whether nothing is lost by writing the script: no file is there, or that of an earlier export."""
+        """Return whether nothing is lost by writing the script: no file is there, or that of an earlier export. A link
+        to a file that does not exist would make one elsewhere, and a FIFO would be waited for."""
+        if self.path.is_fifo() or (self.path.is_symlink() and not self.path.exists()):
+            return False
         if not self.path.is_file() or not self.path.stat().st_size:
             return True
         try:
@@ -513,6 +517,11 @@ def _names_in(code: object) -> set[str]:
     for constant in getattr(code, "co_consts", ()):
         names |= _names_in(constant) if hasattr(constant, "co_names") else set()
     return names
+
+
+def _is_file_itself(path: Path) -> bool:
+    """Return whether there is a regular file, and no link: whoever made the folder may have put one there."""
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def check_path(path: str) -> None:
