@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from jupyter_distrib.checkpoints.checks import checked_path, count, number_type, refuse, shape, text
-from jupyter_distrib.system.private_torch import LAYOUT, MEMORY_FORMAT, STORAGE_INFO
+from jupyter_distrib.system.private_torch import CALLS_ANOTHER, LAYOUT, MEMORY_FORMAT, STORAGE_INFO
 from jupyter_distrib.worker.pytorch.private import storage_info
 
 _MODULE = "torch.distributed.checkpoint.metadata"
@@ -189,18 +189,16 @@ _STRINGS = ("STRING", "UNICODE", "UNICODE8")
 _ADDS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 
 _MAKE_ANY_SIZE = ("Tensor", "Storage", "Parameter")
-"""How the names of those classes end that torch loads without running code, and that make an object as large as a
-number says. What people save calls functions that rebuild them from the bytes of the file."""
-_CALLS_ANOTHER = "_rebuild_from_type_v2"
-"""The function of torch that calls the one that is its first argument."""
+"""Ends of the names of the classes that torch loads without running code, and that make an object as large as a number
+says. What people save calls functions that rebuild them from the bytes of the file."""
 
 
 @dataclass(slots=True)
 class _Extent:
-    """What is known of one value, updated in place."""
+    """Facts about one value, updated in place."""
 
     name: str
-    """Of a class or function, or of the first part of a tuple."""
+    """The name of a class or function, or of the first part of a tuple."""
     is_name: bool
     """Whether it is a string or an object, of which nobody can predict or choose the hash."""
     has_number: bool
@@ -275,7 +273,7 @@ def _new_extent(operation: pickletools.OpcodeInfo, argument: object, taken: list
     if operation.name in _TUPLES:
         name = taken[-1].name if taken else ""
     elif operation.name == "GLOBAL":
-        name = str(argument)
+        name = str(argument).replace(" ", ".", 1)
     is_name = operation.name == "NEWOBJ" or operation.name.endswith(_STRINGS)
     return _Extent(name, is_name, has_number=type(argument) is int)
 
@@ -290,8 +288,8 @@ def _keys(operation: pickletools.OpcodeInfo, taken: list[_Extent]) -> list[_Exte
 
 def _check_call(function: str, first: str, *, has_number: bool) -> None:
     """Refuse a call that makes an object of any size from a few bytes."""
-    if function.endswith(_CALLS_ANOTHER):
-        makes = "_rebuild" not in first or first.endswith(_CALLS_ANOTHER)
+    if function == CALLS_ANOTHER:
+        makes = "rebuild" not in first or first == CALLS_ANOTHER
     else:
         makes = function.endswith(_MAKE_ANY_SIZE) or (function.endswith("bytearray") and has_number)
     if makes:

@@ -144,6 +144,7 @@ TORCH = Library(
         "torch.utils.data:DataLoader()": "_iterator",
         "torch.utils._pytree": "tree_leaves tree_map_only",
         "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch._tensor": "_rebuild_from_type_v2",
         "torch._C": "PyTorchFileReader",
         "torch.distributed.device_mesh:DeviceMesh()": "_dim_group_names",
         "torch.distributed._composable.contract": "STATE_KEY REGISTRY_KEY",

@@ -26,6 +26,8 @@ WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 MEMORY_FORMAT = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"
 LAYOUT = "torch.serialization._get_layout"
 """The functions that the description of a checkpoint names in its pickle."""
+CALLS_ANOTHER = "torch._tensor._rebuild_from_type_v2"
+"""The function in pickles of tensors that calls the function that is its first argument."""
 STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 """Module and name of the class by which that pickle names the place of an entry in a file."""
 FSDP_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")

@@ -175,6 +175,11 @@ HELD: dict[str, dict[str, str]] = {
         "| `worker/environment/child_processes.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",
         "**Somebody else's checkpoint** loads if its values are numbers, strings, lists, dicts and tensors.": "checkpoints/test_other_users.py::test_a_colleagues_checkpoint_loads",
         "Anything more is an error that names the file and its owner; if you trust them, copy the folder and load the copy.": "checkpoints/test_other_users.py::test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied",
+        "A few bytes of it cannot make an object of any size, and compressed or overlapping parts are refused.": (
+            "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_makes_no_object_of_a_size_that_it_only_names "
+            "checkpoints/test_other_users.py::test_an_entry_of_somebody_else_takes_no_more_memory_and_time_than_it_has_bytes "
+            "checkpoints/test_checkpoints.py::test_entries_that_share_their_bytes_are_not_loaded"
+        ),
         "It is also an error if a value could not be read to its end (`checkpoints/strict_metadata.py`).": "checkpoints/test_other_users.py::test_a_pickle_of_somebody_else_neither_ends_the_process_nor_keeps_it_busy",
         "`save` refuses a folder that belongs to anybody but you and root, since they could change what is in it; root may write into any folder that is not open to every user, as in a container.": (
             "checkpoints/test_other_users.py::test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good "
@@ -269,7 +274,8 @@ HELD: dict[str, dict[str, str]] = {
         "`...` replaces whatever cannot be told apart from a password.": "test_addresses.py::test_no_spelling_of_a_password_is_shown",
         "What your code prints or contains is not changed.": "- what is not covered",
         "Of the files that a rank names in its traceback, the notebook quotes modules of Python and its own cells, and no others.": "kernel/session/test_cell_sources.py::test_a_host_has_no_other_file_quoted_in_the_notebook kernel/session/test_cell_sources.py::test_a_cell_is_shown",
-        "What ranks print is always shown as text.": (
+        "What ranks print is always shown as text: a terminal gets its colours, and no other codes.": (
+            "product/test_shell_runs.py::test_logs_on_a_terminal_have_colours_and_no_other_codes "
             "kernel/views/test_html.py::test_nothing_that_a_rank_writes_or_displays_can_run "
             "kernel/views/test_text.py::test_the_markup_escapes_everything_and_needs_no_script"
         ),
