@@ -100,6 +100,15 @@ def parts(files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[
     return [(part, () if number else gone) for number, part in enumerate(divided)]
 
 
+def own_files(folder: str) -> Iterator[str]:
+    """Yield the files in a folder, by their paths in it, but for hidden ones and compiled modules."""
+    for inside, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _LEFT_OUT]
+        for name in files:
+            if not name.startswith("."):
+                yield os.path.relpath(os.path.join(inside, name), folder)
+
+
 def directory(hello: m.Hello) -> str:
     """Return the notebook's folder: its kernel's working directory, as far as the system tells."""
     try:
@@ -260,7 +269,7 @@ class _IgnoredFolders:
 
     def kept(self, folder: str, listing: _Listing) -> Iterator[tuple[str, str]]:
         """Yield the folders in one that git does not ignore."""
-        now = (listing.folders, _stamp(f"{folder}/{_RULES}") if listing.has_rules else None)
+        now = (listing.folders, file_stamp(f"{folder}/{_RULES}") if listing.has_rules else None)
         if now != self._asked_with.get(folder, ((), None)) and self._may_ask:
             self._paths = git_folder.ignored_folders(self.root)
             self._may_ask = False
@@ -272,7 +281,8 @@ class _IgnoredFolders:
                 self.left_out.append(path)
 
 
-def _stamp(path: str) -> Stamp | None:
+def file_stamp(path: str) -> Stamp | None:
+    """Return what changes when a file is written; None if there is none."""
     try:
         info = os.stat(path)
     except OSError:

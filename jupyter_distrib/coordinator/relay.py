@@ -21,9 +21,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jupyter_distrib.coordinator.file_sync import COUNT_LIMIT, Stamp, file_stamp, own_files
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.node_segments import StoredSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
@@ -37,6 +39,8 @@ from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_
 
 WELCOME_S = 5.0
 """Seconds to wait for an existing agent to answer before another one is started."""
+_NEW: Stamp = (-1, -1)
+"""The stamp of a file that was not brought."""
 
 
 class Relay:
@@ -236,7 +240,17 @@ class Relay:
                 return self._inbox.end()
             with Descriptors(fds):
                 content = self._content_of(fds[0]) if fds else None
+            if self._project.used and kind_of(frame) == "Ended":
+                self._tell_what_was_written(frame)
             self._inbox.put(frame, content, more=self._link.has_frame)
+
+    def _tell_what_was_written(self, frame: bytes) -> None:
+        """Put a note on the files that the run which ends here has written into the copy, where they are soon lost."""
+        ended, _ = decode_frame(frame)
+        assert isinstance(ended, m.Ended)
+        if names := self._project.written():
+            note = m.Noted(run=ended.run, rank=None, text=_lost(names, platform.node() or self.address))
+            self._inbox.put(encode(note), None, more=True)
 
     def _content_of(self, fd: int) -> Any:
         """Return the content behind a descriptor, in a form that is pickled without a copy if possible."""
@@ -350,11 +364,26 @@ def _read(path: str) -> bytes:
         ) from None
 
 
+def _lost(names: Sequence[str], node: str) -> str:
+    """Return a sentence on files that were written into the copy of the notebook's folder."""
+    others = len(names) - 1
+    more = f" and {others} other file{'s' * (others > 1)}" if others else ""
+    first = "".join(each if each.isprintable() else "?" for each in names[0])
+    were, it = ("were", "them") if others else ("was", "it")
+    return (
+        f"{first}{more} {were} written on {node}, into a copy of the notebook's folder that is removed with the ranks: "
+        f"write {it} to a path that the notebook's machine shares, or return {it} as the cell's value."
+    )
+
+
 class ProjectCopy:
     """The copy, in its own folder: each folder of the kernel's machine is a numbered folder in it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
+        self._known: dict[str, Stamp | None] = {}
+        """The stamps of files as they were brought; None once `written` has returned the file."""
         self.used = False
         """Whether cells run in this copy, rather than in the notebook's folder."""
 
@@ -363,17 +392,32 @@ class ProjectCopy:
         Returns the files that could not be written, with the reasons. From now on cells run in this copy."""
         self.used = True
         failed = []
-        for name in gone:
-            self._remove(self._folder / name)
-        for name, mtime_ns, content in files:
-            path = self._folder / name
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
-            except OSError as error:
-                failed.append((name, reason(error)))
+        with self._lock:
+            for name in gone:
+                self._remove(self._folder / name)
+                self._known.pop(name, None)
+            for name, mtime_ns, content in files:
+                path = self._folder / name
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                    os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
+                except OSError as error:
+                    failed.append((name, reason(error)))
+                self._known[name] = file_stamp(str(path))
         return failed
+
+    def written(self) -> list[str]:
+        """Return the files in the copy of the notebook's own folder that are new or changed, each only once. Hidden
+        files and compiled modules do not count, nor do those beyond as many as may be copied."""
+        with self._lock:
+            found = []
+            for name in islice(own_files(f"{self._folder}/0"), 2 * COUNT_LIMIT):
+                known = self._known.get(f"0/{name}", _NEW)
+                if known is not None and file_stamp(f"{self._folder}/0/{name}") not in (known, None):
+                    found.append(name)
+                    self._known[f"0/{name}"] = None
+            return sorted(found)
 
     def _remove(self, path: Path) -> None:
         """Remove a file, and its folders as far as they are empty then: a file may be where a folder was."""

@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.node_segments import StoredSegments
+from jupyter_distrib.coordinator.relay_inbox import opened
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame, encode
@@ -161,4 +162,41 @@ def test_a_folder_for_which_a_host_has_no_inode_is_named_with_what_to_look_at(
         relay.ProjectCopy(folder).locate(command)
     assert str(caught.value) == (
         f"the folder {folder}/0 cannot be made (No space left on device, of bytes or of inodes: see `df -h` and `df -i`)."
+    )
+
+
+def test_files_that_ranks_write_into_the_copy_are_told_once_each_until_they_are_brought_again(folder: Path) -> None:
+    copy = relay.ProjectCopy(folder)
+    copy.update([("0/helper.py", 10**18, b"1"), ("0/data/a.csv", 10**18, b"a"), ("1/package.py", 10**18, b"")], [])
+    assert copy.written() == []
+    for name in ("model.pt", "data/a.csv", ".hidden", "__pycache__/helper.pyc", "runs/1/events"):
+        (folder / "0" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "0" / name).write_bytes(b"new")
+    (folder / "1" / "package.py").write_bytes(b"new")
+    assert copy.written() == ["data/a.csv", "model.pt", "runs/1/events"]
+    (folder / "0" / "model.pt").write_bytes(b"once more")
+    assert copy.written() == []
+    copy.update([("0/data/a.csv", 10**18, b"a")], ["0/helper.py"])
+    assert copy.written() == []
+    (folder / "0" / "data" / "a.csv").write_bytes(b"newer")
+    (folder / "0" / "helper.py").write_bytes(b"2")
+    assert copy.written() == ["data/a.csv", "helper.py"]
+
+
+def test_files_that_are_lost_with_the_ranks_are_named_in_one_sentence(
+    folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: "host1")
+    one = start("one")
+    one.bring([], [])
+    (folder / "one" / "project" / "0").mkdir(parents=True)
+    for name in ("a\nb.pt", "c.pt"):
+        (folder / "one" / "project" / "0" / name).touch()
+    one._tell_what_was_written(encode(m.Ended(run="r", at_s=0.0)))
+    told, _ = decode_frame(opened(one.receive())[1][0][0])
+    assert told == m.Noted(
+        run="r",
+        rank=None,
+        text="a?b.pt and 1 other file were written on host1, into a copy of the notebook's folder that is removed with "
+        "the ranks: write them to a path that the notebook's machine shares, or return them as the cell's value.",
     )

@@ -92,6 +92,13 @@ def test_the_notebooks_files_are_there(book: Notebook, folder: Path) -> None:
     assert book.ok("%%distributed\nimport helper\nhelper.ANSWER").result == "ranks 0-3: 43"
 
 
+def test_what_a_rank_writes_into_the_copy_is_said_to_be_lost(book: Notebook, folder: Path) -> None:
+    said = book.ok("%%distributed\nif rank == 0:\n    open('model.pt', 'w').write('weights')").view
+    assert "model.pt was written on host1, into a copy of the notebook's folder that is removed with the ranks" in said
+    assert not (folder / "model.pt").exists()
+    assert "model.pt" not in book.ok("%%distributed\nrank").text
+
+
 def test_a_folder_that_hosts_share_is_used(bed: Bed) -> None:
     folder = bed.folder / "shared"
     folder.mkdir()
