@@ -129,6 +129,25 @@ def test_a_salloc_that_fails_without_a_word_is_said_to() -> None:
     assert command.refusal("\n") == "Slurm refuses these ranks: salloc ended without a word; run it by hand."
 
 
+def test_an_option_that_salloc_does_not_know_is_named() -> None:
+    said = "salloc: unrecognized option '--nonsense'\nTry \"salloc --help\" for more information\n"
+    assert command.refusal(said) == "Slurm refuses these ranks: unrecognized option '--nonsense'."
+    assert (
+        command.refused("srun: option '--mem' requires an argument\nTry it\n") == "option '--mem' requires an argument"
+    )
+
+
+@pytest.mark.parametrize("last", ["", "salloc: Relinquishing job allocation 4\n"])
+def test_a_salloc_that_is_told_not_to_hold_its_job_is_no_refusal(last: str) -> None:
+    assert command.refusal(f"salloc: Granted job allocation 4\n{last}") == (
+        "salloc gave job 4 back at once, without starting what holds it: leave --no-shell, and any command, out of the "
+        "option salloc."
+    )
+    assert command.refusal("salloc: Granted job allocation 4\nsalloc: Job allocation 4 has been revoked.\n") == (
+        "Slurm refuses these ranks: salloc: Job allocation 4 has been revoked."
+    )
+
+
 def test_a_controller_that_is_away_is_not_a_refusal() -> None:
     said = "salloc: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)"
     assert command.refusal(said) == (

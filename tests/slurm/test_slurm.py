@@ -110,6 +110,9 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
         ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
         ({"gres": "gpu:5"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
         ({"salloc": "--ntasks=64"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
+        ({"salloc": "--nonsense"}, "Slurm refuses these ranks: unrecognized option '--nonsense'"),
+        ({"salloc": "--no-shell"}, r"salloc gave job \d+ back at once"),
+        ({"salloc": "echo hello"}, r"salloc gave job \d+ back at once"),
         (
             {"time": "99-0"},
             r"Slurm (will never start job \d+ \(Partition(TimeLimit|Config)|refuses these ranks: .*time limit)",

@@ -26,6 +26,12 @@ _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
+_GIVEN_BACK = re.compile(r"salloc: (?:Granted|Relinquishing) job allocation (\d+)")
+"""The last words of a salloc that had a job, and did not start the command that was to hold it."""
+_COMPLAINT = re.compile(
+    r"error: (.*)|^\w+: ((?:unrecognized|invalid) option .*|option .* (?:is ambiguous|requires an argument).*)"
+)
+"""A line of salloc or srun with a complaint: their own, or that of the C library about an option."""
 _JOB_ENDED = (_EXPIRED, NO_JOB, "already completing or completed", "Job credential revoked")
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
 _HELD = (
@@ -297,10 +303,17 @@ def refusal(said: str) -> str:
     for words in _AWAY:
         if words in said:
             return f"Slurm does not answer ({words}): try again when its controller is back."
-    return f"Slurm refuses these ranks: {refused(said) or 'salloc ended without a word; run it by hand'}."
+    if held := _GIVEN_BACK.match(command.last_line(said)):
+        return (
+            f"salloc gave job {held[1]} back at once, without starting what holds it: leave --no-shell, and any "
+            "command, out of the option salloc."
+        )
+    complaint = refused(said).rstrip(".") or "salloc ended without a word; run it by hand"
+    return f"Slurm refuses these ranks: {complaint}."
 
 
 def refused(said: str) -> str:
     """Return salloc's complaint about options that it does not accept."""
-    lines = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
+    complaints = (_COMPLAINT.search(line) for line in said.splitlines())
+    lines = [match[1] or match[2] for match in complaints if match]
     return "; ".join(dict.fromkeys(filter(None, lines))) or command.last_line(said)
