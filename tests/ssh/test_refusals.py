@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,56 @@ def test_no_such_configuration_of_ssh(bed: Bed) -> None:
     said = refusal(bed, ssh="ssh -F /no/file")
     assert said.startswith("ssh did not reach host host1 (Can't open user config file /no/file: No such file"), said
     assert said.endswith(": try `ssh -F /no/file host1 true`. Nor can 1 other host be used."), said
+
+
+def test_a_line_of_its_configuration_that_ssh_does_not_know(bed: Bed) -> None:
+    with config(bed, "misspelt", "ProxyJumb other") as ssh:
+        said = refusal(bed, hosts="host1", ssh=ssh)
+    assert said.startswith("ssh cannot read its configuration ("), said
+    assert "/misspelt: line 2: Bad configuration option: proxyjumb): correct it; try `ssh -F " in said, said
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("ProxyJump no-such-host.invalid", "ssh: Could not resolve hostname no-such-host.invalid: "),
+        ("ProxyJump 127.0.0.99", "ssh: connect to host 127.0.0.99 port 2022: Connection refused"),
+        (
+            "ProxyJump stranger",
+            "No ED25519 host key is known for [127.0.0.3]:2022 and you have requested strict checking",
+        ),
+        ("ProxyJump nobody@host2", "nobody@127.0.0.3: Permission denied ("),
+        ("HostName nowhere.invalid\n  ProxyJump host2", "channel 0: open failed: connect failed: "),
+        ("ProxyCommand /no/such/program %h", "/no/such/program: No such file or directory"),
+    ],
+)
+def test_a_host_on_the_way_that_cannot_be_used_is_not_taken_for_the_host(bed: Bed, line: str, why: str) -> None:
+    path = bed.folder / "through"
+    stranger = "Host stranger\n  HostName 127.0.0.3\n  UserKnownHostsFile /dev/null\n"
+    path.write_text(f"{stranger}Host there\n  HostName 127.0.0.2\n  {line}\n{bed.config.read_text()}")
+    if "HostName" in line:
+        path.write_text(path.read_text().replace("HostName 127.0.0.2\n  HostName", "HostName", 1))
+    began_s = time.monotonic()
+    said = refusal(bed, hosts="there", ssh=f"ssh -F {path}")
+    assert said.startswith(
+        "there is reached through another host or command (ProxyJump, ProxyCommand), and that fails"
+    ), said
+    assert why in said, said
+    assert time.monotonic() - began_s < 9, "nothing is tried again that cannot succeed"
+
+
+def test_what_a_banner_says_is_no_message_of_ssh(bed: Bed) -> None:
+    banner = bed.folder / "banner"
+    banner.write_text("Others: Permission denied. Host key verification failed users are logged.\n")
+    strict = Host(bed.folder, 9, extra=[f"Banner {banner}", "MaxSessions 0"])
+    bed.hosts.append(strict)
+    bed.write_config()
+    try:
+        assert refusal(bed, hosts="host9").startswith("ssh did not reach host host9 (channel 0: open failed")
+    finally:
+        bed.hosts.remove(strict)
+        bed.write_config()
+        strict.close()
 
 
 def test_a_disk_that_is_full(bed: Bed) -> None:

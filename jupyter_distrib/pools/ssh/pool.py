@@ -32,6 +32,19 @@ _SSH_FAILED = 255
 _CLOSED = re.compile(r"^(kex|ssh)_exchange_identification: |^Connection (closed|reset) by \S+ port", re.MULTILINE)
 """The words of ssh on a server that closes a new connection, as one does that many others ask (`sshd_config(5)`,
 MaxStartups)."""
+_WAY_CLOSED = re.compile(r"^Connection (closed|reset) by UNKNOWN port", re.MULTILINE)
+"""The words of ssh on a connection through another host or command (ProxyJump, ProxyCommand) that has ended."""
+_ON_THE_WAY = re.compile(
+    r"^(ssh: (?:Could not resolve hostname|connect to host) .*|channel \d+: open failed: .*"
+    r"|\S+: Permission denied \(.*|No \S+ host key is known for .*|Host key for \S+ has changed .*"
+    r"|.*(?:[Nn]o such file or directory|not found))$",
+    re.MULTILINE,
+)
+"""The words of such a host or command on why it has ended."""
+_BAD_LINE = re.compile(r"^(?!debug)\S.* line \d+: .*$", re.MULTILINE)
+"""The words of ssh on a line of its configuration."""
+_NO_KEY = re.compile(r"^(?:\S+: )?Permission denied \(", re.MULTILINE)
+_NOT_KNOWN = re.compile("^Host key verification failed", re.MULTILINE)
 
 
 def words(name: str, text: str) -> str:
@@ -101,6 +114,8 @@ def meaning(ssh: str, python: str, host: str, status: int | None, said: str) -> 
             "if that is because many connect at the same time, raise MaxStartups in sshd_config there; "
             f"try `{at_hand} true`."
         )
+    if status == _SSH_FAILED and (bad := _BAD_LINE.findall(said)):
+        return f"ssh cannot read its configuration{command.quoted(bad[-1].strip())}: correct it; try `{at_hand} true`."
     if status == _SSH_FAILED:
         return f"ssh did not reach host {host}{command.quoted(command.last_line(said))}: try `{at_hand} true`."
     return command.sentence(host, python, status, said, tried=f"{at_hand} {quoted(python)} --version", shown=at_hand)
@@ -116,14 +131,19 @@ def _meaning(host: str, ssh: str, said: str) -> str:
     """Return the meaning of ssh's own messages; empty for others."""
     last = command.last_line(said)
     try_it = f"try `{ssh} true`."
+    if _WAY_CLOSED.search(said) and (why := _ON_THE_WAY.findall(said.replace("\r", ""))):
+        return (
+            f"{host} is reached through another host or command (ProxyJump, ProxyCommand), and that fails"
+            f"{command.quoted(why[-1].rstrip('.'))}: correct it there, or in ~/.ssh/config; {try_it}"
+        )
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
         return (
             f"the host key of {host} has changed: if its owner did that, run "
             f"`ssh-keygen -R {_key_name(said) or host}` and then `{ssh} true` to accept the new one."
         )
-    if "Host key verification failed" in said:
+    if _NOT_KNOWN.search(said):
         return f"the host key of {host} is not known here: run `{ssh} true` once by hand, and accept it."
-    if "Permission denied" in said:
+    if _NO_KEY.search(said):
         return (
             f"{host} accepts none of your keys, and a pool cannot type passwords ({last}): load a key with `ssh-add`, "
             f"or install one with `ssh-copy-id {host}`; then {try_it}"
